@@ -150,7 +150,6 @@ class Opaque:
         ({"a", "b", "c"}, "a set"),
         ([("a", "b", "c")] * 3, "a list of 3 entries that are as long"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_cut_is_refused_by_name(member, said):
     batch = {"x": torch.zeros(3), "inner": [torch.zeros(3), Frozen({"it": member})]}
@@ -166,7 +165,9 @@ def test_a_square_list_means_what_it_meant_in_earlier_batches():
     layout: dict[str, bool] = {}
 
     def cut(size, tokens):
-        return [part["tokens"] for part in batches.split({"x": torch.zeros(size), "tokens": tokens}, [1, size - 1], layout)]
+        return [
+            part["tokens"] for part in batches.split({"x": torch.zeros(size), "tokens": tokens}, [1, size - 1], layout)
+        ]
 
     assert cut(3, [[1, 2], [3, 4], [5, 6]]) == [[[1, 2]], [[3, 4], [5, 6]]]
     assert cut(2, [[1, 2], [3, 4]]) == [[[1, 2]], [[3, 4]]]
@@ -245,7 +246,11 @@ def test_a_batch_encoding_of_transformers_is_a_batch():
 def test_samples_are_repeated_with_their_texts():
     batch = {"x": torch.arange(2), "texts": ("a", "b"), "array": np.arange(2)}
     made = batches.repeated(batch, 5)
-    assert (made["x"].tolist(), made["texts"], made["array"].tolist()) == ([0, 1, 0, 1, 0], tuple("ababa"), [0, 1, 0, 1, 0])
+    assert (made["x"].tolist(), made["texts"], made["array"].tolist()) == (
+        [0, 1, 0, 1, 0],
+        tuple("ababa"),
+        [0, 1, 0, 1, 0],
+    )
     assert batches.repeated({"x": torch.arange(2), "n": 3}, 3)["n"] == 3
 
 

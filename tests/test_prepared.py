@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -377,3 +378,18 @@ def test_one_process_holds_so_many_at_a_time(tmp_path: Path, source: Path, monke
 def test_a_cache_that_can_t_be_made_is_told(source: Path):
     with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
         prepared("/proc/nowhere", "images", [source], {}, Builder())
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str):
+    """To open a named pipe waits for its writer."""
+    path = tmp_path / "source"
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as one:
+            one.bind(str(path))
+    else:
+        path = Path("/dev/null")
+    with pytest.raises(DataError, match=f"{path} is {kind}, not a file"):
+        prepared(tmp_path / "cache", "tables", [path], {}, lambda folder: None)

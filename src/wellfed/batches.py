@@ -257,9 +257,7 @@ def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[
 
     def part(start: int, size: int) -> Batch:
         end = start + size
-        return map_rows(
-            batch, total, lambda tensor: tensor.narrow(0, start, size), lambda rows: rows[start:end], known
-        )
+        return map_rows(batch, total, lambda tensor: tensor.narrow(0, start, size), lambda rows: rows[start:end], known)
 
     return [part(start, size) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]
 

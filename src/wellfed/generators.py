@@ -16,8 +16,13 @@ def seed_everything(seed: int) -> None:
     """Seed Python, numpy and torch for this process, and by Lightning's variables the processes that it starts."""
     seed %= 2**32
     os.environ["PL_GLOBAL_SEED"], os.environ["PL_SEED_WORKERS"] = str(seed), "0"
+    seed_all(seed)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds Python, numpy and torch, GPUs too, in this process alone."""
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,12 +100,33 @@ def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
+def no_file(path: Path) -> str:
+    """Returns what stands in place of a regular file; empty for a regular file, and for a folder.
+
+    To open a named pipe waits for its writer, which may never come. An OSError where nothing is there.
+    """
+    mode = path.stat().st_mode
+    kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}
+    return next((kind for kind, is_so in kinds.items() if is_so(mode)), "")
+
+
+def check_file(path: Path) -> None:
+    """Raises a DataError for what can't be read as a file: a named pipe, a socket or a device."""
+    try:
+        kind = no_file(path)
+    except OSError:
+        return  # who reads it says so
+    if kind:
+        raise DataError(f"{path} is {kind}, not a file. Write what it gives to a file, and name that.")
+
+
 def _seen(source: Path) -> tuple[Path, int, int]:
     path = Path(source).expanduser().absolute()
     try:
         found = path.stat()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}. It is to be prepared; check workload.data.path.") from error
+    check_file(path)
     return path, found.st_size, found.st_mtime_ns
 
 

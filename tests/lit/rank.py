@@ -198,7 +198,14 @@ def main(settings: dict[str, Any]) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
         found["weights"] = torch.cat([state[name].flatten().float() for name in sorted(state) if "count" not in name])
     torch.save(
-        {**found, "events": events, "seen": model.seen, "rows": rows, "micro": module.micro.tried},
+        {
+            **found,
+            "drawn": torch.rand(4),
+            "events": events,
+            "seen": model.seen,
+            "rows": rows,
+            "micro": module.micro.tried,
+        },
         Path(settings["folder"]) / f"rank{rank}.pt",
     )
 

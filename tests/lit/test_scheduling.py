@@ -171,7 +171,9 @@ def rates_with_nan(folder: Path, name: str, on_nan: str, checkpoint: Path | None
 FAST = ("factor", "OneCycleLR", "SequentialLR")
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in ANY_SCHEDULER if n not in FAST)])
+@pytest.mark.parametrize(
+    "name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in ANY_SCHEDULER if n not in FAST)]
+)
 def test_a_halved_rate_stays_halved_with_any_scheduler_and_when_resumed(tmp_path: Path, name: str) -> None:
     plain, _ = rates_with_nan(tmp_path, name, "skip")
     later, _ = rates_with_nan(tmp_path, name, "skip", tmp_path / "at_8.ckpt")

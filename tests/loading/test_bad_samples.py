@@ -328,10 +328,13 @@ def test_a_worker_killed_at_a_sample_that_is_sound_blames_no_sample(tmp_path):
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_worker_that_ends_by_itself_is_not_told_to_lack_memory(tmp_path, code):
     data = FirstTime(str(tmp_path / "flag"), f"exit {code}")
-    with pytest.raises(WorkerLost, match=f"ended by itself with exit code {code} at sample 6 of training batch") as caught:
+    with pytest.raises(
+        WorkerLost, match=f"ended by itself with exit code {code} at sample 6 of training batch"
+    ) as caught:
         taken(loader(data, LoaderSettings("processes", 1, 2), max_skipped=3))
     assert "os._exit" in str(caught.value)
     assert "memory" not in str(caught.value)
+    assert caught.value.kind == "data"
 
 
 class Unsent:

@@ -10,7 +10,7 @@ import pytest
 from tests.shards.test_tar_members import packed
 from wellfed.errors import DataError
 from wellfed.shards.shard_index import find_shards, index_shards
-from wellfed.shards.shard_reader import ShardReader
+from wellfed.shards.shard_reader import ShardReader, read_into
 
 
 @pytest.fixture
@@ -85,3 +85,18 @@ def test_too_many_open_files_have_a_way_out(reader, monkeypatch):
     monkeypatch.setattr("wellfed.shards.shard_reader.os.open", refuse)
     with pytest.raises(DataError, match=r"Too many open files\. Make fewer and larger shards.*ulimit"):
         reader.read(np.array([3]))
+
+
+@pytest.mark.slow
+def test_a_member_beyond_2_gib_is_read_whole(tmp_path):
+    """Where one call of the system ends. The file takes no room, being empty but for its end."""
+    path, size = tmp_path / "large", 2**31 + 8192
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.seek(size - 1)
+        file.write(b"x")
+    into = np.ones(size, np.uint8)
+    with path.open("rb") as file:
+        assert read_into(file.fileno(), into, 0) == size
+        assert read_into(file.fileno(), into[:10], size - 4) == 4
+    assert (into[-1], into[2**31]) == (ord("x"), 0)

@@ -97,6 +97,20 @@ def test_with_dropout_it_is_bit_for_bit_the_run_with_such_micro_batches(tmp_path
 
 
 @pytest.mark.slow
+def test_ranks_drop_out_apart_and_have_the_same_weights(tmp_path: Path) -> None:
+    """As many draws on both; the same in a second run."""
+    settings: dict[str, Any] = {"micro": 16, "max_steps": 4, "samples": 64, "strategy": "ddp", "dropout": 0.3}
+    first, second = train_ranks(tmp_path / "first", 2, **settings)
+    assert not torch.equal(first["drawn"], second["drawn"])
+    assert torch.equal(first["weights"], second["weights"])
+    again = train_ranks(tmp_path / "again", 2, **settings)
+    assert [torch.equal(one["drawn"], other["drawn"]) for one, other in zip(again, (first, second), strict=True)] == [
+        True
+    ] * 2
+    assert torch.equal(again[0]["weights"], first["weights"])
+
+
+@pytest.mark.slow
 def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"micro": 5, "max_steps": 8, "strategy": "ddp", "gradient_clip": 0.1}
     by_hand = train_ranks(tmp_path / "by_hand", 2, **settings)

@@ -135,7 +135,10 @@ def test_targets_that_are_no_tensors_are_those_of_their_samples(texts: Any) -> N
     [
         ({"micro": 4}, True),
         ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True}, True),  # it may come to be cut
-        ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "steps": []}, False),  # as with BatchNorm
+        (
+            {"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "steps": []},
+            False,
+        ),  # as with BatchNorm
         ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "may_adapt": False}, False),
         ({"micro": 8}, False),
     ],
@@ -147,7 +150,11 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_the_first_step(settings: A
     batch = (torch.randn(8, 3), [str(i) for i in range(9)])
     step = step_on(OfTexts(), data=Data(), **settings)
     before = weights_of(step)
-    with pytest.raises(DataError, match=r"batch\[1\] can't be cut .* a list of 9 entries") if is_refused else nullcontext():
+    with (
+        pytest.raises(DataError, match=r"batch\[1\] can't be cut .* a list of 9 entries")
+        if is_refused
+        else nullcontext()
+    ):
         step(Delivery(batch, epoch=0, index=0, total=8))
     assert torch.equal(weights_of(step), before) == is_refused
 
@@ -244,7 +251,9 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_buffers(bad: str, r
     assert events == [("nan", {"step": 2, "action": "skip"})]
     assert step.totals.count == 1
     step(Delivery({"x": good}, epoch=0, index=2, total=4))
-    assert not torch.equal(weights_of(step), torch.cat([before[n].flatten() for n, _ in step._model.named_parameters()]))
+    assert not torch.equal(
+        weights_of(step), torch.cat([before[n].flatten() for n, _ in step._model.named_parameters()])
+    )
 
 
 def test_a_scaler_deals_with_gradients_that_overflow() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from wellfed.contract import Datasets, FeatureSource
 from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.prepared import check_file
 from wellfed.sample_rng import SampleRng
 from wellfed.units import counted, show_percent
 
@@ -156,6 +157,7 @@ def read_csv(file: Path) -> tuple[Tensor, Tensor]:
 def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The lines that hold anything, with their numbers."""
     number = 0
+    check_file(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)

@@ -67,13 +67,13 @@ def machine(
     if hidden := _hidden(environ, torch_cuda, found):
         warnings.append(hidden)
     limits, host = cgroup_limits(root), psutil.virtual_memory()
-    shm_gib, shm_free_gib = _shm_gib(root)
+    shm_all_gib, shm_free_gib = shm_gib(root)
     return MachineFacts(
         cpu=_cpu_name(root),
         cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
         ram_gib=gib(_least(host.total, limits.memory_bytes, _rlimit_bytes())),
         ram_available_gib=gib(_least(host.available, limits.memory_room_bytes)),
-        shm_gib=shm_gib,
+        shm_gib=shm_all_gib,
         shm_free_gib=shm_free_gib,
         gpus=gpus,
         nvml_problem=nvml_problem,
@@ -194,7 +194,7 @@ def _rlimit_bytes() -> int | None:
     return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
-def _shm_gib(root: Path) -> tuple[float, float] | tuple[None, None]:
+def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:
     """Size of /dev/shm, and what is free of it."""
     try:
         status = os.statvfs(root / "dev/shm")

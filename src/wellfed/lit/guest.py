@@ -158,6 +158,8 @@ class NonFinite(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._look(trainer)
+        if self._action == "halve_lr":
+            vars(module).pop("lr_scheduler_step", None)  # a later training wraps it again
 
     def _look(self, trainer: pl.Trainer) -> None:
         if self._action != "raise":

@@ -15,7 +15,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
-from wellfed import batches
+from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.errors import WellfedError
@@ -28,6 +28,7 @@ from wellfed.memory import oom
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.record import OnEvent
+from wellfed.sample_rng import mix
 from wellfed.step.compiled import Loss
 from wellfed.step.feature_table import FeatureStage, FeatureTable
 from wellfed.step.micro_batches import Preparation
@@ -219,6 +220,9 @@ class StepModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
         assert self.step is not None
+        if (rank := self.trainer.global_rank) and isinstance(self.trainer.strategy, DDPStrategy):
+            # With the seed of rank 0 all would drop out alike. Shards of a model do: they must run the same blocks.
+            generators.seed_all(mix(self.options.seed, rank))
         for config in self.trainer.lr_scheduler_configs if self.scheduling is None else ():
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from wellfed.errors import DataError, WellfedError
+from wellfed.errors import DataError, ErrorKind, WellfedError
 from wellfed.loading.batch_request import BatchRequest, LostSample
 from wellfed.loading.settings import LoaderSettings
 from wellfed.record import OnEvent, ignore_event
@@ -25,7 +25,7 @@ _FORKED = "Cannot re-initialize CUDA in forked subprocess"
 class WorkerLost(WellfedError):
     """A worker process died, and no sample is known to be at fault."""
 
-    kind = "worker"
+    kind: ErrorKind = "worker"
 
 
 class BadSamples:

@@ -67,8 +67,16 @@ class EvalLoader:
         settings, num_own = settings or LoaderSettings(), len(self._numbers)
         if num_own < 2:  # there is nothing that one could be built beside
             settings = LoaderSettings(pin_memory=settings.pin_memory)
-        settings = replace(settings, num_workers=min(settings.num_workers, num_own))
-        self._source = BatchSource(self._builder, settings)
+        self.settings = replace(settings, num_workers=min(settings.num_workers, num_own))
+        """Who builds."""
+        self._source = BatchSource(self._builder, self.settings)
+
+    def limit(self, num_workers: int, prefetch_factor: int) -> None:
+        """Has fewer workers, or fewer batches ready, from the next ``iter()`` on; without workers none are."""
+        self._source.close()
+        fewer = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        self.settings = fewer if num_workers else LoaderSettings(pin_memory=self.settings.pin_memory)
+        self._source = BatchSource(self._builder, self.settings)
 
     def __len__(self) -> int:
         return self._length

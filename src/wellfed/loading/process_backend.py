@@ -81,9 +81,15 @@ class _NotSent:
         if _NO_ROOM.search(self.reason):
             problem = f"/dev/shm has no room for the {purpose} batch that a worker has built ({self.reason})."
             way_out = "Set loader.backend=inline loader.num_workers=0, or give a container more: --shm-size=8g."
+        elif "Too many open files" in self.reason:
+            problem = f"A worker had no file descriptor left for the {purpose} batch that it has built ({self.reason})."
+            way_out = "Allow more open files (ulimit -n 65536), or set a smaller loader.prefetch_factor."
         else:
             problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
             way_out = "Let the data return tensors and what pickles, or set loader.backend=inline loader.num_workers=0."
+            error = WorkerLost(f"{problem} {way_out}")
+            error.kind = "data"  # the machine lacks nothing
+            return error
         return WorkerLost(f"{problem} {way_out}")
 
 
@@ -181,7 +187,7 @@ class ProcessBackend:
             process.join(_ENDING_S)
             if not process.is_alive():
                 how = _how_it_ended(process.exitcode).removeprefix("its worker ")
-                return WorkerLost(f"A loader worker {how} while it was at no sample{_cause(process.exitcode)}")
+                return _lost(f"A loader worker {how} while it was at no sample", process.exitcode)
         return error
 
     def _hang(self, request: BatchRequest) -> Exception:
@@ -219,9 +225,10 @@ class ProcessBackend:
         if stopped.is_hang:
             raise too_late(self._settings.timeout_s)
         at = "while it made" if index is None else f"at sample {index} of"
-        raise WorkerLost(
+        raise _lost(
             f"A loader worker {stopped.reason.removeprefix('its worker ')} {at} {self._builder.purpose} batch "
-            f"{request.batch} of epoch {request.epoch}, but no sample does so alone{_cause(stopped.exit_code)}"
+            f"{request.batch} of epoch {request.epoch}, but no sample does so alone",
+            stopped.exit_code,
         )
 
     def _end_of_builder(self, request: BatchRequest) -> str | None:
@@ -354,7 +361,7 @@ def _init_worker(
     torch.set_num_threads(num_threads)
     heartbeats[worker].sign()
     # Called by the thread that sends what a worker has built. By default it prints the error and forgets the batch.
-    multiprocessing.queues.Queue._on_queue_feeder_error = _tell_of_unsent  # type: ignore[attr-defined,method-assign]
+    multiprocessing.queues.Queue._on_queue_feeder_error = _tell_of_unsent  # type: ignore[attr-defined]
     if builder.worker_init is not None:
         if (info := get_worker_info()) is not None:
             torch_worker._worker_info = replace(info, dataset=builder.dataset)  # of the user's: it is looked for there
@@ -398,9 +405,13 @@ def _how_it_ended(code: int | None) -> str:
     return f"its worker process was killed by {names.get(-code, f'signal {-code}')}"
 
 
-def _cause(code: int | None) -> str:
-    """Returns what mostly ends a worker like this, and the way out."""
-    return _BY_ITSELF if code is not None and code >= 0 else _FOR_WANT_OF_MEMORY
+def _lost(how: str, code: int | None) -> WorkerLost:
+    """Returns the error of a worker that ended with this exit code: by a signal, or by what it ran."""
+    is_by_itself = code is not None and code >= 0
+    error = WorkerLost(f"{how}{_BY_ITSELF if is_by_itself else _FOR_WANT_OF_MEMORY}")
+    if is_by_itself:
+        error.kind = "data"
+    return error
 
 
 def _tell_of_unsent(results: Any, error: Exception, sent: Any) -> None:

@@ -85,8 +85,9 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("failed", failed, error.kind, f"{error}{notes}")
     lost = oom.lost_worker(error)
     if lost is not None:
-        advice = _WORKER_EXIT_ADVICE if "exited unexpectedly with exit code" in lost else _WORKER_ADVICE
-        return Outcome("failed", failed, "worker", lost, advice)
+        if "exited unexpectedly with exit code" in lost:
+            return Outcome("failed", failed, "data", lost, _WORKER_EXIT_ADVICE)
+        return Outcome("failed", failed, "worker", lost, _WORKER_ADVICE)
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
         return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on or ''}".rstrip())

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from wellfed.batches import Delivery
+from wellfed.batches import Delivery, num_bytes
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, FeatureModeName
 from wellfed.errors import ConfigError, LastSaveFailed, reason_of
+from wellfed.hardware.detect import shm_gib
 from wellfed.launcher import launched
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
@@ -36,10 +37,13 @@ from wellfed.lit.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.stream_ranks import StepsOfRanks
 from wellfed.loading.backend_benchmark import copied
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.loader_parts import loader_of
 from wellfed.loading.non_finite_samples import NonFiniteSample
 from wellfed.loading.stream import Stream
 from wellfed.loading.stream_loader import StreamLoader
+from wellfed.planning.host_room import Room
+from wellfed.planning.loader import PREFETCH_FACTOR
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import LongestWaitEntry
 from wellfed.run import assemble
@@ -54,7 +58,7 @@ from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import WARMUP_STEPS, StepClock
 from wellfed.timing.wall import LOGGING, VALIDATION
-from wellfed.units import show_duration
+from wellfed.units import GIB, counted, show_duration
 
 _LOG = logging.getLogger(__name__)
 _CEILING_S, _CEILING_FRAC = 10.0, 0.05
@@ -113,6 +117,8 @@ class Passes:
         """Training was ended early, by its judge."""
         self._loaders: dict[str, Any] = {"train": self._loader}
         """Of the splits that are read while it trains."""
+        self._eval_bytes: dict[str, int] = {}
+        """Of the largest batch of each split that was tried before training."""
         self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
         self.figures = figures = Figures(
             self._log,
@@ -475,10 +481,41 @@ class Passes:
 
     @contextmanager
     def _few_of(self, split: str) -> Iterator[Any]:
-        """The first batches of a split that is evaluated."""
+        """The first batches of a split that is evaluated; all others are taken to be as large."""
         few = self._config.trainer.sanity_batches
         with closing(assemble.make_eval_loader(self._config, self._plan, self._parts.data, split, few=few)) as loader:
-            yield loader
+            yield self._measured(split, loader)
+        self._make_room(split)
+
+    def _measured(self, split: str, loader: Any) -> Iterator[Any]:
+        for delivery in loader:
+            size = num_bytes(getattr(delivery, "batch", delivery))
+            self._eval_bytes[split] = max(size, self._eval_bytes.get(split, 0))
+            yield delivery
+
+    def _make_room(self, split: str) -> None:
+        """Gives an evaluation as many workers as /dev/shm has room for: the plan knows no size of its batches."""
+        loader = self._loaders.get(split)
+        if split not in self._eval_bytes or not isinstance(loader, EvalLoader):
+            return
+        had, free_gib = loader.settings, shm_gib()[1]
+        if had.num_workers == 0 or had.backend == "threads" or free_gib is None:
+            return
+        factor, devices, size = had.prefetch_factor or PREFETCH_FACTOR, self._options.devices, self._eval_bytes[split]
+        room = Room(had.num_workers, factor, devices, size, len(loader), True, "/dev/shm", free_gib * GIB)
+        if not room.is_full:
+            return
+        most = room.most_workers
+        if most == 0:
+            factor = 1
+            # Without workers a thread that copies ahead would build, and draw from the process's generators.
+            has_fetch = callable(getattr(getattr(self._parts.data, split), "fetch", None))
+            may_build_here = self._plan.loader.device_prefetch == 0 or has_fetch
+            has_room_for_one = not replace(room, num_workers=1, prefetch_factor=1).is_full
+            most = 1 if has_room_for_one or not may_build_here else 0
+        loader.limit(most, factor)
+        now = f"{counted(most, 'worker')} with loader.prefetch_factor={factor}" if most else "no workers"
+        _LOG.warning("Evaluating %s: %s. It has %s instead.", split, room.describe(), now)
 
     def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
         if split == "val":
@@ -499,6 +536,7 @@ class Passes:
         loader = assemble.make_eval_loader(self._config, plan, data, split, **share)
         ahead = assemble.eval_device_prefetch(plan, getattr(data, split))
         self._loaders[split] = loader
+        self._make_room(split)
         device = trainer.strategy.root_device
         with closing(loader), prefetched(loader, learner.module, device, ahead, what=split) as deliveries:
             yield learner.batches(deliveries)

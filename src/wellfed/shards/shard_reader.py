@@ -66,7 +66,7 @@ class ShardReader:
         row = -1
         try:
             for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, targets, strict=True):
-                if os.preadv(file, (into,), offset) != into.nbytes:  # type: ignore[arg-type]
+                if read_into(file, into, offset) != into.nbytes:
                     problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
                     raise DataError(f"{self._path(row)} {problem}")
         except OSError as error:
@@ -114,6 +114,15 @@ class ShardReader:
     def __del__(self) -> None:
         if self._process == os.getpid():
             close(self._files[self._files >= 0].tolist())
+
+
+def read_into(file: int, into: Bytes, offset: int) -> int:
+    """Reads until an array is full or the file ends; the bytes read. One call of the system ends at 2 GiB."""
+    count = found = os.preadv(file, (into,), offset)  # type: ignore[arg-type]
+    while found and count < into.nbytes:
+        found = os.preadv(file, (into.reshape(-1)[count:],), offset + count)  # type: ignore[arg-type]
+        count += found
+    return count
 
 
 def close(descriptors: Sequence[int]) -> None:

@@ -58,6 +58,16 @@ def _entries(weight: Tensor) -> Tensor:
 _NOTHING = nullcontext()
 
 
+@contextmanager
+def _zeros_for(weights: Sequence[Tensor]) -> Iterator[None]:
+    hooks = [one.register_hook(torch.zeros_like) for one in weights if one.requires_grad]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class Ranks:
     """A process that trains alone, and what the classes below do otherwise. All ranks must call every method."""
 
@@ -82,15 +92,9 @@ class Ranks:
         """Add the gradients of a loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def without_gradients(self, weights: Sequence[Tensor]) -> Iterator[None]:
+    def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Within it a backward pass gives all weights gradients of zero, also where it computes NaN."""
-        hooks = [weight.register_hook(torch.zeros_like) for weight in weights if weight.requires_grad]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return _zeros_for(weights)
 
     def make_room(self) -> None:
         """Take the memory that `average_gradients` needs; called when the passes of a step are done."""
@@ -167,7 +171,7 @@ class Shards(_Wrapped):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         handles = [module._handle for module in self._wrapper.modules() if isinstance(module, FullyShardedDataParallel)]
-        return super().without_gradients([handle.flat_param for handle in handles if handle is not None])
+        return _zeros_for([handle.flat_param for handle in handles if handle is not None])
 
     def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
         """Goes by the norm over all shards."""

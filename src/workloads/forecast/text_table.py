@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wellfed.errors import DataError
+from wellfed.prepared import check_file
 from wellfed.units import counted, show_line
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -172,6 +173,7 @@ def _content(file: Path) -> bytes:
         inside = sorted(each.name for each in file.iterdir() if each.suffix.lower() in (".csv", ".tsv", ".txt"))
         hint = f" Write workload.data.path={file / inside[0]}" if inside else " Name a CSV file"
         raise DataError(f"workload.data.path={file} is a folder; forecast reads one file.{hint}.")
+    check_file(file)
     try:
         content = file.read_bytes()
     except OSError as error:

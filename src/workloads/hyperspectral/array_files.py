@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError, first_line
+from wellfed.prepared import check_file
 from wellfed.units import show_line
 
 SUFFIXES = (".mat", ".npy")
@@ -31,6 +32,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
     Raises:
         DataError: no such file, no array file, damaged, holding Python objects, or of MATLAB 7.3.
     """
+    check_file(path)
     try:
         if path.suffix.lower() == ".npy":
             return _npy(path), []

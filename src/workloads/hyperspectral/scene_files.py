@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError
+from wellfed.prepared import check_file
 from wellfed.units import show_line
 from workloads.hyperspectral.array_files import SUFFIXES, Array, read_arrays
 
@@ -61,6 +62,7 @@ def find_scene(path: Path) -> SceneFiles:
     path = path.expanduser()
     if not path.exists():
         raise DataError(f"workload.data.path={path}: no such file or folder. Name a cube: X.mat or X.npy.")
+    check_file(path)
     if path.is_file():
         return _beside(path)
     files = [each for each in _entries(path) if each.suffix.lower() in SUFFIXES and each.is_file()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wellfed.errors import DataError
+from wellfed.prepared import check_file
 from wellfed.units import counted
 
 
@@ -50,6 +51,7 @@ def read_file(file: Path) -> bytes:
     Raises:
         DataError: unreadable, empty, or UTF-16/32.
     """
+    check_file(file)
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wellfed.errors import DataError
+from wellfed.prepared import no_file
 from wellfed.units import counted, show_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -133,6 +134,8 @@ def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list
 def _problem(path: Path) -> str:
     """Why a file can't be opened; empty = it can."""
     try:
+        if kind := no_file(path):
+            return f"{kind}, not a file"
         with path.open("rb") as file:
             return "" if file.read(1) else "empty file"
     except FileNotFoundError:

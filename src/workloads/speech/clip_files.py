@@ -26,7 +26,7 @@ from wellfed.shards.class_folders import (
     splits_of,
 )
 from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
-from wellfed.shards.shard_reader import Bytes, ShardReader
+from wellfed.shards.shard_reader import Bytes, ShardReader, read_into
 from wellfed.shards.tar_members import NOT_CLOSED
 from wellfed.units import counted
 
@@ -144,7 +144,7 @@ class FileReader:
             try:
                 descriptor = os.open(self.paths[row], os.O_RDONLY)
                 try:
-                    count = os.preadv(descriptor, [into.data], start)
+                    count = read_into(descriptor, into, start)
                 finally:
                     os.close(descriptor)
             except OSError as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from wellfed.errors import DataError
 from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import SeriesSet
+from workloads.forecast.text_table import read_text_table
 
 DAYS = [str(np.datetime64("2024-01-28") + day) for day in range(40)]
 Read = Callable[..., SeriesSet]
@@ -374,3 +376,10 @@ def test_other_doubled_hours_are_refused(read: Read, doubled: list[str]):
     lines = [f"{date},{row}" for row, date in enumerate([*dates, *doubled])]
     with pytest.raises(DataError, match=r"'load' has 2024-10-2\d \d\d:00:00 twice.*if a clock was set back"):
         read("\n".join(["date,load", *sorted(lines, key=lambda line: line[:16])]))
+
+
+def test_a_named_pipe_is_no_table(tmp_path):
+    """To open one waits for its writer."""
+    os.mkfifo(tmp_path / "x.csv")
+    with pytest.raises(DataError, match=r"x\.csv is a named pipe, not a file"):
+        read_text_table(tmp_path / "x.csv", 0)

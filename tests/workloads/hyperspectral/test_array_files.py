@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
         (tmp_path / f"folder{suffix}").mkdir()
         with pytest.raises(DataError, match=rf"folder{suffix}: Is a directory\. Check"):
             read_arrays(tmp_path / f"folder{suffix}")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.mat"])
+def test_a_named_pipe_is_no_array(tmp_path, name):
+    """To open one waits for its writer."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="is a named pipe, not a file"):
+        read_arrays(tmp_path / name)

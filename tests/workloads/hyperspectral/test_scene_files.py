@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,9 @@ def test_paths_that_lead_nowhere_are_refused(put, tmp_path: Path):
     (tmp_path / "x.tif").write_bytes(b"")
     with pytest.raises(DataError, match=r"neither \.mat nor \.npy"):
         find_scene(tmp_path / "x.tif")
+
+
+def test_a_named_pipe_is_no_scene(tmp_path):
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(DataError, match=r"x\.npy is a named pipe, not a file"):
+        find_scene(tmp_path / "x.npy")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wellfed.errors import DataError
-from workloads.recsys.bad_lines import BadLines
+from workloads.recsys.bad_lines import BadLines, read_file
 from workloads.recsys.download import RELEASES
 from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens, read_ratings
 
@@ -205,3 +206,10 @@ def test_any_bytes_give_ratings_or_a_readable_error(tmp_path_factory: pytest.Tem
         assert ratings.shape[1] == 4
         assert np.isin(ratings[:, :2], IDS).all()
         assert ((ratings[:, 2] >= 1) & (ratings[:, 2] <= 5)).all()
+
+
+def test_a_named_pipe_is_no_table(tmp_path):
+    """To open one waits for its writer."""
+    os.mkfifo(tmp_path / "u.data")
+    with pytest.raises(DataError, match=r"u\.data is a named pipe, not a file"):
+        read_file(tmp_path / "u.data")

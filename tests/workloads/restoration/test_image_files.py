@@ -122,3 +122,10 @@ def test_a_home_is_found(photos: Path, put: Put, monkeypatch: pytest.MonkeyPatch
     put("a.png")
     monkeypatch.setenv("HOME", str(photos.parent))
     assert names(Path("~/photos")) == {"a.png"}
+
+
+def test_a_named_pipe_is_no_image(photos: Path, put: Put):
+    """To open one waits for its writer."""
+    put("a.png")
+    os.mkfifo(photos / "x.png")
+    assert find_images(photos, 0).unreadable == (("x.png", "a named pipe, not a file"),)

@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     said = []
     if error is not None and has_ended:
-        was_killed = "A worker was killed, which mostly is for want of host memory or of /dev/shm"
+        was_killed = "Worker processes failed, which mostly is for want of host memory or of /dev/shm"
         said.append(was_killed if error["kind"] == "worker" else "The run ended for want of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
