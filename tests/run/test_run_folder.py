@@ -4,6 +4,7 @@ import tempfile
 import pytest
 
 from wellfed.errors import ConfigError
+from wellfed.record import write_atomically
 from wellfed.run import run_folder
 from wellfed.run.run_folder import create, open_given
 
@@ -67,19 +68,34 @@ def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
         open_given(tmp_path, resume=False)
     assert f"resume={tmp_path}" in str(caught.value)
     made = open_given(tmp_path, resume=True)
-    assert (made.is_new, made.record_before) == (False, b"{}")
+    assert not made.is_new
 
 
 def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "steps.csv").write_text("step\n")
-    made = open_given(tmp_path, resume=True)
-    (tmp_path / "run.json").write_text('{"status": "running"}')
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "file").write_text("")
+    (tmp_path / "metrics.csv").write_text("step\n1\n")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 1")
+    made = open_given(tmp_path, resume=True).keep()
+    write_atomically(tmp_path / "run.json", '{"status": "running"}')
+    write_atomically(tmp_path / "metrics.csv", "step\n")  # cut back, and gone on with
+    for name in ("steps.csv", "metrics.csv"):
+        with (tmp_path / name).open("a") as stream:
+            stream.write("7\n")
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 2")
+    (tmp_path / "wandb" / "run").mkdir(parents=True)
+    (tmp_path / "wandb" / "run" / "file").write_text("")
+    (tmp_path / "wandb" / "latest-run").symlink_to("run")
     (tmp_path / "train.log").write_text("")
     made.undo()
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"run.json": "{}", "steps.csv": "step\n"}
+    assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {
+        "run.json": "{}",
+        "steps.csv": "step\n",
+        "metrics.csv": "step\n1\n",
+        ".hydra/config.yaml": "a: 1",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "steps.csv", "metrics.csv", ".hydra"}
     new = open_given(tmp_path / "new", resume=False)
     (new.path / "run.json").write_text("")
     new.undo()

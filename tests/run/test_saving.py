@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def a_disk_that_fills() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def ran(tmp_path: Path, *overrides: str, schedule: Any = None, optimizer: Any = None) -> tuple[int, Path]:
+def ran(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
     """Train; the exit code and the run folder."""
     made = compose(
         [
@@ -91,8 +91,7 @@ def ran(tmp_path: Path, *overrides: str, schedule: Any = None, optimizer: Any = 
         effective_batch_size=8,
         model={"_target_": f"{__name__}.Model"},
         data={"_target_": f"{__name__}.data"},
-        **({} if optimizer is None else {"optimizer": optimizer}),
-        schedule=schedule or ScheduleConfig(),
+        schedule=made.config.workload.schedule if "workload.schedule" in str(overrides) else ScheduleConfig(),
     )
     runs = tmp_path / "w" / "runs"
     before = set(runs.glob("*"))
@@ -207,3 +206,20 @@ def test_a_checkpoint_that_does_not_load_is_passed_over(tmp_path: Path) -> None:
     assert ("checkpoint_damaged" in kinds, "resume" in kinds) == (True, True)
     assert record.resumed_from == str(before)
     assert json.loads((folder / "run.json").read_text())["process_start"]
+
+
+def test_a_resume_that_can_not_go_on_leaves_the_run_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OneCycleLR has an end of its own."""
+    cycle = "workload.schedule={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 12, name: constant}"
+    code, folder = ran(tmp_path, cycle, "logger.csv=true")
+    assert code == 0
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    code, _ = ran(tmp_path, cycle, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.max_steps=20")
+    told = capsys.readouterr().err
+    assert code == 2
+    assert "Tried to step" in told
+    assert f"{folder} can't be gone on with, and is as it was. rerun={folder} starts it again." in told
+    assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -18,7 +18,7 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
@@ -291,7 +291,14 @@ class Run:
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
         """The same, whose advice says how much of the training is saved, and how to go on from there."""
-        if not self.has_trained or self.measure is not None or self.rank > 0:
+        if self.measure is not None or self.rank > 0 or outcome.is_refusal:
+            return outcome
+        target = self.target
+        is_as_before = target is not None and target.in_place and self._books.record.steps <= self._resumed_at
+        if outcome.status == "failed" and is_as_before and not self._has_saved:
+            said = f"{self.folder} can't be gone on with, and is as it was. rerun={self.folder} starts it again."
+            return replace(outcome, exit_code=EXIT_NOTHING_RUN, advice=f"{outcome.advice} {said}".lstrip())
+        if not self.has_trained:
             return outcome
         reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
         said = [outcome.advice] if outcome.advice else []
@@ -303,6 +310,10 @@ class Run:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
             said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
         return replace(outcome, advice=" ".join(said))
+
+    @property
+    def _has_saved(self) -> bool:
+        return self._passes is not None and bool(self._passes.saved)
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
         """File and step of what ``resume=`` would go on from in this folder."""
@@ -334,6 +345,8 @@ class Run:
             stays = not outcome.is_refusal or self.measure is not None
             where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
+            if outcome.advice:
+                print(show_text(outcome.advice), file=sys.stderr)
         else:
             print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
 

@@ -92,6 +92,7 @@ def _train(
     with only_one(folder.path):
         if target is not None and target.in_place and word is None:  # another resume may have ended since
             target = _target(config, rank)
+        folder = folder.keep()
         run, run_record = None, begin_record(composed, folder, target)
         try:
             if rank == 0:
@@ -123,9 +124,11 @@ def _train(
         except BaseException:
             if run is None or not run.has_trained:
                 folder.undo()
+            folder.done()
             raise
         if (run is not None and run.is_refused and not is_trial) or rank > 0:
             folder.undo()
+        folder.done()
         return exit_code
 
 

@@ -152,7 +152,7 @@ def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bo
 
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
-    """The cells of each line that has its end, and whether something follows them. Of a quote without its end no cells."""
+    """The cells of each line that has its end, and whether something follows; none of a line with an open quote."""
     text = path.read_bytes().decode("utf-8", errors="replace")
     *lines, torn = text.split("\n")  # only a line with its end is whole: a last figure may lack some digits
     return [_cells(line) for line in lines], bool(torn)
