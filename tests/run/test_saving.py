@@ -212,7 +212,8 @@ def test_a_resume_that_can_not_go_on_leaves_the_run_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """OneCycleLR has an end of its own."""
-    cycle = "workload.schedule={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 12, name: constant}"
+    target = "_target_: torch.optim.lr_scheduler.OneCycleLR"
+    cycle = f"workload.schedule={{{target}, max_lr: 0.1, total_steps: 12, name: constant}}"
     code, folder = ran(tmp_path, cycle, "logger.csv=true")
     assert code == 0
     before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
