@@ -16,6 +16,8 @@ from wellfed import record
 from wellfed.errors import ConfigError
 from wellfed.run import lock
 
+RUN_FOLDER = "WELLFED_RUN_FOLDER"
+"""Environment variable by which rank 0 tells the ranks that Lightning starts where the run is written."""
 _KEPT = ".before"
 """Folder of the files that a run which goes on may have to put back."""
 _LARGE = 1 << 20
@@ -48,6 +50,13 @@ class RunFolder:
                     _link(found[name], kept)
         return replace(self, before=sizes)
 
+    def keep_log(self, name: str) -> None:
+        """On another rank: leave the log beside that of the run, under another name."""
+        log = self.path / "train.log"
+        if self.path.name.startswith("rank") and log.exists():
+            with suppress(OSError):
+                log.replace(self.path.parent / name)
+
     def done(self) -> None:
         """What this run has written stays."""
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)
@@ -77,6 +86,23 @@ def _link(source: Path, target: Path) -> None:
             os.link(source, target)
             return
     shutil.copyfile(source, target)
+
+
+def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
+    """A folder of another rank than rank 0, in that of the run; in the temporary directory where that is not seen here.
+
+    Args:
+        folder_of_run: None = as Lightning's rank 0 has said (`RUN_FOLDER`).
+    """
+    told = os.environ.get(RUN_FOLDER)
+    folder = folder_of_run or (None if told is None else Path(told))
+    if folder is not None:
+        path = folder / f"rank{rank}"
+        shutil.rmtree(path, ignore_errors=True)  # of a rank that was killed
+        with suppress(OSError):
+            path.mkdir()
+            return RunFolder(path, is_new=True)
+    return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:

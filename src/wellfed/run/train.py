@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, WellfedError
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
 from wellfed.launcher import launched, own_rank
 from wellfed.planning.nodes import launch_faults
 from wellfed.record import GitState, RunRecord, git_state
@@ -87,7 +86,7 @@ def _train(
     target = word.target if word else _target(config, rank)
     if target and target.earlier:
         resume.check_unchanged(composed, target.earlier)
-    folder = _open_folder(composed, target, rank)
+    folder = _open_folder(composed, target, rank, word)
     set_environment(os.environ, config)
     with only_one(folder.path):
         if target is not None and target.in_place and word is None:  # another resume may have ended since
@@ -122,10 +121,14 @@ def _train(
             run_record.exit_code = exit_code = exit_code_of(stopped.signum)
             run_record.write(folder.path)
         except BaseException:
-            if run is None or not run.has_trained:
+            if rank > 0:
+                folder.keep_log(f"train.rank{rank}.log")
+            if run is None or not run.has_trained or rank > 0:
                 folder.undo()
             folder.done()
             raise
+        if rank > 0 and EXIT_OK < exit_code < exit_code_of(0):  # no signal has ended it
+            folder.keep_log(f"train.rank{rank}.log")
         if (run is not None and run.is_refused and not is_trial) or rank > 0:
             folder.undo()
         folder.done()
@@ -145,10 +148,12 @@ def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> Non
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, rank: int) -> run_folder.RunFolder:
+def _open_folder(
+    composed: Composed[RunConfig], target: resume.Target | None, rank: int, word: Word | None
+) -> run_folder.RunFolder:
     config = composed.config
     if rank > 0:  # rank 0 writes down what all of them do
-        return run_folder.RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+        return run_folder.of_rank(rank, None if word is None else word.folder)
     if composed.run_dir is not None:
         return run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
     return run_folder.create(Path(config.paths.log_dir), config.workload.name)
