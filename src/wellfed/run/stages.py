@@ -22,7 +22,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, OutOfMemoryExhausted, 
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.launcher import own_local_rank
+from wellfed.launcher import own_local_rank, requeue
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.lit.callbacks.pruning import Judge
 from wellfed.memory import cap, oom
@@ -40,7 +40,7 @@ from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.run.resume import Target, checkpoints_of
-from wellfed.stop_request import StopRequest
+from wellfed.stop_request import EXIT_TIME_LIMIT, StopRequest
 from wellfed.units import show_text
 
 _LOG = logging.getLogger(__name__)
@@ -106,6 +106,8 @@ class Run:
         if self.rank == 0:
             first = self._passes.figures.first if self._passes else {}
             screen.show_end(self._console, books.record, first, self.folder)
+            if outcome.exit_code == EXIT_TIME_LIMIT and (problem := requeue()) is not None:
+                _LOG.warning("The job could not be queued again: %s", problem)
         return outcome.exit_code
 
     def _stages(self) -> None:
@@ -305,7 +307,7 @@ class Run:
         if step < reached:
             said.append(f"last saved step {step} of {reached}.")
         if name is None:
-            said.append("There is no checkpoint to go on from; rerun= starts the run again.")
+            said.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
         elif "resume=auto goes on" not in outcome.advice:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
             said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")

@@ -39,7 +39,7 @@ process wants the cores: record 2026-11-21_omp_spin_cpu."""
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
-    "host",
+    *("host", "tested"),
 )
 """What a run that goes on in its folder knows of itself already, until it has something newer."""
 
