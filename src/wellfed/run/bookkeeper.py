@@ -26,6 +26,7 @@ from wellfed.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import EventKind, LongestWaitEntry, PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
+from wellfed.run import run_folder
 from wellfed.run.ending import Outcome
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
 from wellfed.run.other_ranks import NodeGpus
@@ -285,6 +286,7 @@ class Bookkeeper:
         if outcome.by_non_finite_loss:
             self.journal.event("nan", action="raise")
         self._fill_in(metrics)
+        run_folder.release(self.folder)
         doubt = contradiction(record)
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))

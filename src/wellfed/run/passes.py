@@ -292,7 +292,7 @@ class Passes:
             step, by = step_of(best), f"best {checkpoints.best_mode} of val/{checkpoints.best_metric}"
             where = "" if step is None else f" of step {step}"
             self._books.record.tested = f"the weights of {BEST}{where} ({by})"
-            if any(isinstance(callback, lit.Checkpoint) for callback in self._parts.callbacks.values()):
+            if any(type(callback).__name__ == "ModelCheckpoint" for callback in self._parts.callbacks.values()):
                 self._books.record.tested += "; your ModelCheckpoint keeps files of its own"
         return {} if self._rank > 0 else self._learner.artifacts()
 

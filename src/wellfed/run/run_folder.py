@@ -18,10 +18,11 @@ from wellfed.run import lock
 
 RUN_FOLDER = "WELLFED_RUN_FOLDER"
 """Environment variable by which rank 0 tells the ranks that Lightning starts where the run is written."""
+_RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
 _KEPT = ".before"
 """Folder of the files that a run which goes on may have to put back."""
 _LARGE = 1 << 20
-_NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, lock.FILE_NAME)
+_NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,17 @@ def _link(source: Path, target: Path) -> None:
             os.link(source, target)
             return
     shutil.copyfile(source, target)
+
+
+def reserve(folder: Path) -> None:
+    """Keep room for the record of a run that ends on a full disk."""
+    (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no room
+
+
+def release(folder: Path) -> None:
+    """Give back what `reserve` has kept."""
+    with suppress(OSError):
+        (folder / _RESERVE).unlink(missing_ok=True)
 
 
 def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:

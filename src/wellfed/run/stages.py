@@ -298,15 +298,17 @@ class Run:
         target = self.target
         is_as_before = target is not None and target.in_place and self._books.record.steps <= self._resumed_at
         if outcome.status == "failed" and is_as_before and not self._has_saved:
-            said = f"{self.folder} can't be gone on with, and is as it was. rerun={self.folder} starts it again."
-            return replace(outcome, exit_code=EXIT_NOTHING_RUN, advice=f"{outcome.advice} {said}".lstrip())
+            why = f"{self.folder} can't be gone on with, and is as it was. rerun={self.folder} starts it again."
+            return replace(outcome, exit_code=EXIT_NOTHING_RUN, advice=f"{outcome.advice} {why}".lstrip())
         if not self.has_trained:
             return outcome
         reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
         said = [outcome.advice] if outcome.advice else []
         if step < reached:
             said.append(f"last saved step {step} of {reached}.")
-        if name is None:
+        if name is None and target is not None:
+            said.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
+        elif name is None:
             said.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
         elif "resume=auto goes on" not in outcome.advice:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"

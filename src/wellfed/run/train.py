@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -132,6 +132,7 @@ def _train(
         if (run is not None and run.is_refused and not is_trial) or rank > 0:
             folder.undo()
         folder.done()
+        run_folder.release(folder.path)
         return exit_code
 
 
@@ -168,6 +169,7 @@ def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRec
     try:
         composed.write_hydra_files(folder)
         run_record.write(folder)
+        run_folder.reserve(folder)
     except OSError as error:
         problem = f"nothing can be written to {folder}: {error.strerror}."
         raise ConfigError.of("paths.log_dir", problem, "Free space, or name a folder on another disk.") from error
@@ -230,4 +232,5 @@ def log_file(path: Path) -> Iterator[None]:
         root.setLevel(level)
         for logger, handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk
+                handler.close()

@@ -137,11 +137,11 @@ def column(path: Path, name: str) -> list[float]:
     """
     if not path.exists():
         return []
-    (names, *rows), _ = _cells_of(path) if path.stat().st_size else ([[]], False)
-    if name not in names:
+    lines, _ = _cells_of(path)
+    if not lines or name not in lines[0]:
         return []
-    place = names.index(name)
-    figures = (_figure(row[place]) for row in rows if len(row) == len(names))
+    place = lines[0].index(name)
+    figures = (_figure(line[place]) for line in lines[1:] if len(line) == len(lines[0]))
     return [figure for figure in figures if figure is not None]
 
 
