@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -239,6 +240,7 @@ class ProcessBackend:
             }
         dataset: Dataset[BuiltBatch] = _InWorker(self._builder, self._heartbeats)
         with _undisturbed():
+            multiprocessing.util.get_temp_dir()  # one for all workers: a killed worker would leave its own
             return DataLoader(
                 dataset,
                 sampler=self._requests,
