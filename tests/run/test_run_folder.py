@@ -125,3 +125,16 @@ def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "absent"))
     assert of_rank(2, None).path.parent == tmp_path
+
+
+def test_undo_leaves_a_users_own_folder_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    made = open_given(tmp_path, resume=False).keep()
+    assert not (tmp_path / ".before").exists()
+    (tmp_path / "mine" / "more.txt").write_text("written meanwhile")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").write_text("")
+    (tmp_path / "run.json").write_text("{}")
+    made.undo()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]

@@ -41,10 +41,13 @@ class RunFolder:
         if self.is_new:
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        found = {place.relative_to(self.path): place for place in self.path.rglob("*") if not place.is_symlink()}
+        is_run = (self.path / record.FILE_NAME).exists()  # else the user's, with whatever is in it
+        places = self.path.rglob("*") if is_run else self.path.iterdir()
+        found = {place.relative_to(self.path): place for place in places}
         sizes = {name: place.stat().st_size if place.is_file() else None for name, place in found.items()}
         for name, size in sizes.items():
-            if size is not None and name.parts[0] not in _NEVER_REPLACED:
+            is_kept = is_run and size is not None and not found[name].is_symlink()
+            if is_kept and name.parts[0] not in _NEVER_REPLACED:
                 kept = self.path / _KEPT / name
                 with suppress(OSError):  # a disk that is read-only or full: what is written next tells
                     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -74,10 +77,14 @@ class RunFolder:
                 os.truncate(kept, size)  # it may have grown under both its names
                 kept.replace(self.path / name)
         self.done()
-        for place in sorted(self.path.rglob("*"), reverse=True):  # what is in a folder comes before it
-            if place.relative_to(self.path) not in self.before and place.name != lock.FILE_NAME:
-                with suppress(OSError):
-                    place.rmdir() if place.is_dir() and not place.is_symlink() else place.unlink()
+        is_run = Path(record.FILE_NAME) in self.before
+        for place in list(self.path.rglob("*") if is_run else self.path.iterdir()):
+            if place.relative_to(self.path) in self.before or place.name == lock.FILE_NAME:
+                continue
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -78,6 +78,7 @@ class Run:
         self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
         self._resumed_at = 0
+        self._saved: dict[str, int] = {}
         self._planned: tuple[RunPlan, Callable[[RanOut], list[str]]] | None = None
 
     def go(self) -> int:
@@ -106,7 +107,8 @@ class Run:
         if self.rank == 0:
             first = self._passes.figures.first if self._passes else {}
             screen.show_end(self._console, books.record, first, self.folder)
-            if outcome.exit_code == EXIT_TIME_LIMIT and (problem := requeue()) is not None:
+            is_warned = outcome.exit_code == EXIT_TIME_LIMIT and self.measure is None
+            if is_warned and (problem := requeue()) is not None:
                 _LOG.warning("The job could not be queued again: %s", problem)
         return outcome.exit_code
 
@@ -147,6 +149,7 @@ class Run:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
                 assemble.end(planner.parts)
+                self._saved.update(passes.saved)
                 self._passes = self.parts = None
                 first = passes.figures.first
                 del passes, planner  # and with them all that the training has made
@@ -240,10 +243,10 @@ class Run:
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
         """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
-        checkpoint, damaged = target.checkpoint, list(target.damaged)
+        checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := self._loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
-            checkpoint = next(other for other in checkpoints_of(self.folder) if other not in damaged)
+            checkpoint = next(other for other in checkpoints_of(folder) if other not in damaged)
         passes.check_fits(checkpoint, state)
         step, epochs = _place_of(state, passes)
         self.target, self._resumed_at = replace(target, checkpoint=checkpoint), step
@@ -264,7 +267,7 @@ class Run:
         try:
             return load_checkpoint(checkpoint)
         except ConfigError:
-            if not target.in_place or set(checkpoints_of(self.folder)) <= {*damaged, checkpoint}:
+            if not target.in_place or set(checkpoints_of(checkpoint.parent.parent)) <= {*damaged, checkpoint}:
                 raise
             return None
 
@@ -297,7 +300,7 @@ class Run:
             return outcome
         target = self.target
         is_as_before = target is not None and target.in_place and self._books.record.steps <= self._resumed_at
-        if outcome.status == "failed" and is_as_before and not self._has_saved:
+        if outcome.status == "failed" and is_as_before and not self._newest_saved:
             why = f"{self.folder} can't be gone on with, and is as it was. rerun={self.folder} starts it again."
             return replace(outcome, exit_code=EXIT_NOTHING_RUN, advice=f"{outcome.advice} {why}".lstrip())
         if not self.has_trained:
@@ -316,13 +319,13 @@ class Run:
         return replace(outcome, advice=" ".join(said))
 
     @property
-    def _has_saved(self) -> bool:
-        return self._passes is not None and bool(self._passes.saved)
+    def _newest_saved(self) -> Mapping[str, int]:
+        """Step of each checkpoint that was written in this process, by file name; before a restart too."""
+        return {**self._saved, **({} if self._passes is None else self._passes.saved)}
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
         """File and step of what ``resume=`` would go on from in this folder."""
-        saved = {} if self._passes is None else self._passes.saved
-        if saved:
+        if saved := self._newest_saved:
             name = LAST if LAST in saved else BEST
             return name, saved[name]
         target = self.target
