@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -69,6 +70,20 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
             job=None if job is None else f"slurm {job}",
             attempt=number("SLURM_RESTART_COUNT", 0),
         )
+    return None
+
+
+def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Has Slurm queue this job again, which `scontrol` does; why it could not. None also outside of srun."""
+    launch = launched(environ)
+    if launch is None or launch.by != "srun" or launch.job is None:
+        return None
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array else environ["SLURM_JOB_ID"]
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"scontrol requeue {job}: {getattr(error, 'stderr', None) or error}"
     return None
 
 

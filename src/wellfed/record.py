@@ -429,6 +429,8 @@ class RunRecord:
     events: list[dict[str, Any]] = field(default_factory=list)
     """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""
     metrics: dict[str, float] = field(default_factory=dict)
+    tested: str | None = None
+    """Whose weights the test split was evaluated with; None: it was not."""
     artifacts: dict[str, str] = field(default_factory=dict)
 
     @classmethod

@@ -15,6 +15,10 @@ def exit_code_of(signum: int) -> int:
     return 128 + signum
 
 
+EXIT_TIME_LIMIT = exit_code_of(getattr(signal, "SIGUSR1", 0))
+"""Exit code of a run that was ended by Slurm's warning before its time limit."""
+
+
 class Stopped(BaseException):
     """The run was asked to stop. Not an Exception: nothing on the way may swallow it."""
 

@@ -205,7 +205,7 @@ def test_ctrl_c_is_130_and_a_kill_reads_as_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_costs_the_checkpoints_and_is_said(tmp_path: Path) -> None:
     # No file may grow beyond 600 KiB: the checkpoint does not fit, the tables and the record do.
     code = (
         "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -232,11 +232,13 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     assert NO_TRACEBACK not in done.stdout + done.stderr
     record = record_of(only_folder(tmp_path))
-    assert record["status"] == "ok"
+    assert (record["status"], record["exit_code"], record["error"]["kind"], record["steps"]) == ("failed", 1, "disk", 8)
     assert [event["kind"] for event in record["events"]] == ["disk_full"]
+    assert "last saved step 0 of 8." in done.stderr
+    assert "test/ndcg_at_10" in record["metrics"]
     assert "can't be written" in done.stderr
     assert not list((only_folder(tmp_path) / "checkpoints").glob("*"))
 

@@ -408,3 +408,24 @@ def test_gradients_of_a_fused_optimizer_are_clipped_whatever_their_types(tmp_pat
         return torch.cat([weight.detach().flatten().float() for weight in module.parameters()])
 
     assert torch.allclose(trained(True), trained(False), atol=1e-6)
+
+
+def test_a_run_that_stepped_down_goes_on_with_its_size(tmp_path: Path) -> None:
+    """Without another attempt at the size that memory ran out with, and with the same weights bit for bit."""
+
+    def no_room(size: int, calls: int) -> BaseException | None:
+        return torch.OutOfMemoryError("CUDA out of memory.") if size > 8 and calls > 3 else None
+
+    events: list[str] = []
+
+    def trained(folder: Path, fail: Any, checkpoint: Path | None, steps: int) -> torch.Tensor:
+        module = tiny.module(fail=fail, dropout=0.2, on_event=lambda kind, **_: events.append(kind))
+        tiny.fit(module, folder, [tiny.checkpoints(folder)], checkpoint=checkpoint, max_steps=steps)
+        return tiny.weights(module)
+
+    unbroken = trained(tmp_path / "one", no_room, None, 9)
+    trained(tmp_path / "two", no_room, None, 5)
+    events.clear()
+    resumed = trained(tmp_path / "two", None, tmp_path / "two" / "last.ckpt", 9)  # there would be room for more now
+    assert torch.equal(resumed, unbroken)
+    assert events == []

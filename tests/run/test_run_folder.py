@@ -4,8 +4,9 @@ import tempfile
 import pytest
 
 from wellfed.errors import ConfigError
+from wellfed.record import write_atomically
 from wellfed.run import run_folder
-from wellfed.run.run_folder import create, open_given
+from wellfed.run.run_folder import RUN_FOLDER, create, of_rank, open_given
 
 
 def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
@@ -67,19 +68,34 @@ def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
         open_given(tmp_path, resume=False)
     assert f"resume={tmp_path}" in str(caught.value)
     made = open_given(tmp_path, resume=True)
-    assert (made.is_new, made.record_before) == (False, b"{}")
+    assert not made.is_new
 
 
 def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "steps.csv").write_text("step\n")
-    made = open_given(tmp_path, resume=True)
-    (tmp_path / "run.json").write_text('{"status": "running"}')
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "file").write_text("")
+    (tmp_path / "metrics.csv").write_text("step\n1\n")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 1")
+    made = open_given(tmp_path, resume=True).keep()
+    write_atomically(tmp_path / "run.json", '{"status": "running"}')
+    write_atomically(tmp_path / "metrics.csv", "step\n")  # cut back, and gone on with
+    for name in ("steps.csv", "metrics.csv"):
+        with (tmp_path / name).open("a") as stream:
+            stream.write("7\n")
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 2")
+    (tmp_path / "wandb" / "run").mkdir(parents=True)
+    (tmp_path / "wandb" / "run" / "file").write_text("")
+    (tmp_path / "wandb" / "latest-run").symlink_to("run")
     (tmp_path / "train.log").write_text("")
     made.undo()
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"run.json": "{}", "steps.csv": "step\n"}
+    assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {
+        "run.json": "{}",
+        "steps.csv": "step\n",
+        "metrics.csv": "step\n1\n",
+        ".hydra/config.yaml": "a: 1",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "steps.csv", "metrics.csv", ".hydra"}
     new = open_given(tmp_path / "new", resume=False)
     (new.path / "run.json").write_text("")
     new.undo()
@@ -89,3 +105,36 @@ def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
 def test_a_folder_that_cannot_be_made(unwritable):
     with pytest.raises(ConfigError, match="can't be created"):
         open_given(unwritable / "run", resume=False)
+
+
+def test_another_rank_writes_below_the_run_and_leaves_its_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    (tmp_path / "rank1").mkdir()
+    (tmp_path / "rank1" / "train.log").write_text("of a rank that was killed")
+    made = of_rank(1, tmp_path)
+    assert (made.path, made.is_new, list(made.path.iterdir())) == (tmp_path / "rank1", True, [])
+    (made.path / "train.log").write_text("what went wrong")
+    made.keep_log("train.rank1.log")
+    made.undo()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"train.rank1.log": "what went wrong"}
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))  # as Lightning's rank 0 says it
+    assert of_rank(2, None).path == tmp_path / "rank2"
+
+
+def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "absent"))
+    assert of_rank(2, None).path.parent == tmp_path
+
+
+def test_undo_leaves_a_users_own_folder_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    made = open_given(tmp_path, resume=False).keep()
+    assert not (tmp_path / ".before").exists()
+    (tmp_path / "mine" / "more.txt").write_text("written meanwhile")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").write_text("")
+    (tmp_path / "run.json").write_text("{}")
+    made.undo()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]

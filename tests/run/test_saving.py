@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -75,7 +78,7 @@ def a_disk_that_fills() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def ran(tmp_path: Path, *overrides: str, schedule: Any = None, optimizer: Any = None) -> tuple[int, Path]:
+def ran(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
     """Train; the exit code and the run folder."""
     made = compose(
         [
@@ -91,14 +94,13 @@ def ran(tmp_path: Path, *overrides: str, schedule: Any = None, optimizer: Any = 
         effective_batch_size=8,
         model={"_target_": f"{__name__}.Model"},
         data={"_target_": f"{__name__}.data"},
-        **({} if optimizer is None else {"optimizer": optimizer}),
-        schedule=schedule or ScheduleConfig(),
+        schedule=made.config.workload.schedule if "workload.schedule" in str(overrides) else ScheduleConfig(),
     )
     runs = tmp_path / "w" / "runs"
     before = set(runs.glob("*"))
     code = train(replace(made, config=replace(made.config, workload=workload)))
     found = set(runs.glob("*")) - before or before
-    return code, max(found)
+    return code, max(found, default=runs)
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -207,3 +209,66 @@ def test_a_checkpoint_that_does_not_load_is_passed_over(tmp_path: Path) -> None:
     assert ("checkpoint_damaged" in kinds, "resume" in kinds) == (True, True)
     assert record.resumed_from == str(before)
     assert json.loads((folder / "run.json").read_text())["process_start"]
+
+
+def test_a_resume_that_can_not_go_on_leaves_the_run_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OneCycleLR has an end of its own."""
+    target = "_target_: torch.optim.lr_scheduler.OneCycleLR"
+    cycle = f"workload.schedule={{{target}, max_lr: 0.1, total_steps: 12, name: constant}}"
+    code, folder = ran(tmp_path, cycle, "logger.csv=true")
+    assert code == 0
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    code, _ = ran(tmp_path, cycle, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.max_steps=20")
+    told = capsys.readouterr().err
+    assert code == 2
+    assert "Tried to step" in told
+    assert f"{folder} can't be gone on with, and is as it was. rerun={folder} starts it again." in told
+    assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_folder_that_is_removed_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def remove(step: int) -> None:
+        if step == 5:
+            shutil.rmtree(tmp_path / "w")
+
+    monkeypatch.setattr(Model, "at_step", staticmethod(remove))
+    code, _ = ran(tmp_path)
+    assert code == 1
+    assert not (tmp_path / "w").exists()
+    assert "The weights of step 12 could not be written" in capsys.readouterr().err
+
+
+KILLED_WORKERS = """
+import os, signal
+from pathlib import Path
+from tests.lit import tiny
+from wellfed.loading.settings import LoaderSettings
+if __name__ == "__main__":
+    loader = tiny.train_loader(tiny.TinyData(), batch_size=8, seed=1,
+                               settings=LoaderSettings(backend="processes", num_workers=2))
+    batches = iter(loader)
+    next(batches)
+    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    try:
+        list(batches)
+    except Exception as error:
+        print(type(error).__name__)
+    loader.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers by /proc")
+def test_killed_workers_leave_nothing_in_the_temporary_directory(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", KILLED_WORKERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    assert done.stdout == "WorkerLost\n"
+    assert not list(tmp_path.glob("pymp-*"))

@@ -405,3 +405,33 @@ def test_who_is_told_of_the_loss_may_use_the_sink(tmp_path):
     sink = WandbSink(Broken(), "offline", lambda message: (told.append(message), sink.log({"step": 2})))
     sink.log({"step": 1})
     assert told == ["gone"]
+
+
+KILLED_SERVICE = """
+import os, signal, sys
+from pathlib import Path
+from wellfed.tracking.wandb_sink import open_run
+lost = []
+sink = open_run(Path(sys.argv[1]), mode="offline", project="p", entity=None, group=None, name="n", run_id=None,
+                config={}, on_lost=lost.append)
+children = [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+assert children
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+sink.log({"step": 1, "train/loss": 1.0})
+sink.finish({}, 0)
+print(len(lost))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the service by /proc")
+def test_a_service_that_is_killed_leaves_one_message_and_no_traceback(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)],
+        capture_output=True, text=True, timeout=120, env=environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "atexit" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ from wellfed.step.ranks import Ranks, Replicas, RetryingReplicas, Shards
 from wellfed.step.totals import Totals
 from wellfed.step.train_step import StepListener, TrainStep
 from wellfed.units import gib
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class StepModule(pl.LightningModule):
         self.step: TrainStep | None = None
         """Of the training that goes on."""
         self._delivery: Delivery | None = None
+        self._lowered: Mapping[str, int] = {}
+        """Micro-batch that the checkpoint's run had planned, and the smaller one that it went on with."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> pl.LightningModule:
         """The weights, under their names: what is kept of a model as an average. Data and journal are not copied."""
@@ -176,6 +181,11 @@ class StepModule(pl.LightningModule):
         trainer = self.trainer
         is_heard = any(hooks_of(callback, IN_STEP) for callback in trainer.callbacks)
         self.listener = CallbacksInStep(trainer, self) if is_heard else None
+        if self._lowered.get("planned") == self.micro.size and self.micro.go_on_with(self._lowered["size"]):
+            _LOG.warning(
+                "Going on with micro-batches of %d: the run that wrote the checkpoint ran out of memory with more.",
+                self.micro.size,
+            )
         self.step = self._make_step()
 
     def _make_step(self) -> TrainStep:
@@ -409,9 +419,12 @@ class StepModule(pl.LightningModule):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if len(self.micro.tried) > 1:  # gradients summed over other parts are not the same bit for bit
+            checkpoint["micro_batch"] = {"planned": self.micro.tried[0], "size": self.micro.size}
         if self.trainer.world_size == 1:
             checkpoint["totals"] = self.totals.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._lowered = checkpoint.get("micro_batch", {})
         if self.trainer.world_size == 1 and "totals" in checkpoint:
             self.totals.load_state_dict(checkpoint["totals"])

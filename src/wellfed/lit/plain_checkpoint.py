@@ -35,7 +35,8 @@ class DigestCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        is_users = not target.name.startswith(".")  # a run folder that was removed is not made again
+        target.parent.mkdir(parents=is_users, exist_ok=True)
         facts = {"step": checkpoint.get("global_step"), **facts}
         checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import multiprocessing.queues
+import multiprocessing.util
 import os
 import pickle
 import re
@@ -283,6 +284,7 @@ class ProcessBackend:
             }
         dataset: Dataset[BuiltBatch] = _InWorker(self._builder, self._heartbeats)
         with _undisturbed():
+            multiprocessing.util.get_temp_dir()  # one for all workers: a killed worker would leave its own
             return DataLoader(
                 dataset,
                 sampler=self._requests,

@@ -51,6 +51,15 @@ class MicroBatches:
         self.tried.append(self.size)
         return self.size
 
+    def go_on_with(self, size: int) -> bool:
+        """Step down to a size that an earlier part of the run went on with; whether that is smaller."""
+        if size >= self.size:
+            return False
+        self._steps = None if self._steps is None else [step for step in self._steps if step < size]
+        self.size = size
+        self.tried.append(size)
+        return True
+
 
 @dataclass(frozen=True)
 class Rung:

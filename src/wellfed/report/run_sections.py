@@ -60,7 +60,10 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
-        ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
+        ReportSection(
+            *("metrics", "Metrics", tested_lines(record), ("metric", "first", "latest"), metrics),
+            screen=[*metric_lines(metrics), *tested_lines(record)],
+        ),
         *file_sections(record),
         # Shown when the run began.
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
@@ -95,6 +98,11 @@ def metric_lines(rows: Sequence[Row]) -> list[str]:
     return [
         f"{name} {latest}" + (f" (first {first})" if first not in ("", latest) else "") for name, first, latest in rows
     ]
+
+
+def tested_lines(record: RunRecord) -> list[str]:
+    """Whose weights the figures of the test split are of."""
+    return [] if record.tested is None else [f"test/ is of {record.tested}"]
 
 
 def plan_rows(record: RunRecord) -> list[Row]:

@@ -35,6 +35,7 @@ from wellfed.record import (
     SynchronisationEntry,
 )
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
+from wellfed.run import run_folder
 from wellfed.run.ending import Outcome
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
 from wellfed.run.other_ranks import NodeGpus
@@ -310,6 +311,7 @@ class Bookkeeper:
         if outcome.by_non_finite_loss:
             self.journal.event("nan", action="raise", **self.bad_sample)
         self._fill_in(metrics)
+        run_folder.release(self.folder)
         doubt = contradiction(record)
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))

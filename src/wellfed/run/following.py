@@ -23,7 +23,7 @@ from wellfed.planning.nodes import RankFacts, code_faults
 from wellfed.record import FILE_NAME, GitState, write_atomically
 from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.line import Line
-from wellfed.run.resume import Target, latest_checkpoint
+from wellfed.run.resume import Target, checkpoints_of
 from wellfed.run.train import own_git_state, spin_less, train
 from wellfed.units import show_text
 
@@ -138,9 +138,9 @@ def _rank_0_is_gone(launch: Launch, word: Word, outcome: Outcome) -> None:
     """Write into its record what it can't any more."""
     if launch.rank > 1 and not launch.is_first_of_node:  # enough others do
         return
-    path, checkpoint = word.folder / FILE_NAME, latest_checkpoint(word.folder)
-    if checkpoint is not None:
-        outcome = replace(outcome, advice=f"resume={word.folder} goes on from {checkpoint.name}.")
+    path = word.folder / FILE_NAME
+    if checkpoints_of(word.folder):
+        outcome = replace(outcome, advice=f"resume={word.folder} goes on from its last checkpoint.")
     if launch.rank == 1 or launch.node > 0:
         print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
     with suppress(OSError, ValueError):

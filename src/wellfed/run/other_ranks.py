@@ -31,6 +31,7 @@ from wellfed.record import write_atomically
 from wellfed.run.ending import Outcome
 from wellfed.run.line import Line
 from wellfed.run.planner import Planner
+from wellfed.run.run_folder import RUN_FOLDER
 
 _TOLD = "WELLFED_RANK_0"
 """Environment variable: `RankZero`, pickled, in hexadecimal digits."""
@@ -63,7 +64,7 @@ class RankZero:
 
     def tell(self, overrides: Sequence[str]) -> None:
         """On rank 0, before the others are started; ``overrides``: ``resume=auto`` must mean the same run there."""
-        os.environ[_TOLD] = pickle.dumps(self).hex()
+        os.environ[_TOLD], os.environ[RUN_FOLDER] = pickle.dumps(self).hex(), str(self.folder)
         sys.argv[1:] = [*where_flags(sys.argv[1:]), *overrides]
 
 

@@ -49,6 +49,7 @@ from wellfed.record import LongestWaitEntry
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
+from wellfed.run.checkpoint_file import step_of
 from wellfed.run.feature_stages import planned_stages
 from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
@@ -355,8 +356,16 @@ class Passes:
         if not self._learner.evaluates("test"):
             return {}
         self._progress.enter("test")
-        best = self._checkpoints.folder / BEST
-        self.evaluate(best if best.exists() else None)
+        best, checkpoints = self._checkpoints.folder / BEST, self._checkpoints
+        is_there = best.exists()
+        self.evaluate(best if is_there else None)
+        self._books.record.tested = f"the weights of step {self.figures.step}, which training ended with"
+        if is_there:
+            step, by = step_of(best), f"best {checkpoints.best_mode} of val/{checkpoints.best_metric}"
+            where = "" if step is None else f" of step {step}"
+            self._books.record.tested = f"the weights of {BEST}{where} ({by})"
+            if any(type(callback).__name__ == "ModelCheckpoint" for callback in self._parts.callbacks.values()):
+                self._books.record.tested += "; your ModelCheckpoint keeps files of its own"
         return {} if self._rank > 0 else self._learner.artifacts()
 
     def evaluate(self, checkpoint: Path | None) -> dict[str, float]:

@@ -18,11 +18,11 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.launcher import own_local_rank
+from wellfed.launcher import own_local_rank, requeue
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.lit.callbacks.pruning import Judge
 from wellfed.memory import cap, oom
@@ -40,7 +40,7 @@ from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.run.resume import Target, checkpoints_of
-from wellfed.stop_request import StopRequest
+from wellfed.stop_request import EXIT_TIME_LIMIT, StopRequest
 from wellfed.units import show_text
 
 _LOG = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Run:
         self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
         self._resumed_at = 0
+        self._saved: dict[str, int] = {}
         self._planned: tuple[RunPlan, Callable[[RanOut], list[str]]] | None = None
 
     def go(self) -> int:
@@ -106,6 +107,9 @@ class Run:
         if self.rank == 0:
             first = self._passes.figures.first if self._passes else {}
             screen.show_end(self._console, books.record, first, self.folder)
+            is_warned = outcome.exit_code == EXIT_TIME_LIMIT and self.measure is None
+            if is_warned and (problem := requeue()) is not None:
+                _LOG.warning("The job could not be queued again: %s", problem)
         return outcome.exit_code
 
     def _stages(self) -> None:
@@ -145,6 +149,7 @@ class Run:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
                 assemble.end(planner.parts)
+                self._saved.update(passes.saved)
                 self._passes = self.parts = None
                 first = passes.figures.first
                 del passes, planner  # and with them all that the training has made
@@ -238,10 +243,10 @@ class Run:
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
         """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
-        checkpoint, damaged = target.checkpoint, list(target.damaged)
+        checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := self._loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
-            checkpoint = next(other for other in checkpoints_of(self.folder) if other not in damaged)
+            checkpoint = next(other for other in checkpoints_of(folder) if other not in damaged)
         passes.check_fits(checkpoint, state)
         step, epochs = _place_of(state, passes)
         self.target, self._resumed_at = replace(target, checkpoint=checkpoint), step
@@ -262,7 +267,7 @@ class Run:
         try:
             return load_checkpoint(checkpoint)
         except ConfigError:
-            if not target.in_place or set(checkpoints_of(self.folder)) <= {*damaged, checkpoint}:
+            if not target.in_place or set(checkpoints_of(checkpoint.parent.parent)) <= {*damaged, checkpoint}:
                 raise
             return None
 
@@ -291,23 +296,36 @@ class Run:
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
         """The same, whose advice says how much of the training is saved, and how to go on from there."""
-        if not self.has_trained or self.measure is not None or self.rank > 0:
+        if self.measure is not None or self.rank > 0 or outcome.is_refusal:
+            return outcome
+        target = self.target
+        is_as_before = target is not None and target.in_place and self._books.record.steps <= self._resumed_at
+        if outcome.status == "failed" and is_as_before and not self._newest_saved:
+            why = f"{self.folder} can't be gone on with, and is as it was. rerun={self.folder} starts it again."
+            return replace(outcome, exit_code=EXIT_NOTHING_RUN, advice=f"{outcome.advice} {why}".lstrip())
+        if not self.has_trained:
             return outcome
         reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
         said = [outcome.advice] if outcome.advice else []
         if step < reached:
             said.append(f"last saved step {step} of {reached}.")
-        if name is None:
-            said.append("There is no checkpoint to go on from; rerun= starts the run again.")
+        if name is None and target is not None:
+            said.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
+        elif name is None:
+            said.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
         elif "resume=auto goes on" not in outcome.advice:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
             said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
         return replace(outcome, advice=" ".join(said))
 
+    @property
+    def _newest_saved(self) -> Mapping[str, int]:
+        """Step of each checkpoint that was written in this process, by file name; before a restart too."""
+        return {**self._saved, **({} if self._passes is None else self._passes.saved)}
+
     def _newest_checkpoint(self) -> tuple[str | None, int]:
         """File and step of what ``resume=`` would go on from in this folder."""
-        saved = {} if self._passes is None else self._passes.saved
-        if saved:
+        if saved := self._newest_saved:
             name = LAST if LAST in saved else BEST
             return name, saved[name]
         target = self.target
@@ -334,6 +352,8 @@ class Run:
             stays = not outcome.is_refusal or self.measure is not None
             where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
+            if outcome.advice:
+                print(show_text(outcome.advice), file=sys.stderr)
         else:
             print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
 

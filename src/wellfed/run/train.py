@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, WellfedError
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
 from wellfed.launcher import launched, own_rank
 from wellfed.masking import MaskedFormatter, learn, masked_override
 from wellfed.planning.nodes import launch_faults
@@ -41,7 +40,7 @@ process wants the cores: record 2026-11-21_omp_spin_cpu."""
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
-    "host",
+    *("host", "tested"),
 )
 """What a run that goes on in its folder knows of itself already, until it has something newer."""
 
@@ -89,11 +88,12 @@ def _train(
     target = word.target if word else _target(config, rank)
     if target and target.earlier:
         resume.check_unchanged(composed, target.earlier)
-    folder = _open_folder(composed, target, rank)
+    folder = _open_folder(composed, target, rank, word)
     set_environment(os.environ, config)
     with only_one(folder.path):
         if target is not None and target.in_place and word is None:  # another resume may have ended since
             target = _target(config, rank)
+        folder = folder.keep()
         run, run_record = None, begin_record(composed, folder, target)
         try:
             if rank == 0:
@@ -123,11 +123,18 @@ def _train(
             run_record.exit_code = exit_code = exit_code_of(stopped.signum)
             run_record.write(folder.path)
         except BaseException:
-            if run is None or not run.has_trained:
+            if rank > 0:
+                folder.keep_log(f"train.rank{rank}.log")
+            if run is None or not run.has_trained or rank > 0:
                 folder.undo()
+            folder.done()
             raise
+        if rank > 0 and EXIT_OK < exit_code < exit_code_of(0):  # no signal has ended it
+            folder.keep_log(f"train.rank{rank}.log")
         if (run is not None and run.is_refused and not is_trial) or rank > 0:
             folder.undo()
+        folder.done()
+        run_folder.release(folder.path)
         return exit_code
 
 
@@ -144,10 +151,12 @@ def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> Non
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, rank: int) -> run_folder.RunFolder:
+def _open_folder(
+    composed: Composed[RunConfig], target: resume.Target | None, rank: int, word: Word | None
+) -> run_folder.RunFolder:
     config = composed.config
     if rank > 0:  # rank 0 writes down what all of them do
-        return run_folder.RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+        return run_folder.of_rank(rank, None if word is None else word.folder)
     if composed.run_dir is not None:
         return run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
     return run_folder.create(Path(config.paths.log_dir), config.workload.name)
@@ -162,6 +171,7 @@ def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRec
     try:
         composed.write_hydra_files(folder)
         run_record.write(folder)
+        run_folder.reserve(folder)
     except OSError as error:
         problem = f"nothing can be written to {folder}: {error.strerror}."
         raise ConfigError.of("paths.log_dir", problem, "Free space, or name a folder on another disk.") from error
@@ -229,4 +239,5 @@ def log_file(path: Path) -> Iterator[None]:
         root.setLevel(level)
         for logger, handler in handlers:
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk
+                handler.close()

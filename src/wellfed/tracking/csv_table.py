@@ -137,11 +137,11 @@ def column(path: Path, name: str) -> list[float]:
     """
     if not path.exists():
         return []
-    (names, *rows), _ = _cells_of(path) if path.stat().st_size else ([[]], False)
-    if name not in names:
+    lines, _ = _cells_of(path)
+    if not lines or name not in lines[0]:
         return []
-    place = names.index(name)
-    figures = (_figure(row[place]) for row in rows if len(row) == len(names))
+    place = lines[0].index(name)
+    figures = (_figure(line[place]) for line in lines[1:] if len(line) == len(lines[0]))
     return [figure for figure in figures if figure is not None]
 
 
@@ -152,7 +152,7 @@ def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bo
 
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
-    """The cells of each line that has its end, and whether something follows them. Of a quote without its end no cells."""
+    """The cells of each line that has its end, and whether something follows; none of a line with an open quote."""
     text = path.read_bytes().decode("utf-8", errors="replace")
     *lines, torn = text.split("\n")  # only a line with its end is whole: a last figure may lack some digits
     return [_cells(line) for line in lines], bool(torn)

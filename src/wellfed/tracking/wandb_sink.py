@@ -6,7 +6,9 @@ import logging
 import netrc
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from wellfed.tracking.sink import GuardedSink
 
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
+_SLOW_S = 5.0
 _FLUSH_S = 0.1
 """How long wandb may hold rows back from its file; its own 15 s are lost by a kill (wandb PR 12742)."""
 _AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
@@ -92,9 +95,34 @@ class WandbSink(GuardedSink):
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         try:
-            self.run.summary.update(dict(summary))
-        finally:
-            self.run.finish(exit_code=exit_code)
+            with _said_if_slow("wandb has not taken all figures yet"):
+                try:
+                    self.run.summary.update(dict(summary))
+                finally:
+                    self.run.finish(exit_code=exit_code)
+        except Exception:
+            _forget_service(exit_code)
+            raise
+
+
+@contextmanager
+def _said_if_slow(what: str) -> Iterator[None]:
+    """Logs a warning once what is done within has taken some seconds."""
+    timer = threading.Timer(_SLOW_S, _LOG.warning, ("%s; waiting for it.", what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _forget_service(exit_code: int) -> None:
+    """Lets go of a service that is gone; at the end of the process wandb would raise where nobody can catch it."""
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown(exit_code)
 
 
 def open_run(
@@ -150,7 +178,8 @@ def open_run(
 
     try:
         try:
-            run = start(mode)
+            with _said_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
+                run = start(mode)
         except Exception as error:
             if mode != "online":
                 raise

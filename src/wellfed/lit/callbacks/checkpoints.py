@@ -73,6 +73,8 @@ class Checkpoints(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._unset = unset_buffers(trainer.lightning_module)
         self._looked_step = trainer.global_step  # a checkpoint that was loaded was looked at when it was written
+        if trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == (self.folder / LAST).resolve():
+            self._saved_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         due = self._every_steps is not None and trainer.global_step % self._every_steps == 0

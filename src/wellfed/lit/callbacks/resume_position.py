@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed import generators
@@ -20,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ExactResume(pl.Callback):
-    """Keeps all generators and the loader's position in checkpoints, and puts the generators back before the next step.
+    """Keeps each rank's generators and the loader's position in checkpoints; puts generators back before the next step.
 
     Loaders have drawn their seeds by then. Must stand before the user's callbacks, which may draw.
     """
@@ -29,7 +30,11 @@ class ExactResume(pl.Callback):
         self._state: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = generators.state()
+        checkpoint["rng"] = own = generators.state()
+        if trainer.world_size > 1:  # all ranks save, and one writes
+            of_ranks: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(of_ranks, own)
+            checkpoint["rng_of_ranks"] = of_ranks
         loader = trainer.train_dataloader
         if hasattr(loader, "state_dict"):
             checkpoint["position"] = loader.state_dict()
@@ -37,7 +42,8 @@ class ExactResume(pl.Callback):
     def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
-        self._state = checkpoint.get("rng")
+        of_ranks = checkpoint.get("rng_of_ranks", ())
+        self._state = of_ranks[trainer.global_rank] if len(of_ranks) == trainer.world_size else checkpoint.get("rng")
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
         if "current_model_state" in checkpoint and not averages:
             # What stands in the place of the weights is the average, which training does not go on from.

@@ -95,4 +95,4 @@ def _is_between_steps(trainer: pl.Trainer) -> bool:
     if position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position:
         loader.load_state_dict({**position, "batch": steps})
         return True
-    return is_before_epoch or position["batch"] == steps
+    return is_before_epoch or bool(position["batch"] == steps)
