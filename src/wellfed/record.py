@@ -609,7 +609,7 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 _COUNTED = (
     "_steps",
-    "_workers",
+    "num_workers",
     "_factor",
     "_batch",
     "_batch_size",

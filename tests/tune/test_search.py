@@ -524,7 +524,7 @@ def test_a_real_gain_is_found_in_that_noise_and_mostly_claimed() -> None:
             claimed += any(first[0] <= {*step.change.overrides} for step in claims(search))
     assert tried >= 20
     assert found >= 0.9 * tried
-    assert claimed >= 0.5 * tried
+    assert claimed >= 0.4 * tried
 
 
 def test_a_large_gain_takes_one_run_more() -> None:
