@@ -475,7 +475,7 @@ def bounded(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return value[:_LONGEST_TEXT]
     if isinstance(value, (int, float)):
-        return value if isinstance(value, bool) or -_HIGHEST < value < _HIGHEST else None
+        return value if isinstance(value, bool) or -_HIGHEST <= value <= _HIGHEST else None
     if value is None or depth > _DEEPEST:
         return None
     if isinstance(value, dict):
@@ -587,7 +587,7 @@ def _is_sound(name: str, value: Any) -> bool:
     """Whether a knob or a fact of a GPU, of which no type is declared here, has a value that its name allows."""
     if value is None:
         return True
-    if name.endswith(_COUNTED):
+    if name.endswith(_COUNTED) and not name.endswith("micro_batch_steps"):  # which are a list
         return _is_number(value) and value >= 0
     if name == "capability":
         return isinstance(value, str) and re.fullmatch(r"\d+\.\d+", value) is not None
