@@ -14,12 +14,14 @@ import math
 import numbers
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
@@ -460,7 +462,16 @@ class RunRecord:
             made = cls(**_members(cls, found, ""))
         except TypeError as error:
             raise ValueError(f"{folder / FILE_NAME} is not a run record: {error}.") from error
-        made.events = [{"kind": "unknown", "step": 0, **event} for event in made.events]
+        made.events = [{"kind": "unknown", "step": 0, **event} for event in made.events if _is_event(event)]
+        made.config = {
+            name: _sound(value) if isinstance(value, dict) else value
+            for name, value in made.config.items()
+            if name not in _SECTIONS or isinstance(value, dict)
+        }
+        made.plan = {knob: entry for knob, entry in made.plan.items() if _is_sound(knob, entry["value"])}
+        made.gpus = {gpu: _figures(found) for gpu, found in made.gpus.items()}
+        if "gpus" in made.machine:
+            made.machine["gpus"] = [_sound(gpu) for gpu in made.machine["gpus"]]
         if not {"device", "measured_peak_gib"} <= made.memory.keys():
             made.memory = {}
         if not {"cpu_pct", "rss_gib"} <= made.host.keys():
@@ -506,17 +517,41 @@ def read(folder: Path) -> dict[str, Any]:
         ValueError: the file is not a record of a schema this version knows.
     """
     path = folder / FILE_NAME
+    if (size := path.stat().st_size) > _LARGEST:
+        raise ValueError(f"{path} is not a run record: it has {size >> 20} MiB, and a record at most {_LARGEST >> 20}.")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as cause:
+        record = bounded(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as cause:
         raise ValueError(f"{path} is not a run record: {cause}") from cause
     if not isinstance(record, dict) or "schema" not in record:
         raise ValueError(f"{path} is not a run record: it has no key 'schema'.")
     if record["schema"] != SCHEMA:
         raise ValueError(f"{path} has schema {record['schema']}; this version of wellfed reads schema {SCHEMA}.")
+    if record.get("status", "running") not in get_args(Status):
+        raise ValueError(f"{path} is not a run record: its status is {str(record['status'])[:40]!r}.")
     if record.get("status") == "running" and not is_alive(record):
         record["status"] = "killed"
     return record
+
+
+_LARGEST = 32 * 2**20
+"""Bytes of a record that is read; what runs write is below, since their events are bounded."""
+_HIGHEST = 1e18
+"""No figure of a run is larger."""
+_LONGEST_TEXT, _MOST_ITEMS, _DEEPEST = 300_000, 100_000, 40
+
+
+def bounded(value: Any, depth: int = 0) -> Any:
+    """Parsed JSON of bounded size: null for numbers that no run has and for what is nested deeper than `_DEEPEST`."""
+    if isinstance(value, str):
+        return value[:_LONGEST_TEXT]
+    if isinstance(value, (int, float)):
+        return value if isinstance(value, bool) or -_HIGHEST <= value <= _HIGHEST else None
+    if value is None or depth > _DEEPEST:
+        return None
+    if isinstance(value, dict):
+        return {key[:_LONGEST_TEXT]: bounded(item, depth + 1) for key, item in islice(value.items(), _MOST_ITEMS)}
+    return [bounded(item, depth + 1) for item in value[:_MOST_ITEMS]]
 
 
 _ABOUT_THE_RATE = {"ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
@@ -573,8 +608,10 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
         return value
     if value is None:
         raise _NotThereError
-    if not isinstance(value, in_json):
+    if not isinstance(value, in_json) or (isinstance(value, bool) and in_json is not bool):
         raise TypeError(f"{place} is {str(value)[:40]!r}")
+    if hint in (int, float) and not (_is_possible(place, value) and (hint is float or value == int(value))):
+        raise _NotThereError
     if in_json is dict and origin is None:
         return _members(hint, value, f"{place}.")
     if origin not in (list, dict) or parts[-1] is Any:
@@ -588,6 +625,8 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
                 raise
             if parts[-1] is float:  # the last value of a metric, which was not finite
                 kept[name] = None
+    if place.endswith("ci95") and (len(kept) != 2 or kept[0] > kept[1]):
+        raise _NotThereError
     return list(kept.values()) if origin is list else kept
 
 
@@ -601,6 +640,71 @@ def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
             node = node.setdefault(group, {})
         node[knob] = value
     return filled
+
+
+_MAY_BE_NEGATIVE = ("metrics.", "exit_code", "seed", "other_s")
+_ABOVE_ZERO = ("samples_per_s", "factor", "period_s")
+
+
+def _is_possible(place: str, value: float) -> bool:
+    """Whether a figure can have this value, by its name."""
+    name = place.rpartition(".")[2]
+    if name.endswith("_frac") and name != "cpu_frac":
+        return 0 <= value <= 1.001
+    if name in _ABOVE_ZERO:
+        return value > 0
+    return value >= 0 or place.startswith(_MAY_BE_NEGATIVE) or name in _MAY_BE_NEGATIVE
+
+
+def _is_event(event: Mapping[str, Any]) -> bool:
+    """Whether what all events have is of its type."""
+    numbers_ = (event.get("step", 0), event.get("time_s", 0))
+    return isinstance(event.get("kind", ""), str) and all(_is_number(one) and one >= 0 for one in numbers_)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    """Whether a knob or a fact of a GPU, of which no type is declared here, has a value that its name allows."""
+    if value is None:
+        return True
+    if name.endswith(_COUNTED) and not name.endswith("micro_batch_steps"):  # which are a list
+        return _is_number(value) and value >= 0
+    if name == "capability":
+        return isinstance(value, str) and re.fullmatch(r"\d+\.\d+", value) is not None
+    return True
+
+
+def _sound(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if _is_sound(name, value)}
+
+
+def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a GPU: numbers, and summaries of numbers."""
+    kept: dict[str, Any] = {name: value for name, value in found.items() if value is None or _is_number(value)}
+    for name, value in found.items():
+        if isinstance(value, dict) and not name.startswith("energy"):
+            kept[name] = {part: figure for part, figure in value.items() if _is_number(figure)}
+    return kept
+
+
+_COUNTED = (
+    "_steps",
+    "num_workers",
+    "_factor",
+    "_batch",
+    "_batch_size",
+    "_prefetch",
+    "_gib",
+    "_w",
+    "accumulate",
+    "interval_s",
+)
+"""Ends of names that stand for a number."""
+_SECTIONS = ("workload", "trainer", "loader", "memory", "gpu", "telemetry", "logger", "sweep", "search", "paths")
+"""Parts of a configuration that are mappings."""
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:

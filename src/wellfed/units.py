@@ -7,6 +7,9 @@ import re
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, marks that turn the direction of writing, and halves of characters."""
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
 GIB = 2**30
 MIB = 2**20
 
@@ -86,6 +89,13 @@ def show_factor(factor: float) -> str:
 def show_text(text: str) -> str:
     """The text with control characters written out (``\\x1b``): no terminal, page or file obeys any."""
     return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def spreadsheet_cell(value: object) -> object:
+    """The value for a CSV that a spreadsheet may open: a text that it would take for a formula begins with a quote."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
 
 
 def show_line(text: str) -> str:

@@ -76,7 +76,7 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
     assert [entry.trial for entry in made.ranked] == [0]
     assert [(entry.status, entry.why) for entry in made.entries[1:]] == [
         ("pruned", "ended after 2 validations, 8 steps"),
-        ("oom", "no room Less."),
+        ("oom", "no room Less. Log: p2/stderr.txt"),
         ("ok", "ended well, but validation gave no finite figure of the metric"),
         ("killed", "exit code -9"),
     ]

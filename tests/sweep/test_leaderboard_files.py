@@ -15,6 +15,7 @@ from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.leaderboard_files import CSV, to_csv, to_markdown, write
 from wellfed.sweep.ledger import Read, Row
 from wellfed.sweep.ranking import Leaderboard, leaderboard
+from wellfed.units import spreadsheet_cell
 
 ODD = ("[16, 8]", "a,b", 'say "hi"', "it's", "$(rm x) | y", "two\nlines", "ü ✓", "", "\r")
 
@@ -55,9 +56,19 @@ def test_odd_overrides_can_be_pasted_into_a_shell() -> None:
     sweep = made.sweep_file({"odd": ODD}, fixed=("name='a b'",))
     found = board(sweep, [made.row(point) for point in sweep.points])
     rows = table(found)
-    assert {row["odd"] for row in rows} == set(ODD)
+    shown = {str(spreadsheet_cell(value)): value for value in ODD}
+    assert {row["odd"] for row in rows} == set(shown)
     for row in rows:
-        assert shlex.split(row["overrides"]) == ["name='a b'", f"odd={row['odd']}"]
+        assert shlex.split(row["overrides"]) == ["name='a b'", f"odd={shown[row['odd']]}"]
+
+
+def test_no_spreadsheet_takes_an_error_for_a_formula() -> None:
+    sweep = made.sweep_file({"n": ("1", "-2", "=A1")})
+    error = {"kind": "code", "message": "=HYPERLINK(1)", "advice": ""}
+    rows = [made.failed_row(point, "failed", error=error) for point in sweep.points]
+    found = table(board(sweep, rows))
+    assert [row["error"][:14] for row in found] == ["'=HYPERLINK(1)"] * 3
+    assert sorted(row["n"] for row in found) == ["'=A1", "-2", "1"]
 
 
 def test_markdown_tables_keep_their_columns_whatever_is_in_them() -> None:

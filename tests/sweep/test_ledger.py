@@ -16,7 +16,7 @@ from wellfed.sweep import ledger
 from wellfed.sweep.ledger import Read, Row, append, missing, read
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\n", "\r\n", "\u2028", "\udc80"])
-FIGURE = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+FIGURE = st.none() | st.floats(-1e18, 1e18)
 STATUSES = get_args(Status)
 ROWS = st.builds(
     Row,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.sweep import made
 from wellfed.sweep.grid import SweepFile
+from wellfed.sweep.leaderboard_columns import columns
 from wellfed.sweep.ledger import Read, Row, read
 from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
 
@@ -279,3 +280,19 @@ def test_a_trial_that_ended_well_without_a_usable_rate_has_no_rank(rate: float |
 def test_a_status_of_a_later_version_is_a_failure() -> None:
     found = board(replace(rated(100)[0], status="melted", samples_per_s=None))
     assert of(found, 0).status == "failed"
+
+
+def test_a_factor_over_the_baseline_has_an_interval_and_is_not_claimed_among_ties() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "slow", "fast")})
+    shown = {}
+    for own in (0.01, 0.2, None):
+        found = board(*rated(100, 122, 300, own=own, sweep=sweep), sweep=sweep)
+        (column,) = [column for column in columns(found) if column.head == "vs baseline"]
+        shown[own] = {entry.values["loader"]: column.text(entry) for entry in found.entries}
+        assert found.effects.shares.keys() == {"loader"}
+    assert shown[0.01] == {"baseline": "1x", "slow": "1.22x (1.20 to 1.24)", "fast": "3.00x (2.96 to 3.04)"}
+    assert shown[0.2]["slow"] == "tied"
+    assert shown[None]["slow"] == "1.22x?"
+    tied = board(*rated(100, 101, 102, own=0.2, sweep=sweep), sweep=sweep)
+    assert tied.effects.shares == {}
+    assert tied.effects.absent == {"loader": "all points tie: no difference of rate is beyond noise"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from wellfed import record
 from wellfed.record import RunRecord
 from wellfed.sweep.ledger import Row, append, read
-from wellfed.sweep.rows import ended_row, recorded_row, refused_row
+from wellfed.sweep.rows import ended_row, recorded_row, refused_row, why_of
 
 BEGUN = Row("p", "trial", ("seed=1",), "failed", 1, folder="p", code="abc", predicted_peak_gib=1.5, device="a cpu")
 
@@ -215,3 +215,29 @@ def test_a_point_that_is_not_run_tells_why() -> None:
     assert row.error is not None
     assert (row.status, row.error["kind"], row.error["message"]) == ("infeasible", "config", "needs 20 GiB")
     assert row.started_at.endswith("+00:00")
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "model.py", line 3, in forward
+    return self.layer(x)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+(22 frames of libraries are left out: all are in p/train.log)
+"""
+
+
+def test_a_failed_trial_has_the_errors_own_line_and_the_path_of_its_log(tmp_path: Path) -> None:
+    left(tmp_path, stderr=TRACEBACK)
+    row = ended(tmp_path, 1)
+    assert row.error is not None
+    assert row.error["message"] == "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    assert why_of(row.error, row.folder) == f"{row.error['message']} Log: p/stderr.txt"
+
+
+def test_a_message_of_many_lines_fits_into_a_cell() -> None:
+    lines = ["RuntimeError: Error(s) in loading state_dict for Net:", *("  size mismatch for layer" for _ in range(40))]
+    told = why_of({"message": "\n".join(lines), "advice": "x" * 5000}, "p")
+    assert told.startswith(f"{lines[0]} xxx")
+    assert told.endswith("... Log: p/stderr.txt")
+    assert len(told) < 700
+    assert why_of({"message": "no such option"}, "") == "no such option"

@@ -55,8 +55,9 @@ def test_all_is_told_and_the_line_to_use_is_last(search: TuneSearch) -> None:
     gain = TuneGain(1.9, (1.8, 2.0), 3)
     written = WrittenOptions((Path("configs/loader/mine.yaml"),), None, ("loader=mine", "seed=1 2"))
     made = report(search, TurnsMeasured([1.0] * 3, [1.9] * 3, gain, 30.0), written)
-    *_, spent, proven, advice, files, use = made.lines()
+    *_, spent, noise, proven, advice, files, use = made.lines()
     assert spent == "3 trials in 15.0 s; ended because 3 trials are done, as many as were allowed."
+    assert noise == "Noise between runs: unknown, since no configuration was measured twice."
     assert proven.startswith("Start and result in turn (30.0 s): 1.90 times as good in rate (95 % interval 1.80 to 2.0")
     assert advice.startswith("Advice: workload.effective_batch_size=512: changes what is learned, so it was not tried.")
     assert files == "Written: configs/loader/mine.yaml"

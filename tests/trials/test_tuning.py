@@ -37,6 +37,9 @@ class Played:
         self.measure = self.latest = lambda overrides: replace(play(overrides), overrides=tuple(overrides))
         self._turns, self._findings = list(turns), list(findings)
 
+    def measure_again(self, overrides: Sequence[str], number: int) -> Row:
+        return self.measure(overrides)
+
     def record(self, row: Row) -> RunRecord:
         features = "cache" if FASTER[0] in row.overrides else "dynamic"
         plan: Any = {"memory.features": {"value": features, "because": "", "source": "predicted"}}

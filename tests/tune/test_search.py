@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -470,3 +473,65 @@ def test_nothing_is_gone_on_with_that_did_not_even_look_better() -> None:
     tell_next(search, measured(101, finding("gpu.compile=default"), half=0.5))
     assert search.propose() is None
     assert search.best is search.start
+
+
+# -- noise between runs -----------------------------------------------------------------------------------------------
+
+
+def searched_in_noise(seed: int, noise: float, gains: Callable[[Change], float]) -> TuneSearch:
+    """A search in which runs of one configuration differ by this noise, which no interval of a run knows of."""
+    made, dice = MadeMachine.draw(seed), random.Random(seed)
+    start = [*made.starts()][seed % 5]
+
+    def run(change: Change, number: int = 0) -> Trial:
+        trial = made.run(typed_behind(start, change.overrides))
+        if trial.figure is None:
+            return trial
+        figure = 1000 * gains(change) * math.exp(dice.gauss(0, noise))
+        return replace(trial, figure=figure, ci95=(0.995 * figure, 1.005 * figure))
+
+    search = TuneSearch(SAMPLES_PER_S, ROOM, TuneMachine(made.cores, made.has_card), again=run)
+    while (change := search.propose()) is not None:
+        search.tell(change, run(change))
+    return search
+
+
+def claims(search: TuneSearch) -> list[Any]:
+    """Steps that are kept as better, not as what is gone on with within noise."""
+    return [step for step in search.steps if step.is_kept and step.before and "within noise" not in step.why]
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.10])
+def test_noise_between_runs_is_seldom_kept_as_a_gain(noise: float) -> None:
+    searches = [searched_in_noise(seed, noise, lambda change: 1.0) for seed in range(60)]
+    assert sum(bool(claims(search)) for search in searches) < 0.1 * len(searches)
+    assert all(sum(len(step.figures) for step in search.steps) <= ROOM.max_trials for search in searches)
+
+
+def test_a_real_gain_is_found_in_that_noise_and_mostly_claimed() -> None:
+    found = claimed = tried = 0
+    for seed in range(30):
+        first: list[frozenset[str]] = []
+
+        def gains(change: Change, first: list[frozenset[str]] = first) -> float:
+            first += [frozenset(change.turned)] if change.turned and not first else []
+            return 1.15 if first and first[0] <= {*change.overrides} else 1.0
+
+        search = searched_in_noise(seed, 0.03, gains)
+        if first and search.best is not None:
+            tried += 1
+            found += first[0] <= {*search.best.change.overrides}
+            claimed += any(first[0] <= {*step.change.overrides} for step in claims(search))
+    assert tried >= 20
+    assert found >= 0.9 * tried
+    assert claimed >= 0.4 * tried
+
+
+def test_a_large_gain_takes_one_run_more() -> None:
+    search = searched_in_noise(3, 0.002, lambda change: 2.0 if change.overrides else 1.0)
+    step = search.steps[1]
+    assert step.is_kept
+    assert len(step.figures) + len(search.steps[0].figures) <= 4
+    assert search.noise is not None
+    assert search.noise.relative_sd < 0.02
+    assert search.noise_in_words.startswith("Noise between runs of one configuration: 0.")

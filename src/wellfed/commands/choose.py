@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from wellfed import record
 from wellfed.commands.answer import Answer
 from wellfed.commands.leaderboard import add_sweep
 from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.record import RunRecord
 from wellfed.sweep import folders
 from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
 from wellfed.sweep.winner import chosen, in_words, tie_in_words
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     board = leaderboard(*folders.load(folder))
     entry = chosen(board, asked.point)
     try:
-        found = record.read(folder / entry.folder)
+        found = asdict(RunRecord.read(folder / entry.folder))
     except (OSError, ValueError) as error:
         problem = f"its record can't be read, and the planned numbers are in there: {error}"
         way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."

@@ -60,5 +60,5 @@ def _folders(log_dir: Path, workload: str | None) -> list[Path]:
 def _digest(folder: Path) -> RunDigest:
     try:
         return digest(folder, RunRecord.read(folder))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # one run never hides the others
         return digest(folder, error)

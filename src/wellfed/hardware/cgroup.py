@@ -52,7 +52,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _mounted(mount: Path, controllers: str) -> list[str]:
-    """Names that a v1 hierarchy of these controllers may be mounted by: kernel and mount may list them in two orders."""
+    """Names that a v1 hierarchy may be mounted by: kernel and mount may list its controllers in different orders."""
     wanted = controllers.split(",")
     try:
         joined = sorted(folder.name for folder in mount.iterdir() if "," in folder.name)

@@ -20,7 +20,7 @@ from wellfed.record import write_atomically
 from wellfed.search.board_columns import columns, figure_text
 from wellfed.search.search_board import SearchBoard, TrialEntry
 from wellfed.search.space import Numbers, show_value
-from wellfed.units import show_text
+from wellfed.units import show_text, spreadsheet_cell
 
 NAMES = ("leaderboard.csv", "leaderboard.md", "leaderboard.html")
 CSV_COLUMNS = (
@@ -49,11 +49,12 @@ def to_csv(board: SearchBoard) -> str:
     """A row a point; numbers unrounded, empty where nothing is known; ``overrides`` can be pasted into a shell."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*CSV_COLUMNS, *board.search.space, "overrides", "why"])
+    writer.writerow(map(spreadsheet_cell, [*CSV_COLUMNS, *board.search.space, "overrides", "why"]))
     for entry in board.entries:
         known = {**({} if entry.row is None else vars(entry.row)), **vars(entry), "status": entry.status}
         cells = [known.get(name, "") for name in CSV_COLUMNS]
-        writer.writerow([*cells, *entry.values.values(), shlex.join(entry.overrides), " ".join(entry.why.split())])
+        texts = [*entry.values.values(), shlex.join(entry.overrides), " ".join(entry.why.split())]
+        writer.writerow(map(spreadsheet_cell, [*cells, *texts]))
     return stream.getvalue()
 
 

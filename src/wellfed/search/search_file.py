@@ -10,7 +10,7 @@ from typing import Any, Literal
 from wellfed.record import write_atomically
 from wellfed.search import space as spaces
 from wellfed.search.space import Axis
-from wellfed.sweep.folder_file import parsed
+from wellfed.sweep.folder_file import check_plain, parsed
 from wellfed.sweep.grid import NO_AXES, group_of
 
 FILE_NAME = "search.json"
@@ -72,5 +72,8 @@ class SearchFile:
         """
         with parsed(folder / FILE_NAME, "search", SCHEMA) as found:
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            check_plain(cls, known)
+            if known["mode"] not in ("max", "min"):
+                raise ValueError(f"mode is {str(known['mode'])[:40]!r}")
             known |= {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")}
             return cls(**known | {"space": spaces.from_dict(found["space"])})

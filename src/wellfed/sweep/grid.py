@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.record import write_atomically
-from wellfed.sweep.folder_file import parsed
+from wellfed.sweep.folder_file import check_plain, parsed
 from wellfed.sweep.objective import OBJECTIVES, SAMPLES_PER_S
 
 FILE_NAME = "sweep.json"
@@ -118,6 +118,7 @@ class SweepFile:
         """
         with parsed(folder / FILE_NAME, "sweep", SCHEMA) as found:
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            check_plain(cls, known)
             known["axes"] = {str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()}
             file = cls(**known | {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")})
             if file.objective not in OBJECTIVES:

@@ -12,6 +12,7 @@ from wellfed.pages.markdown_text import code_span, plain_line
 from wellfed.record import write_atomically
 from wellfed.sweep.leaderboard_html import page, to_html
 from wellfed.sweep.ranking import Leaderboard
+from wellfed.units import spreadsheet_cell
 
 CSV_COLUMNS = (
     *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
@@ -40,7 +41,7 @@ def to_csv(board: Leaderboard) -> str:
     """A row a point; numbers unrounded, empty where nothing is known; ``overrides`` can be pasted into a shell."""
     stream = io.StringIO()
     writer = csv.writer(_Lines(stream), lineterminator="\r\n")  # with this end a lone \r in a cell is quoted too
-    writer.writerow([*CSV_COLUMNS, *board.sweep.axes, "overrides", "error"])
+    writer.writerow(map(spreadsheet_cell, [*CSV_COLUMNS, *board.sweep.axes, "overrides", "error"]))
     for entry in board.entries:
         low, high = entry.ci95 or (None, None)
         worst, most = entry.of_baseline_ci95 or (None, None)
@@ -48,7 +49,8 @@ def to_csv(board: Leaderboard) -> str:
         figures |= {"of_baseline_low": worst, "of_baseline_high": most}
         cells = [figures[name] for name in CSV_COLUMNS]
         error = "" if entry.error is None else entry.why
-        writer.writerow([*cells, *entry.values.values(), shlex.join(entry.overrides), error])
+        texts = [*entry.values.values(), shlex.join(entry.overrides), error]
+        writer.writerow(map(spreadsheet_cell, [*cells, *texts]))
     return stream.getvalue()
 
 

@@ -10,13 +10,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+from types import NoneType
+from typing import Any, Generic, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from wellfed.masking import hidden_in
-from wellfed.record import Status, plain
+from wellfed.record import Status, bounded, plain
 from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
+_LONGEST_LINE = 2**20
+"""Characters of a row; a longer line is cut, and so no row."""
 
 
 RowKind = Literal["trial", "confirm", "repeat"]
@@ -81,18 +84,47 @@ class Row:
         Raises:
             KeyError, TypeError, ValueError: it is no row.
         """
-        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+        hints = get_type_hints(cls)
+        known = {
+            each.name: _checked(each.name, hints[each.name], found[each.name])
+            for each in fields(cls)
+            if each.name in found
+        }
         low_high = known.get("ci95")
         return cls(
             **{
                 **known,
                 "point": str(found["point"]),
                 "overrides": tuple(map(str, found["overrides"])),
-                "status": found["status"],
+                "status": known["status"],
                 "ci95": None if low_high is None else (float(low_high[0]), float(low_high[1])),
                 "stderr": tuple(map(str, known.get("stderr") or ())),
             }
         )
+
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    """The value of a row, if it is of its kind; texts of an error are made sure of. Raises ValueError otherwise."""
+    parts = get_args(hint)
+    if value is None:
+        if NoneType not in parts:
+            raise ValueError(f"{name} is null")
+        return None
+    if get_origin(hint) is Literal:
+        is_sound = value in parts
+    elif hint is str:
+        is_sound = isinstance(value, str)
+    elif hint in (int, float) or parts[:1] in ((int,), (float,)):
+        is_sound = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_sound = is_sound and (int not in (hint, *parts[:1]) or value == int(value))
+    elif name == "error":
+        is_sound = isinstance(value, Mapping)
+        value = {key: str(text) for key, text in value.items() if text is not None} if is_sound else value
+    else:  # a list of texts, or an interval
+        is_sound = isinstance(value, list)
+    if not is_sound:
+        raise ValueError(f"{name} is {str(value)[:40]!r}")
+    return value
 
 
 R = TypeVar("R", bound=Row)
@@ -167,8 +199,8 @@ def read_rows(folder: Path, kind: type[R]) -> ReadOf[R]:
         if not line.strip():
             continue
         try:
-            rows.append(kind.from_dict(json.loads(line)))
-        except (ValueError, KeyError, TypeError, IndexError):
+            rows.append(kind.from_dict(bounded(json.loads(line[:_LONGEST_LINE]))))
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             damaged.append(number)
     return ReadOf(tuple(rows), tuple(damaged))
 

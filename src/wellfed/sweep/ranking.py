@@ -296,8 +296,8 @@ def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Obj
                 width = math.exp(math.hypot(own, its))
                 ci95 = (of_baseline / width, of_baseline * width)
         of_best, on_front = mine / good[ranked[0].point], is_on_front(entry.point)
-        against = {"of_baseline": of_baseline, "of_baseline_ci95": ci95}
-        compared.append(replace(entry, of_best=of_best, on_front=on_front, **against))
+        with_baseline = replace(entry, of_baseline=of_baseline, of_baseline_ci95=ci95)
+        compared.append(replace(with_baseline, of_best=of_best, on_front=on_front))
     return compared
 
 

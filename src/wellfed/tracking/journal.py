@@ -46,6 +46,10 @@ STEP_COLUMNS = (
 )
 _PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
+MOST_OF_A_KIND = 500
+"""Events of a kind in the record: the first half and the latest; ``left_out`` of the one between counts the others."""
+_LONGEST_FACT = 10_000
+"""Characters of a text in an event."""
 KEPT_STEPS = 100_000
 """Figures at the end are over the last so many steps; steps.csv has them all."""
 
@@ -124,8 +128,15 @@ class Journal:
         """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""
         step = self.record.steps if step is None else step
         with self._lock:
-            facts = hidden_in(facts)
-            self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
+            facts = {name: _shortened(fact) for name, fact in hidden_in(facts).items()}
+            events = self.record.events
+            alike = [place for place, event in enumerate(events) if event["kind"] == kind]
+            if len(alike) >= MOST_OF_A_KIND:  # the first stay, and so do the latest
+                left_out = events.pop(alike[MOST_OF_A_KIND // 2])
+                events[alike[MOST_OF_A_KIND // 2 - 1]]["left_out"] = (
+                    1 + left_out.get("left_out", 0) + events[alike[MOST_OF_A_KIND // 2 - 1]].get("left_out", 0)
+                )
+            events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
         _LOG.info("event %s at step %d: %s", kind, step, facts)
 
     def steps(self, rows: Iterable[StepRow]) -> None:
@@ -211,6 +222,10 @@ class Journal:
                 return
             self.event("disk_full", step, message=str(error))
         _LOG.warning("%s can't be written: %s. Training goes on; what was written before is kept.", self.folder, error)
+
+
+def _shortened(fact: Any) -> Any:
+    return f"{fact[:_LONGEST_FACT]}..." if isinstance(fact, str) and len(fact) > _LONGEST_FACT else fact
 
 
 def _rate(rows: Sequence[StepRow]) -> float | None:

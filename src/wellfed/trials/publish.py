@@ -74,14 +74,14 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
 
 def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> None:
     try:
-        found = record.read(trial)
+        made, found = record.RunRecord.read(trial), record.read(trial)
     except (OSError, ValueError):  # it ended before it could write one
         return
-    sink = open_run(trial, name=row.point, config=found["config"])
+    sink = open_run(trial, name=row.point, config=made.config)
     for figures in _telemetry(trial / "telemetry.csv"):
         sink.log(figures)
     known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
-    sink.finish({name: value for name, value in known.items() if value is not None}, found["exit_code"] or 0)
+    sink.finish({name: value for name, value in known.items() if value is not None}, made.exit_code or 0)
     found["wandb"] = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
     record.write_atomically(trial / record.FILE_NAME, json.dumps(found, indent=1) + "\n")
 

@@ -27,7 +27,7 @@ from wellfed.units import counted, show_duration, show_factor
 
 _UNKNOWN_FRAC = 0.03
 """Half of the interval of a figure that tells none, over the figure."""
-_CONFIDENCE = 0.995
+_CONFIDENCE = 0.9975
 """One-sided, of a change that is kept: a search compares about ten, and seldom keeps one for noise alone."""
 _MOST_RUNS = 3
 """Measurements of a change that looks better; of the best one more."""
