@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
