@@ -179,7 +179,7 @@ class Evidence:
 
     @cached_property
     def once_s(self) -> float:
-        """Seconds that a run loses once, however long it is: setting up, its first steps beyond a usual one, its end."""
+        """Seconds that a run loses once, however long it is: start, end, and the first steps beyond a usual one."""
         wall, throughput = self.wall, self.record.throughput
         if wall is None:
             return 0.0
