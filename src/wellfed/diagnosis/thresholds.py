@@ -59,6 +59,8 @@ CONTENTION_FACTOR = 1.5
 a lock for the whole build makes it the number of workers)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
+CORE_WAIT_FRAC = 0.05
+"""Share of training for which a thread waits for a core: less costs a run hardly anything (as of waiting for data)."""
 BUSY_READINGS_FRAC = 0.25
 """Share of the readings with full cores, many of them others': more is a machine that others use."""
 LITTLE_FRAC = 0.5

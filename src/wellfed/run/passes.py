@@ -429,7 +429,14 @@ class Passes:
         try:
             learner, data_module = self._learner, self._parts.data_module
             summary = run_ceiling(
-                learner.module, deliveries, self._options, steps, self._books.folder, data_module, learner.in_parts, most_s
+                learner.module,
+                deliveries,
+                self._options,
+                steps,
+                self._books.folder,
+                data_module,
+                learner.in_parts,
+                most_s,
             )
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error

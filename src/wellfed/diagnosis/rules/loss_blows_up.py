@@ -54,9 +54,7 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _of_data(
-    evidence: Evidence, named: Mapping[str, Any], said: str, figures: dict[str, float | int | str]
-) -> Finding:
+def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: dict[str, float | int | str]) -> Finding:
     """A sample with such values was found in the batch of the step."""
     sample, ended = named["sample"], named.get("action") == "raise"
     place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"

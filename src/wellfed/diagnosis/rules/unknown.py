@@ -9,7 +9,7 @@ from wellfed.diagnosis.thresholds import CEILING_FACTOR, LEAST_AT_CEILING_FRAC, 
 from wellfed.record import WallEntry
 from wellfed.units import show_percent
 
-_ACCOUNTS = {
+WALL_NAMES = {
     "start_s": "start",
     "validation_s": "validations",
     "checkpoint_s": "checkpoints",
@@ -18,6 +18,7 @@ _ACCOUNTS = {
     "end_s": "end",
     "other_s": "other",
 }
+"""Parts of the wall time beside steps and callbacks, by their keys in the record."""
 _KNOWN_FRAC = 0.8
 """Share of the wall time in steps at the ceiling's rate and in a slow start: the rest is no reason to speak."""
 _MOST_NAMED, _LEAST_NAMED_FRAC = 3, 0.01
@@ -71,7 +72,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
 
 def _rest(wall: WallEntry) -> str:
     """What the rest went into, the largest first."""
-    spent_s = {name: wall[key] for key, name in _ACCOUNTS.items()}  # type: ignore[literal-required]
+    spent_s = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
     spent_s["callbacks"] = sum(wall["callbacks"].values())
     shares = {name: one_s / wall["total_s"] for name, one_s in spent_s.items()}
     largest = sorted(shares, key=lambda name: -shares[name])[:_MOST_NAMED]
