@@ -229,9 +229,7 @@ def data(
 
     train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
     collate = SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else None
-    return Datasets(
-        train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate
-    )
+    return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate)
 
 
 class Planted(nn.Module):

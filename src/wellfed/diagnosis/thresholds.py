@@ -53,8 +53,8 @@ LOADER_CPU_FRAC = 0.4
 BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
 CONTENTION_FACTOR = 1.5
-"""Time to build a batch beside other workers over the time alone: more is workers that wait for one another (a proposal;
-a lock for the whole build makes it the number of workers)."""
+"""Time to build a batch beside other workers over the time alone: more is workers that wait for one another (a
+proposal; a lock for the whole build makes it the number of workers)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
 LITTLE_FRAC = 0.5
