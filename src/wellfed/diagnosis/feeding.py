@@ -272,7 +272,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
-        alone_ms=evidence.record.loading.get("build_ms_alone"),
+        alone_ms=_alone_ms(evidence),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
@@ -339,6 +339,12 @@ def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
         return np.ones(len(evidence.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
+
+
+def _alone_ms(evidence: Evidence) -> float | None:
+    """Returns what building a batch took before training; None where other programs may have made it longer since."""
+    is_known = evidence.mean("others_cpu_pct") is not None
+    return evidence.record.loading.get("build_ms_alone") if is_known else None
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:
