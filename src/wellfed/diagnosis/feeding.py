@@ -33,7 +33,7 @@ from wellfed.diagnosis.thresholds import (
     QUEUED_FRAC,
     WAIT_FRAC,
 )
-from wellfed.units import GIB, MIB, counted
+from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
 """Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
@@ -148,6 +148,15 @@ class Feeding:
         needed, about = self.workers_needed, "about " if self.is_estimate else ""
         said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
         return f"{said} and one to spare" if self.workers_advised > needed else said
+
+    def show_doubt(self) -> str:
+        """What the low end of a gain of more workers rests on, in words; empty where building is mostly work."""
+        if self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC:
+            return ""
+        return (
+            f" Only {show_percent(self.cpu_frac)} of building is CPU time: more workers win nothing where batches wait "
+            "for a lock, a rate limit or a store at its limit."
+        )
 
     def figures(self) -> dict[str, float | int | str]:
         """What decided, by name."""

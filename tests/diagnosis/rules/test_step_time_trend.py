@@ -10,7 +10,7 @@ from wellfed.diagnosis.judge import judge
 from wellfed.diagnosis.rules.step_time_trend import check
 from wellfed.telemetry.machines import HOST
 
-RUNS = 400
+RUNS = 200
 
 
 def of_steps(times_ms, **more):
