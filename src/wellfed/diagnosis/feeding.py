@@ -209,8 +209,10 @@ def simulated_steps(
     starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
     places = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
     takes_ms = scale * np.asarray(builds)[places]
+    steps_ms: npt.NDArray[np.float64]
     if not workers:
-        return takes_ms.mean(axis=0) + fed_ms
+        steps_ms = takes_ms.mean(axis=0) + fed_ms
+        return steps_ms
     free_at, taken_at = np.zeros((workers, _REPLICATES)), np.zeros((length, _REPLICATES))
     now = np.zeros(_REPLICATES)
     for step in range(length):
@@ -220,7 +222,7 @@ def simulated_steps(
         taken_at[step] = now = np.maximum(now, free_at[worker])
         now = now + fed_ms
     first = min(ahead, length // 2)  # the queue fills at the start
-    steps_ms: npt.NDArray[np.float64] = (now - taken_at[first]) / (length - first)
+    steps_ms = (now - taken_at[first]) / (length - first)
     return steps_ms
 
 
