@@ -118,6 +118,8 @@ class MachineEntry(TypedDict, total=False):
 
     cpu: str
     cpu_quota_cores: float
+    host_cores: int
+    """CPUs of the machine, of which this process may use less."""
     ram_gib: float
     shm_gib: float | None
     gpus: list[dict[str, Any]]
@@ -191,6 +193,29 @@ class PhaseEntry(TypedDict):
 
     total_s: float
     times: int
+
+
+class WallEntry(TypedDict):
+    """What the wall time of training went into, in seconds. All but the total add up to the total."""
+
+    total_s: float
+    """From the start of the Trainer to its end, with the validation after the last step."""
+    start_s: float
+    """Up to the first step: setting up, sanity checks."""
+    steps_s: float
+    """Waiting for batches, copying, computing and the loop between two steps, without the callbacks' time."""
+    validation_s: float
+    checkpoint_s: float
+    epoch_end_s: float
+    """Between the last step of an epoch and the first of the next."""
+    logging_s: float
+    """Writing rows of figures, and handing them to loggers."""
+    callbacks: dict[str, float]
+    """By ``ClassName.hook``: callbacks, hooks of the user's LightningModule, and learning-rate schedulers as
+    ``ClassName.step``; the costliest first."""
+    end_s: float
+    """After the last step."""
+    other_s: float
 
 
 class MemoryEntry(TypedDict, total=False):
@@ -377,6 +402,8 @@ class RunRecord:
     before_training: StartEntry = field(default_factory=StartEntry)
     phases: dict[str, PhaseEntry] = field(default_factory=dict)
     """By the names that telemetry.csv has for them."""
+    wall: WallEntry | None = None
+    """None: not measured, as in records of earlier versions."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     process: ProcessEntry | None = None
     """None: training did not come to its end."""

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.record import RunRecord
+from wellfed.record import RunRecord, WallEntry
+
+
+def walled(*, steps_s: float, callbacks: dict[str, float] | None = None, **parts_s: float) -> WallEntry:
+    """The wall time of a training, as run.json has it."""
+    names = ("start_s", "validation_s", "checkpoint_s", "epoch_end_s", "logging_s", "end_s", "other_s")
+    parts = {"steps_s": steps_s, **dict.fromkeys(names, 0.0), **parts_s}
+    assert len(parts) == len(names) + 1
+    hooks = callbacks or {}
+    total_s = sum(parts.values()) + sum(hooks.values())
+    return {"total_s": total_s, **parts, "callbacks": hooks}  # type: ignore[typeddict-item]
 
 
 def evidence(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.diagnosis.evidence_of import walled
 from wellfed.diagnosis.ceiling_check import ceiling_line, contradiction
 from wellfed.record import RunRecord
 
@@ -63,9 +64,8 @@ def test_no_gain_is_promised_that_waiting_does_not_explain() -> None:
     line = ceiling_line(record(512, 1000, 0.008))
     assert line == (
         "ceiling 1,000 samples/s with batches already on the device: this run reached 51.2 % of it. But only 0.8 % of "
-        "its time went into data, which is all that a loader can win: the steps themselves took longer than in the "
-        "ceiling. The machine was slower meanwhile: other processes, or the run's own workers, had the CPU, or clocks "
-        "fell."
+        "its time went into data, which is all that a loader can win: the steps themselves were slower than in the "
+        "ceiling, and nothing that was recorded explains it."
     )
     assert "between the steps" in ceiling_line(record(512, 1000, 0.008, host=0.4))
 
@@ -112,6 +112,20 @@ def test_without_a_ceiling_the_waiting_predicts_what_can_be_won() -> None:
 def test_where_all_agrees_there_is_nothing_to_explain() -> None:
     assert ceiling_line(record(500, 1000, 0.5)).endswith("this run reached 50.0 % of it")
     assert ceiling_line(record(1000, 990, 0.01)).endswith("this run was no slower, so data cost it nothing")
+
+
+@pytest.mark.parametrize("hook", ["Own.on_train_batch_start", "Own.on_before_optimizer_step", "OneCycleLR.step"])
+def test_callbacks_within_the_steps_explain_a_ceiling_without_them(hook: str) -> None:
+    measured = replace(record(512, 1000, 0.008), wall=walled(steps_s=5.0, callbacks={hook: 5.0}))
+    assert contradiction(measured) is None
+    line = ceiling_line(measured)
+    assert line is not None
+    assert line.endswith("reached 51.2 % of it")
+    little = contradiction(replace(measured, wall=walled(steps_s=9.0, callbacks={hook: 1.0})))
+    assert little is not None
+    assert little.hooks_frac == pytest.approx(0.1)
+    between = {"Own.on_train_epoch_end": 5.0}
+    assert contradiction(replace(measured, wall=walled(steps_s=5.0, callbacks=between))) is not None
 
 
 @pytest.mark.parametrize("lost", ["throughput", "ceiling", "time"])

@@ -59,8 +59,8 @@ def test_where_others_have_the_cores_they_are_the_cause():
     busy = fed_by(1, build_ms=9.0, wait_ms=2.0, cpu_frac=0.6, cores=2.0, cpu_pct=60.0, others_pct=140.0)
     assert cause_of_waiting(busy) is None
     (found,) = judge(busy)
-    assert found.id == "machine_was_slower"
-    assert "other processes kept 1.4 of 2 cores at work" in found.message
+    assert found.id == "busy_machine"
+    assert "other programs took 1.4 of your 2 cores; this run got 0.6" in found.message
 
 
 @given(st.floats(0, 9.0), st.integers(1, 8), st.floats(0, 1))

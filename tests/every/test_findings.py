@@ -23,6 +23,7 @@ Change = tuple[str, tuple[str, ...], tuple[str, ...]]
 WITHOUT_OVERRIDES = {
     *("healthy", "too_few_steps", "machine_was_slower", "unexplained", "slow_start", "clocks_limited"),
     *("cpu_bound_loading", "slow_samples", "slow_callbacks", "synchronisation", "memory_creeps", "utilisation_swings"),
+    *("unknown", "busy_machine"),
     *("slow_handover", "data_parallel"),  # as planted here: without fetch, with one device
 }
 

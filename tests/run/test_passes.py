@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.tracking.journal import Journal
 
@@ -84,10 +88,9 @@ def passes_of(
         made.config.workload,
         name="w",
         effective_batch_size=4,
-        model={"_target_": f"{__name__}.Line"},
         data={"_target_": f"{__name__}.{data}"},
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.001},
-        **more_workload,
+        **{"model": {"_target_": f"{__name__}.Line"}, **more_workload},
     )
     config = replace(made.config, workload=workload)
     planner = Planner.start(replace(made, config=config), machine())
@@ -100,6 +103,215 @@ def fit(passes: Passes) -> None:
     passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: None)
 
 
+class Sleeps(pl.Callback):
+    """Takes 20 ms in one hook of a user's."""
+
+    def __init__(self, hook: str) -> None:
+        self.own = hook
+
+    def _sleep(self, hook: str) -> None:
+        if hook == self.own:
+            time.sleep(0.02)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._sleep("on_train_batch_start")
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        self._sleep("on_before_optimizer_step")
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._sleep("on_train_epoch_end")
+
+    def on_validation_end(self, *_: Any) -> None:
+        self._sleep("on_validation_end")
+
+
+class SlowLR(torch.optim.lr_scheduler.ConstantLR):
+    """Takes 20 ms a step."""
+
+    def step(self, *_: Any) -> None:
+        time.sleep(0.02)
+        super().step()
+
+
+def wall_of(tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any) -> Any:
+    """What the wall time of a training of two epochs went into."""
+    limits = ("trainer.max_epochs=2", "trainer.sanity_batches=0", "trainer.checkpoint_every_steps=4")
+    passes, journal, _ = passes_of(tmp_path, *limits, *overrides, data=data, **more_workload)
+    fit(passes)
+    journal.save()
+    passes._books._fill_in({})
+    wall = journal.record.wall
+    assert wall is not None
+    parts = sum(value for name, value in wall.items() if name not in ("total_s", "callbacks"))
+    assert parts + sum(wall["callbacks"].values()) == pytest.approx(wall["total_s"], rel=0.01)
+    assert wall["other_s"] < 0.01 * wall["total_s"]
+    assert all(value >= 0 for name, value in wall.items() if name != "callbacks")
+    return wall
+
+
+@pytest.mark.parametrize(
+    ("hook", "times"),
+    [
+        ("on_train_batch_start", 12),
+        ("on_before_optimizer_step", 12),
+        ("on_train_epoch_end", 2),
+        ("on_validation_end", 2),
+    ],
+)
+def test_each_hook_of_a_callback_is_timed_by_its_class(tmp_path: Path, hook: str, times: int) -> None:
+    own = (f"+callbacks.own._target_={__name__}.Sleeps", f"+callbacks.own.hook={hook}")
+    wall = wall_of(tmp_path, *own, data="three_splits")
+    assert next(iter(wall["callbacks"])) == f"Sleeps.{hook}"
+    assert wall["callbacks"][f"Sleeps.{hook}"] >= 0.02 * times
+    assert all(name.startswith("Sleeps.") for name in wall["callbacks"])
+
+
+def test_without_callbacks_there_is_nothing_of_them_and_the_rest_has_its_names(tmp_path: Path) -> None:
+    wall = wall_of(tmp_path, data="three_splits")
+    assert wall["callbacks"] == {}
+    for part in ("start_s", "steps_s", "validation_s", "checkpoint_s", "epoch_end_s", "end_s"):
+        assert wall[part] > 0, part
+
+
+def test_a_scheduler_s_steps_are_its_own(tmp_path: Path) -> None:
+    schedule = (f"workload.schedule._target_={__name__}.SlowLR", "workload.schedule.interval=step")
+    schedule += ("workload.schedule.name=constant",)
+    wall = wall_of(tmp_path, *schedule)
+    assert wall["callbacks"]["SlowLR.step"] >= 12 * 0.02
+
+
+class OwnModule(pl.LightningModule):
+    """Takes 20 ms at the end of an epoch, and before each step of its optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(1, 1)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.out(batch["x"]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.001)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": SlowLR(optimizer), "interval": "epoch"}}
+
+    def on_train_epoch_end(self) -> None:
+        time.sleep(0.02)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        time.sleep(0.02)
+
+
+def test_so_are_hooks_of_a_users_own_module(tmp_path: Path) -> None:
+    wall = wall_of(tmp_path, model={"_target_": f"{__name__}.OwnModule"}, optimizer={}, schedule={})
+    assert {*wall["callbacks"]} == {
+        "OwnModule.on_before_optimizer_step",
+        "OwnModule.on_train_epoch_end",
+        "SlowLR.step",
+    }
+    assert wall["callbacks"]["OwnModule.on_before_optimizer_step"] >= 12 * 0.02
+    assert wall["callbacks"]["OwnModule.on_train_epoch_end"] >= 2 * 0.02
+    assert wall["callbacks"]["SlowLR.step"] >= 2 * 0.02
+
+
+class WithHoles(Numbers):
+    """Sample 13 is no number."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.tensor([math.nan if index == 13 else float(index)])}
+
+
+class AllHoles(Numbers):
+    """Of all samples some values are no numbers, which the model is made for."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.tensor([float(index)]), "seen": torch.tensor([math.nan])}
+
+
+def with_holes() -> Datasets:
+    return Datasets(train=WithHoles())
+
+
+def all_holes() -> Datasets:
+    return Datasets(train=AllHoles())
+
+
+def place_of(sample: int, passes: Passes) -> tuple[int, int]:
+    """Epoch and batch in which a sample comes first."""
+    order = passes._loader._order
+    return next((0, batch) for batch in range(6) if sample in order.share(0, batch).indices.tolist())
+
+
+@pytest.mark.parametrize("loader", ["baseline", "auto"])
+def test_a_sample_that_is_no_number_is_named_and_not_the_learning_rate(tmp_path: Path, loader: str) -> None:
+    passes, _, _ = passes_of(
+        tmp_path, "trainer.max_epochs=3", "trainer.log_every_steps=8", f"loader={loader}", data="with_holes"
+    )
+    with pytest.raises(NonFiniteLoss) as raised:
+        fit(passes)
+    epoch, batch = place_of(13, passes)
+    assert str(raised.value) == (
+        f"WithHoles: training sample 13 holds NaN (epoch {epoch}, batch {batch}), so the loss is no finite number."
+    )
+    assert raised.value.__notes__[0].startswith("Repair it, or set loader.skip_ids=[13]")
+    assert passes._books.bad_sample == {"sample": 13, "epoch": epoch, "batch": batch, "value": "NaN"}
+
+
+def test_so_is_that_of_a_step_that_was_left_out(tmp_path: Path) -> None:
+    passes, journal, _ = passes_of(tmp_path, "trainer.max_epochs=1", "trainer.on_nan=skip", data="with_holes")
+    fit(passes)
+    (event,) = (event for event in journal.record.events if event["kind"] == "nan")
+    epoch, batch = place_of(13, passes)
+    assert (event["sample"], event["epoch"], event["batch"]) == (13, epoch, batch)
+    assert event["step"] == batch + 1
+
+
+@pytest.mark.parametrize("data", ["datasets", "all_holes"])
+def test_data_that_is_as_it_should_be_is_not_accused(tmp_path: Path, data: str) -> None:
+    model = {"_target_": f"{__name__}.Diverges"}
+    passes, _, _ = passes_of(tmp_path, "trainer.max_epochs=4", "trainer.log_every_steps=2", data=data, model=model)
+    with pytest.raises(NonFiniteLoss, match="Usual causes: the learning rate"):
+        fit(passes)
+
+
+class Diverges(Line):
+    """A loss that is infinite from step 11 on."""
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        output = super().loss(batch)
+        return LossOutput(output.loss * (math.inf if len(self.sizes) > 10 else 1.0))
+
+
+class Slow(Line):
+    """A step takes 50 ms."""
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        time.sleep(0.05)
+        return super().loss(batch)
+
+
+@pytest.mark.parametrize(("most_s", "is_measured"), [(1.2, True), (0.2, False)])
+def test_the_ceiling_takes_its_time_and_no_more(
+    tmp_path: Path, monkeypatch, capsys, most_s: float, is_measured: bool
+) -> None:
+    monkeypatch.setattr("wellfed.run.passes._CEILING_S", most_s)
+    monkeypatch.setattr("wellfed.run.passes._TOLD_S", 0.3)
+    model = {"_target_": f"{__name__}.Slow"}
+    passes, _, model = passes_of(tmp_path, "trainer.max_epochs=1", "telemetry.ceiling_steps=1000", model=model)
+    fit(passes)
+    steps = len(model.sizes)
+    rate = passes.ceiling(Terminal())
+    printed = capsys.readouterr().out
+    if is_measured:
+        assert rate is not None
+        assert 5 <= len(model.sizes) - steps <= most_s / 0.05
+        assert "Measuring the ceiling, " in printed
+    else:
+        assert rate is None
+        assert len(model.sizes) == steps
+        assert "The ceiling is not measured: that would take longer than 200 ms." in printed
+
+
 def kinds(journal: Journal) -> list[str]:
     return [event["kind"] for event in journal.record.events]
 
@@ -109,7 +321,7 @@ def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, s
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
     assert model.sizes == [4, 4, 4, 4, 4, 2, 4][:steps]
-    rate = passes.ceiling()
+    rate = passes.ceiling(Terminal(quiet=True))
     assert rate is not None
     assert model.sizes[steps:] == [4] * 8
     assert "ceiling_failed" not in kinds(journal)
@@ -149,7 +361,7 @@ def test_a_ceiling_that_fails_is_an_event_and_nothing_else(
     weights = [parameter.clone() for parameter in model.parameters()]
     before = kinds(journal)
     spoil(model)
-    assert passes.ceiling() is None
+    assert passes.ceiling(Terminal(quiet=True)) is None
     assert kinds(journal) == [*before, "ceiling_failed"]
     assert words in journal.record.events[-1]["message"]
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights, strict=True))
@@ -160,14 +372,14 @@ def test_who_stops_a_run_in_its_ceiling_has_stopped_it(tmp_path: Path) -> None:
     fit(passes)
     model.fails_with = Stopped(15)
     with pytest.raises(Stopped):
-        passes.ceiling()
+        passes.ceiling(Terminal(quiet=True))
     assert "ceiling_failed" not in kinds(journal)
 
 
 @pytest.mark.parametrize("more", [("telemetry.ceiling_steps=0",), ("telemetry=none",)])
 def test_a_ceiling_that_was_not_asked_for_takes_no_step(tmp_path: Path, more: Sequence[str]) -> None:
     passes, _, model = passes_of(tmp_path, *more)
-    assert passes.ceiling() is None
+    assert passes.ceiling(Terminal(quiet=True)) is None
     assert model.sizes == []
     assert passes.warm_up() is None
     assert model.sizes == [4] * 4

@@ -344,7 +344,8 @@ class TelemetryConfig:
     )
     ceiling_steps: int = knob(
         20,
-        "Steps run at the end on batches already on the device, to tell how fast the run could be; 0 = none.",
+        "Steps run at the end on batches already on the device, to tell how fast the run could be; fewer where they "
+        "would take longer than 10 s and 5 % of the time of training; 0 = none.",
         at_least=0,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wellfed.record import LongestWaitEntry, RunRecord, Throughput, TimeEntry
+from wellfed.timing.wall import hooks_within_steps_s
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1
@@ -30,6 +31,8 @@ class Contradiction:
     """Share of training's time that went into data: waiting for it and copying it."""
     without_data_per_s: float
     """Samples/s of training had it never stood waiting, by its own steps."""
+    hooks_frac: float = 0.0
+    """Share of training's time in callbacks and hooks within the steps, which the ceiling goes without."""
     rank: LongestWaitEntry | None = None
     """The other rank."""
 
@@ -41,17 +44,18 @@ def contradiction(record: RunRecord) -> Contradiction | None:
         return None
     rate, top = throughput["samples_per_s"], ceiling["samples_per_s"]
     low, high = throughput["ci95"] or (rate, rate)
-    data, without_data = _data_frac(time), _without_data(throughput, time)
+    data, without_data, hooks = _data_frac(time), _without_data(throughput, time), _hooks_frac(record)
+    known = min(data + hooks, 0.999)
     gap = 1 - rate / top  # of training's time: what it would save at the ceiling
     noise = 1 + _NOISE_FRAC
-    if data < _EXPLAINED_FRAC * gap and top > noise * high / (1 - data):
+    if known < _EXPLAINED_FRAC * gap and top > noise * high / (1 - known):
         longest = record.loading.get("longest_wait")
         if longest is not None and longest["wait_frac"] >= _EXPLAINED_FRAC * gap:
-            return Contradiction("rank", data, without_data, longest)
-        in_loop = time["host_frac"] >= 0.5 * (gap - data)
-        return Contradiction("loop" if in_loop else "steps", data, without_data)
+            return Contradiction("rank", data, without_data, hooks, longest)
+        in_loop = time["host_frac"] >= 0.5 * (gap - known)
+        return Contradiction("loop" if in_loop else "steps", data, without_data, hooks)
     if data > _NOISE_FRAC and gap < _EXPLAINED_FRAC * data and noise * top < low / (1 - data):
-        return Contradiction("ceiling", data, without_data)
+        return Contradiction("ceiling", data, without_data, hooks)
     return None
 
 
@@ -88,8 +92,8 @@ def explanation(found: Contradiction, unit: str) -> str:
     if found.slower == "ceiling":
         return (
             f"That is too low: {share} of training's time went into data, and without that its own steps make "
-            f"{show_count(found.without_data_per_s)} {unit}/s (predicted). The machine was slower while the ceiling "
-            "was measured: other processes had the CPU, or clocks fell."
+            f"{show_count(found.without_data_per_s)} {unit}/s (predicted). Something that was not recorded made the "
+            "ceiling slower."
         )
     if found.rank is not None:
         where = f"rank {found.rank['rank']} on node {found.rank['node']}"
@@ -99,19 +103,25 @@ def explanation(found: Contradiction, unit: str) -> str:
             "Look at what is slower there: its disk, its CPUs, other processes."
         )
     only = f"But only {share} of its time went into data, which is all that a loader can win: the "
+    if found.hooks_frac > 0.01:
+        only = f"But only {share} of its time went into data and {show_percent(found.hooks_frac)} into callbacks: the "
     if found.slower == "loop":
-        return (
-            f"{only}rest was lost between the steps, to callbacks and logging, or because something else had the CPU."
-        )
-    return (
-        f"{only}steps themselves took longer than in the ceiling. The machine was slower meanwhile: other processes, "
-        "or the run's own workers, had the CPU, or clocks fell."
-    )
+        return f"{only}rest was lost between the steps, and nothing that was recorded explains it."
+    return f"{only}steps themselves were slower than in the ceiling, and nothing that was recorded explains it."
 
 
 def _data_frac(time: TimeEntry) -> float:
     """Share of training's time that went into data, < 1."""
     return min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
+
+
+def _hooks_frac(record: RunRecord) -> float:
+    """Share of the time of all steps that callbacks and hooks within them took, as measured."""
+    wall = record.wall
+    if wall is None:
+        return 0.0
+    hooks_s = hooks_within_steps_s(wall)
+    return hooks_s / max(1e-9, wall["steps_s"] + hooks_s)
 
 
 def _without_data(throughput: Throughput, time: TimeEntry) -> float:

@@ -12,11 +12,13 @@ import numpy as np
 
 from wellfed.diagnosis.run_tables import PHASES, Series, columns, curves, metric_curves, passes_ended
 from wellfed.diagnosis.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
-from wellfed.record import RunRecord, TimeEntry
+from wellfed.diagnosis.thresholds import SLOW_START_S
+from wellfed.record import RunRecord, TimeEntry, WallEntry
 from wellfed.telemetry.machines import HOST, is_host, named
 from wellfed.telemetry.series import TRAINING
 from wellfed.timing.readiness import summarise
 from wellfed.timing.step_clock import StepRow
+from wellfed.timing.wall import hooks_within_steps_s
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
@@ -27,6 +29,10 @@ _OF_GPUS = (
     *("pcie_rx_mb_s", "sm_clock_mhz", "power_limited", "heat_limited", "power_w"),
 )
 _OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
+_PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+"""Columns that a step's time adds up from."""
+PAUSES = ("validate", "checkpoint")
+"""Phases that interrupt training."""
 _EMPTY = np.empty(0)
 _WARMUP = 3
 """Steps that a process leaves out at its start: those of `wellfed.lit.callbacks.clock`."""
@@ -146,6 +152,56 @@ class Evidence:
             return np.zeros(number)
         ahead_ms = ended_at_ms - np.cumsum(self.wait_ms + self.rest_ms)
         return np.diff(np.maximum.accumulate(ahead_ms), prepend=ahead_ms[0])
+
+    @cached_property
+    def wall(self) -> WallEntry | None:
+        """What the wall time of training went into. Of a record that lacks it, what its tables show between the first
+        step and the last; None if they show nothing."""
+        if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
+            return self.record.wall
+        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
+        steps_s, between_s = float(np.sum(parts)) / 1e3, float(self.gap_ms.sum()) / 1e3
+        phases = self.record.phases
+        validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in PAUSES)
+        other_s = max(0.0, between_s - validation_s - checkpoint_s)
+        return {
+            "total_s": steps_s + validation_s + checkpoint_s + other_s,
+            "start_s": 0.0,
+            "steps_s": steps_s,
+            "validation_s": validation_s,
+            "checkpoint_s": checkpoint_s,
+            "epoch_end_s": 0.0,
+            "logging_s": 0.0,
+            "callbacks": {},
+            "end_s": 0.0,
+            "other_s": other_s,
+        }
+
+    @cached_property
+    def once_s(self) -> float:
+        """Seconds that a run loses once, however long it is: setting up, its first steps beyond a usual one, its end."""
+        wall, throughput = self.wall, self.record.throughput
+        if wall is None:
+            return 0.0
+        warmup = throughput["warmup_steps"] if throughput else 0
+        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
+        first_s = float(sum(part[:warmup].sum() for part in parts)) / 1e3
+        return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.step_ms or 0.0) / 1e3)
+
+    @cached_property
+    def at_ceiling_frac(self) -> float | None:
+        """Share of the wall time of training that went into steps at the ceiling's rate; None if that is not known.
+
+        What is lost once, if it is less than `SLOW_START_S`, is left out: no setting changes it.
+        """
+        wall, factor = self.wall, self.ceiling_factor
+        if wall is None or factor is None:
+            return None
+        once_s = self.once_s
+        late_s = max(0.0, once_s - wall["start_s"] - wall["end_s"])
+        of_s = wall["total_s"] - (once_s if once_s < SLOW_START_S else 0.0)
+        in_steps_s = wall["steps_s"] - late_s + hooks_within_steps_s(wall)
+        return min(1.0, max(0.0, in_steps_s / of_s) / max(1.0, factor)) if of_s > 0 else None
 
     @property
     def time(self) -> TimeEntry | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
+    busy_machine,
     busy_thread,
     clocks_limited,
     contended_loading,
@@ -43,12 +44,14 @@ from wellfed.diagnosis.rules import (
     too_few_workers,
     uneven_batches,
     unexplained,
+    unknown,
     utilisation_swings,
     wide_batches,
     workers_take_the_cpu,
 )
 from wellfed.diagnosis.swing import main_swing
 from wellfed.diagnosis.swing_words import utilisation_said
+from wellfed.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
@@ -93,6 +96,11 @@ OF_STEPS: tuple[Rule, ...] = (
 """Decide from figures of enough steps."""
 
 
+OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
+"""Name what takes time between the steps; take the least share that they name."""
+_LEAST_GAP_FRAC = 0.02
+
+
 def conclude(evidence: Evidence) -> None:
     """Put swing and findings into the record of the evidence."""
     record = evidence.record
@@ -101,17 +109,43 @@ def conclude(evidence: Evidence) -> None:
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """What is known of a run, the costliest first, notes last; where nothing costs time, the first says so."""
+    """What is known of a run, the costliest first, notes last; where nothing costs time, the first says so.
+
+    Of a machine that others use that comes first, and no gain is promised from it.
+    """
     too_few = too_few_steps.check(evidence)
     found = _asked(OF_EVENTS if too_few else (*OF_EVENTS, *OF_STEPS), evidence)
     found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
     if too_few:
         return [*found, too_few]
+    if (busy := busy_machine.check(evidence)) is not None:
+        return [busy, *(_without_gain(finding) for finding in found)]
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
         found[0] = _with_utilisation(found[0], evidence)
-        return found if doubt is None else [*found, doubt]
-    return [doubt or unexplained.check(evidence) or healthy.check(evidence), *found]
+        is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
+        return found if doubt is None or is_known else [*found, doubt]
+    verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence) or unknown.check(evidence)
+    verdict = verdict or healthy.check(evidence)
+    return found if verdict is None else [verdict, *found]
+
+
+def _largest_gap(evidence: Evidence) -> Finding | None:
+    """What took the most time between the steps, where too little of the wall time went into steps at the ceiling's
+    rate, though none of it is much by itself."""
+    frac = evidence.at_ceiling_frac
+    if frac is None or frac >= LEAST_AT_CEILING_FRAC:
+        return None
+    named = [check(evidence, _LEAST_GAP_FRAC) for check in OF_GAPS]
+    return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
+
+
+def _without_gain(finding: Finding) -> Finding:
+    """The same with no promise."""
+    if finding.gain is None:
+        return finding
+    message = f"{finding.message} What that would win can't be predicted beside other programs."
+    return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac)
 
 
 def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:

@@ -10,16 +10,17 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Gain
 
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
+_IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """What a phase took from the first batch to the last."""
+    """What a phase took of the wall time of training."""
 
     total_s: float
     times: int
     frac: float
-    """Share of the time from the first batch to the last."""
+    """Share of the wall time of training."""
 
     def gain(self, times: float) -> Gain:
         """Of the whole run with only so many of them, by what one takes."""
@@ -29,7 +30,11 @@ class Pauses:
 
 def pauses(evidence: Evidence, phase: str) -> Pauses | None:
     """Those for a phase; None if there were none, or nobody timed them."""
-    phases = evidence.record.phases
+    phases, wall = evidence.record.phases, evidence.record.wall
+    if wall is not None and wall["total_s"] > 0:
+        total_s: float = wall[_IN_WALL[phase]]  # type: ignore[literal-required]
+        times = phases[phase]["times"] if phase in phases else 1
+        return Pauses(total_s, max(1, times), total_s / wall["total_s"]) if total_s > 0 else None
     all_s = sum(phases[name]["total_s"] for name in _WHILE_TRAINING if name in phases)
     found = phases.get(phase)
     if not found or not found["times"] or all_s <= 0:

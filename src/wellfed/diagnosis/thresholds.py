@@ -8,6 +8,8 @@ WAIT_FRAC = 0.05
 """Share of a step that waits for data: more is a finding (torch-tb-profiler 0.4.3)."""
 CEILING_FACTOR = 1.1
 """Ceiling over rate: less is noise of a ceiling of some 20 steps."""
+LEAST_AT_CEILING_FRAC = 0.9
+"""Share of the wall time of training in steps at the ceiling's rate: from here on there is nothing left to tune."""
 WIDEST_HALF_FRAC = 0.5
 """Half of the rate's 95 % interval over the rate: beyond, the rate is hardly known, nor what could raise it."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
@@ -57,6 +59,8 @@ CONTENTION_FACTOR = 1.5
 proposal; a lock for the whole build makes it the number of workers)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
+BUSY_READINGS_FRAC = 0.25
+"""Share of the readings with full cores, many of them others': more is a machine that others use."""
 LITTLE_FRAC = 0.5
 """Share of a step in which all cores would build a batch: less can't make it wait, were the cores the run's own."""
 QUEUED_FRAC = 0.3
@@ -102,6 +106,8 @@ VALIDATION_FRAC = 0.2
 """Share of the time that validations may take: they are wanted, and what they cost is chosen."""
 FEWEST_PAUSES = 5
 """As many as the periods of a swing."""
+HOOKS_FRAC = 0.05
+"""Share of the wall time of training in callbacks and hooks: more is a finding (a proposal)."""
 HOST_FRAC, HOST_MS = 0.1, 3.0
 """Between two steps; Lightning's own loop takes 2.2 ms there (record 2026-11-21_loop_cpu)."""
 BUSY_PCT, IDLE_PCT, FEWEST_READINGS = 70, 10, 500

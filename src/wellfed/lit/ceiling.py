@@ -8,6 +8,8 @@ training, and would be called for an epoch that is none.
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +36,10 @@ from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 
 CEILING_BATCHES = 4
 """Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""
-_HOOKS = [name for room in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(room) if name.startswith("on_")]
+FEWEST = 5
+"""Timed steps of which a ceiling is known, if more were asked for."""
+HOOKS = [name for room in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(room) if name.startswith("on_")]
+"""Hooks of a LightningModule."""
 _KEPT_HOOK = "on_after_batch_transfer"
 """Changes a batch on the device: without it the step would be another."""
 _DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
@@ -44,14 +49,18 @@ _DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
 class CachedBatches:
     """A few batches already on the device, again and again: what training would be if data cost nothing."""
 
-    def __init__(self, deliveries: Sequence[Delivery], length: int) -> None:
-        self._deliveries, self._length = deliveries, length
+    def __init__(self, deliveries: Sequence[Delivery], length: int, most_s: float = math.inf) -> None:
+        """``most_s``: no batch is given later than so many seconds after the first."""
+        self._deliveries, self._length, self._most_s = deliveries, length, most_s
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Delivery]:
+        ends_s = time.monotonic() + self._most_s
         for number in range(self._length):
+            if time.monotonic() > ends_s:
+                return
             delivery = copy.copy(self._deliveries[number % len(self._deliveries)])
             # A step may take what it was given apart; the next one with these tensors finds all in place.
             delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
@@ -72,8 +81,12 @@ def run_ceiling(
     folder: Path,
     data_module: Any = None,
     in_parts: Callable[[TimedLoader], Any] = lambda loader: loader,
+    most_s: float = math.inf,
 ) -> StepSummary | None:
     """Time the same steps on these batches, which are copied to the device first; None if any rank is without.
+
+    Stops early after ``most_s`` seconds where there is one rank, and gives None if fewer than `FEWEST` of the steps
+    were timed by then; several ranks must do equally many, and do the smallest number that one was asked for.
 
     Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
     what the code of a user's module keeps elsewhere is not known here. One that a strategy shards stays sharded, and is
@@ -82,7 +95,8 @@ def run_ceiling(
     Args:
         in_parts: what the Trainer is given of a loader of whole batches.
     """
-    if not _on_all_ranks(bool(deliveries), options):
+    steps = int(_least_of_ranks(steps if deliveries else 0, options))
+    if steps == 0:
         return None
     rows: list[StepRow] = []
     is_ours, is_set_up = isinstance(module, StepModule), module._trainer is not None
@@ -108,19 +122,20 @@ def run_ceiling(
         if not is_ours:
             trainer.logger = DummyLogger()  # what the module logs must have somewhere to go
         with module.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
-            cached = CachedBatches(ready, steps + WARMUP_STEPS)
+            cached = CachedBatches(ready, steps + WARMUP_STEPS, most_s if options.world_size == 1 else math.inf)
             trainer.fit(module, in_parts(TimedLoader(cached, clock, unwrap=not is_ours)))
-    return summarise(rows)
+    found = summarise(rows)
+    return None if found is None or found.steps < min(steps, FEWEST) else found
 
 
-def _on_all_ranks(is_so: bool, options: TrainerOptions) -> bool:
-    """Whether it is so for each; ranks that step alone would wait for the others."""
+def _least_of_ranks(value: float, options: TrainerOptions) -> float:
+    """The smallest of all ranks' values; ranks that step alone would wait for the others."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return is_so
+        return value
     device = torch.device("cuda", torch.cuda.current_device()) if options.accelerator == "gpu" else torch.device("cpu")
-    told = torch.tensor(float(is_so), device=device)
+    told = torch.tensor(float(value), device=device)
     torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
-    return bool(told)
+    return float(told)
 
 
 @contextmanager
@@ -156,7 +171,7 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
     """Within, nothing of a user's LightningModule is called but what makes a step, ``setup`` if it is not set up, and
     what ``moves`` its batches to the device; else they are there already."""
     kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
-    names = [name for name in _HOOKS if name not in kept]
+    names = [name for name in HOOKS if name not in kept]
     names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
     own = module.configure_optimizers
     instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}

@@ -19,6 +19,7 @@ from wellfed.memory.oom import MemoryFailure, classify
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
+from wellfed.timing.wall import Wall
 
 
 def make_guest_trainer(
@@ -31,6 +32,7 @@ def make_guest_trainer(
     loggers: Sequence[Any],
     log_every: int = 50,
     sanity_batches: int = 0,
+    wall: Wall | None = None,
 ) -> pl.Trainer:
     """As `make_trainer`, where a LightningModule or callbacks of the user's log by themselves.
 
@@ -38,7 +40,7 @@ def make_guest_trainer(
     """
     return make_trainer(
         options,
-        [*callbacks, Last(last, users)],
+        [*callbacks, Last(last, users, wall or Wall())],
         folder,
         users=users,
         logger=loggers,

@@ -9,7 +9,7 @@ Lightning does. No public hook lies further out than those that cost the time, s
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +20,7 @@ from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.lit.callbacks.users import nobody_logs
 from wellfed.lit.module import StepModule
 from wellfed.loading.stream_loader import UNKNOWN_LENGTH
+from wellfed.timing.wall import VALIDATION, Wall
 
 _INSIDES = attrgetter(
     "_restarting",
@@ -53,6 +54,8 @@ class StepLoop(_TrainingEpochLoop):
     _validates = False
     when_over: Callable[[Any], None] | None = None
     """Called with the Trainer when all that belongs to a step within an epoch is done, its validation too."""
+    wall = Wall()
+    """Accounts for the time of validations; `Clock` sets the one of the run."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
@@ -156,7 +159,8 @@ class StepLoop(_TrainingEpochLoop):
             self._batches_that_stepped += 1
         else:
             self._validates = not self._skip_next_val and self._should_check_val_fx(data_fetcher)
-            super().on_advance_end(data_fetcher)
+            with self.wall.during(VALIDATION) if self._validates else nullcontext():
+                super().on_advance_end(data_fetcher)
         if self.when_over is not None and not self.batch_progress.is_last_batch:
             self.when_over(trainer)
 

@@ -14,6 +14,7 @@ from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.batch_source import BatchSource
 from wellfed.loading.epoch_order import BatchOrder, EpochOrder, Share, Taken
+from wellfed.loading.non_finite_samples import NonFiniteSample, first_non_finite
 from wellfed.loading.sampled_epochs import SampledEpochs
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.stream import Stream, check_items, is_stream
@@ -147,6 +148,21 @@ class TrainLoader(_Epochs):
             indices = self._bad.leave_out(share.indices)
             asked.append((share, share.indices.numel() - indices.numel()))
             yield BatchRequest(epoch, batch, indices)
+
+    def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
+        """The first sample with NaN or infinite values among the ``steps`` batches delivered before a position.
+
+        Args:
+            skipped: batches right before the position that are left out.
+        """
+        at = int(state["epoch"]) * len(self) + int(state["batch"])
+        last = at - skipped
+        first = max(0, last - steps)
+        requests = (
+            BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))
+            for epoch, batch in (divmod(number, len(self)) for number in range(first, last))
+        )
+        return first_non_finite(self._builder, requests, is_usual_allowed=first > 0)
 
     def read_from(self, dataset: Any) -> None:
         """The same samples by another data set, from the next ``iter()`` on."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.diagnosis.rules.synchronisation import how_often
+from wellfed.diagnosis.rules.unknown import WALL_NAMES
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.telemetry.machines import label_of
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
@@ -18,6 +19,8 @@ from wellfed.units import counted, show_count, show_duration, show_energy, show_
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures."""
 _MOST_WARNINGS = 5
+_MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
+"""Share of the wall time of training in steps from which its parts are not listed, and how many are."""
 MOST_ALIKE = 3
 """Events of a kind that the report shows one by one; run.json has them all."""
 MOST_GPUS = 16
@@ -120,7 +123,20 @@ def time_lines(record: RunRecord) -> list[str]:
     if record.swing and record.swing["period_steps"] is not None:
         lines.append(swing_line(record.swing))
     none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
-    return [*(lines or [none]), *phase_lines(record)]
+    return [*(lines or [none]), *phase_lines(record), *wall_lines(record)]
+
+
+def wall_lines(record: RunRecord) -> list[str]:
+    """What the wall time of training went into, where a good part of it was no step; the largest parts first."""
+    wall = record.wall
+    if wall is None or wall["total_s"] <= 0 or wall["steps_s"] >= _MOSTLY_STEPS * wall["total_s"]:
+        return []
+    rest = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
+    rest |= wall["callbacks"]
+    shown = [name for name in sorted(rest, key=lambda name: -rest[name]) if rest[name] >= 0.01 * wall["total_s"]]
+    parts = [f"{name} {show_percent(rest[name] / wall['total_s'])}" for name in shown[:_MOST_PARTS]]
+    steps = f"steps {show_percent(wall['steps_s'] / wall['total_s'])}"
+    return [f"the {show_duration(wall['total_s'])} of training: {', '.join([steps, *parts])}"]
 
 
 def phase_lines(record: RunRecord) -> list[str]:

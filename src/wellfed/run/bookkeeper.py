@@ -39,6 +39,7 @@ from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
 from wellfed.run.other_ranks import NodeGpus
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
+from wellfed.timing.wall import Wall
 from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 from wellfed.tracking.sink import Sink, Sinks
@@ -71,8 +72,13 @@ class Bookkeeper:
         self.journal = Journal(record, folder, earlier_s=earlier_s)
         self._passed_at_s = record.duration_s
         self.progress = Progress(time_s=self.journal.time_s)
+        self.wall = Wall()
+        self.progress.around = self.wall.during
+        self._wall_before = record.wall
         self.loggers: list[Any] = []
         """Of Lightning, for its Trainers: those that were chosen, once they are open."""
+        self.bad_sample: dict[str, Any] = {}
+        """Facts of the sample whose values ended the training."""
         self._phases_before = record.phases
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
@@ -92,6 +98,7 @@ class Bookkeeper:
         self.record.machine = {
             "cpu": facts.cpu,
             "cpu_quota_cores": facts.cpu_quota_cores,
+            "host_cores": os.cpu_count() or 1,
             "ram_gib": facts.ram_gib,
             "shm_gib": facts.shm_gib,
             "gpus": [asdict(gpu) for gpu in facts.gpus],
@@ -298,7 +305,7 @@ class Bookkeeper:
         if outcome.status == "interrupted":
             self.journal.event("signal", message=outcome.message, advice=outcome.advice)
         if outcome.by_non_finite_loss:
-            self.journal.event("nan", action="raise")
+            self.journal.event("nan", action="raise", **self.bad_sample)
         self._fill_in(metrics)
         doubt = contradiction(record)
         if doubt is not None:
@@ -342,6 +349,7 @@ class Bookkeeper:
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
         record.phases = {**self._phases_before, **self._phases()}
+        record.wall = self.wall.entry(self._wall_before)
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
             record.memory, record.host = self._usage.entries()

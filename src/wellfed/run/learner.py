@@ -18,8 +18,8 @@ from wellfed.lit.callbacks.clock import BareBatches, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.lit.callbacks.rank_shares import RankShares
-from wellfed.lit.callbacks.users import steps_only
-from wellfed.lit.ceiling import replaced, steps_alone
+from wellfed.lit.callbacks.users import steps_only, time_hooks, timed_hooks_of
+from wellfed.lit.ceiling import HOOKS, replaced, steps_alone
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES
 from wellfed.lit.guest import NonFinite, StepMemory
@@ -90,6 +90,8 @@ class Learner:
         """
         before = [BeforeUsers(one) for one in last if isinstance(one, LateCheckpoints)]
         users = list(self.parts.callbacks.values())
+        for user in users if is_timed else ():
+            time_hooks(user, self.books.wall)
         return self._trainer(options, [*callbacks, *before], last, steps_only(users) if is_timed else users)
 
     def evaluating(self, callbacks: Sequence[Any]) -> Any:
@@ -110,6 +112,7 @@ class Learner:
                 loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
                 log_every=asked.log_every_steps,
                 sanity_batches=asked.sanity_batches if self.parts.is_lightning_module else 0,
+                wall=books.wall,
             )
         )
 
@@ -119,7 +122,12 @@ class Learner:
         Raises:
             OutOfMemoryExhausted: memory does not suffice, in no way that is left in this training.
         """
-        lit.fit(trainer, self.module, loader, val_batches, checkpoint)
+        with replaced(self.module, self._timed_hooks()):
+            lit.fit(trainer, self.module, loader, val_batches, checkpoint)
+
+    def _timed_hooks(self) -> dict[str, Any]:
+        """Attributes of the module that account for the time of the user's own hooks."""
+        return {}
 
     def in_parts(self, loader: TimedLoader) -> Any:
         """What a Trainer is given to train on, of a loader of whole batches."""
@@ -199,6 +207,10 @@ class ModelLearner(Learner):
         if checkpoint is not None:
             lit.load_weights(self.module, checkpoint)
         trainer.test(self.module, batches, verbose=False)
+
+    def _timed_hooks(self) -> dict[str, Any]:
+        """Steps of the user's own scheduler."""
+        return {} if self.module.scheduling is None else timed_hooks_of(self.module, (), self.books.wall)
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Nothing is validated, and a schedule may be shorter than a measurement."""
@@ -293,6 +305,11 @@ class GuestLearner(Learner):
                 raise
         # Not while that one is handled, which refers to all that the step had made.
         raise self._with_less(memory.failure, memory.samples, trainer)
+
+    def _timed_hooks(self) -> dict[str, Any]:
+        """What changes a batch on its way to the device is a part of the step, and the ceiling has it too."""
+        hooks = [hook for hook in HOOKS if not hook.endswith("_batch_transfer")]
+        return timed_hooks_of(self.module, hooks, self.books.wall)
 
     @property
     def _may_restart(self) -> bool:

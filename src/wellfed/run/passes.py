@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from wellfed.contract import Datasets, FeatureModeName
 from wellfed.errors import ConfigError, reason_of
 from wellfed.launcher import launched
 from wellfed.lit import trainer as lit
-from wellfed.lit.callbacks.checkpoints import BEST
+from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.process_watch import ProcessWatch
@@ -31,11 +32,12 @@ from wellfed.lit.callbacks.sanity import SanityCheck
 from wellfed.lit.callbacks.stage_switch import FeatureStages
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.synchronisations import Synchronisations
-from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
+from wellfed.lit.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.stream_ranks import StepsOfRanks
 from wellfed.loading.backend_benchmark import copied
 from wellfed.loading.loader_parts import loader_of
+from wellfed.loading.non_finite_samples import NonFiniteSample
 from wellfed.loading.stream import Stream
 from wellfed.loading.stream_loader import StreamLoader
 from wellfed.planning.run_plan import RunPlan
@@ -48,10 +50,19 @@ from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.run.user_callbacks import check_monitors
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.timing.wall import LOGGING, VALIDATION
+from wellfed.units import show_duration
 
 _LOG = logging.getLogger(__name__)
+_CEILING_S, _CEILING_FRAC = 10.0, 0.05
+"""What the ceiling may take: seconds, or this share of the time of training where that is more."""
+_TOLD_S = 1.5
+"""A ceiling that is expected to take longer is announced."""
+_MOST_EXAMINED, _MOST_NAMED = 200, 3
+"""Batches that are examined for NaN after a loss that is none, and steps that were left out whose samples are named."""
 _LITTLE_MS = 500
 """By so much longer a few batches may take without worker processes, which must be started and ended for them."""
 
@@ -104,7 +115,7 @@ class Passes:
         """Of the splits that are read while it trains."""
         self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
         self.figures = figures = Figures(
-            books.journal.metrics,
+            self._log,
             every=trainer.log_every_steps,
             stop_on_nan=trainer.on_nan.value == "raise" and not is_guest,
             throughput=books.journal.recent_throughput,
@@ -177,11 +188,16 @@ class Passes:
         pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
         keep = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
-        with self._eval_batches("val", trainer) as val_batches:
-            try:
-                self._fit(trainer, clock, val_batches, checkpoint)
-            finally:
-                self._loaders.pop("val", None)
+        with self._books.wall.running():
+            with self._eval_batches("val", trainer) as val_batches:
+                try:
+                    self._fit(trainer, clock, val_batches, checkpoint)
+                finally:
+                    self._loaders.pop("val", None)
+            self._end_training(trainer, pruning)
+
+    def _end_training(self, trainer: Any, pruning: Pruning) -> None:
+        """Notes what ended it, and validates the last step."""
         if self._options.world_size > 1:
             self._compare_waiting()
         self._books.record.ended_by = lit.ended_by(trainer, self._options)
@@ -217,7 +233,7 @@ class Passes:
         keep = [StopAtStepEnd(stop, lambda trainer: None)]
         steps = warmup + measure.steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
-        with self._learner.measuring():
+        with self._learner.measuring(), self._books.wall.running():
             self._fit(self._learner.training(options, callbacks, keep, is_timed=True), clock, None, None)
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:
@@ -231,7 +247,16 @@ class Passes:
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
-        return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
+        wall = self._books.wall
+        if device.type == "cuda":
+            wall.wait_for_device = torch.cuda.synchronize
+        return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
+
+    def _log(self, *figures: Any, **about: Any) -> None:
+        """Hands figures to the journal; the time counts as logging."""
+        before = self._books.wall.switch(LOGGING)
+        self._journal.metrics(*figures, **about)
+        self._books.wall.back(before)
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
         def started() -> None:
@@ -262,8 +287,47 @@ class Passes:
             is_guest, told = self._parts.is_lightning_module, self._books.first_batch
             loader = learner.in_parts(TimedLoader(batches, clock, unwrap=is_guest, on_first=told))
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
-                learner.fit(trainer, loader, val_batches, checkpoint)
+                try:
+                    learner.fit(trainer, loader, val_batches, checkpoint)
+                except NonFiniteLoss as error:
+                    self._name_sample(error, batches.state_dict())
+                    raise
+            self._name_left_out(trainer.global_step, batches.state_dict())
         self.close()
+
+    def _name_sample(self, error: NonFiniteLoss, state: dict[str, Any]) -> None:
+        """Has the error name the sample that made the loss no finite number, if one of the latest did."""
+        trainer = self._config.trainer
+        steps = 2 * max(trainer.log_every_steps, trainer.checkpoint_every_steps or 0)
+        found = self._non_finite_sample(state, steps=min(steps, _MOST_EXAMINED))
+        if found is None:
+            return
+        self._books.bad_sample = asdict(found)
+        skip = f"loader.skip_ids=[{','.join(map(str, [*self._config.loader.skip_ids, found.sample]))}]"
+        has_last = (self._checkpoints.folder / LAST).exists()
+        error.args = (
+            f"{type(self._parts.data.train).__name__}: training sample {found.sample} holds {found.value} (epoch "
+            f"{found.epoch}, batch {found.batch}), so the loss is no finite number.",
+        )
+        error.__notes__ = [f"Repair it, or set {skip}{': resume=auto goes on from last.ckpt with it' * has_last}."]
+
+    def _name_left_out(self, step: int, state: dict[str, Any]) -> None:
+        """Names the samples of the first steps that were left out because their loss was no finite number."""
+        left_out = [one for one in self._books.record.events if one["kind"] == "nan" and "sample" not in one]
+        for event in left_out[:_MOST_NAMED]:
+            found = self._non_finite_sample(state, skipped=step - event["step"])
+            if found is not None:
+                event.update(asdict(found))
+
+    def _non_finite_sample(self, state: dict[str, Any], **which: int) -> NonFiniteSample | None:
+        """None for a stream, whose samples have no numbers."""
+        if isinstance(self._loader, StreamLoader):
+            return None
+        try:
+            return self._loader.non_finite_sample(state, **which)
+        except Exception as error:  # noqa: BLE001  the loss is what ended the run
+            _LOG.info("the batches could not be examined: %r", error)
+            return None
 
     def close(self) -> None:
         """Stop what builds batches of training ahead, worker processes too."""
@@ -299,14 +363,35 @@ class Passes:
         rate = self._rate_without_data(self._first_batches if few is None else lambda: few, max(1, steps))
         return rate if steps else None
 
-    def ceiling(self) -> float | None:
+    def ceiling(self, console: Console) -> float | None:
         """Samples/s on batches already on the device; None if not asked for, or where it can't be told.
 
-        Whatever goes wrong in it is an event, and changes nothing else of a run that is done.
+        Takes `_CEILING_S`, or `_CEILING_FRAC` of the time of training where that is more. Whatever goes wrong in it is
+        an event, and changes nothing else of a run that is done.
         """
-        return self._rate_without_data(self._first_batches, self._ceiling_steps) if self._ceiling_steps else None
+        if not self._ceiling_steps:
+            return None
+        wall, known = self._books.wall.entry(), self._journal.summary()
+        most_s = max(_CEILING_S, _CEILING_FRAC * (wall["total_s"] if wall else 0.0))
+        steps, batches, expected_s = self._ceiling_steps, CEILING_BATCHES, 0.0
+        if known is not None:
+            step_s = 1e-3 * known.step_ms_mean * (1 - known.wait_frac)
+            build_s = 1e-3 * max(known.build_ms_mean or 0.0, known.step_ms_mean * known.wait_frac)
+            batches = max(1, min(batches, int(0.5 * most_s / max(build_s, 1e-9))))
+            room_s = most_s - batches * build_s
+            steps = max(0, min(steps, int(room_s / max(step_s, 1e-9)) - WARMUP_STEPS))
+            steps = steps if steps >= min(FEWEST, self._ceiling_steps) else 0
+            expected_s = batches * build_s + (steps + WARMUP_STEPS) * step_s
+        if steps == 0:
+            console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
+        elif expected_s >= _TOLD_S:
+            what = f"Measuring the ceiling, {steps} steps on batches that are on the device already"
+            console.print(f"{what}: about {show_duration(expected_s)}, at most {show_duration(most_s)}.")
+        return self._rate_without_data(lambda: self._first_batches(batches) if steps else [], steps, most_s)
 
-    def _rate_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
+    def _rate_without_data(
+        self, few: Callable[[], list[Delivery]], steps: int, most_s: float = math.inf
+    ) -> float | None:
         self._learner.begin_pass()
         self._progress.enter("ceiling")
         deliveries: list[Delivery] = []
@@ -318,7 +403,14 @@ class Passes:
         try:
             learner, data_module = self._learner, self._parts.data_module
             summary = run_ceiling(
-                learner.module, deliveries, self._options, steps, self._books.folder, data_module, learner.in_parts
+                learner.module,
+                deliveries,
+                self._options,
+                steps,
+                self._books.folder,
+                data_module,
+                learner.in_parts,
+                most_s,
             )
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error
@@ -329,12 +421,12 @@ class Passes:
             self._journal.event("ceiling_failed", message=message)
         return None if summary is None else summary.samples_per_s
 
-    def _first_batches(self) -> list[Delivery]:
+    def _first_batches(self, number: int = CEILING_BATCHES) -> list[Delivery]:
         """Of an epoch, by the loader of training, which is closed and goes on after them."""
         loader = self._loader
         loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
         try:
-            return list(islice(loader, CEILING_BATCHES))
+            return list(islice(loader, number))
         finally:
             loader.close()
 
@@ -371,7 +463,7 @@ class Passes:
             return
         learner.begin_pass()
         trainer = learner.evaluating([ProgressReport(self._progress), self.figures])
-        with self._eval_batches("val", trainer) as batches:
+        with self._books.wall.during(VALIDATION), self._eval_batches("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
         value = self._latest_best_metric()
         if value is not None and self._rank == 0:

@@ -26,6 +26,8 @@ LEFT_BEHIND = (
     *("tensorboard", "csv", "profile"),
 )
 
+_COLOURS = {"healthy": "green", "unknown": "magenta", "busy_machine": "yellow"}
+"""Of findings that are verdicts, by their ids."""
 _VALUE_WIDTH = 16
 """Of the longest value that is one word."""
 
@@ -136,7 +138,8 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
         for line in section.on_screen:
             is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
             bullet = "" if is_bare else "- "
-            console.print(f"{bullet}{show_text(line)}", markup=False, soft_wrap=True)
+            colour = _COLOURS.get(line.partition(" ")[0]) if section.name == "findings" else None
+            console.print(f"{bullet}{show_text(line)}", style=colour, markup=False, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         parts = shlex.join(wandb["parts"])

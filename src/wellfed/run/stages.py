@@ -156,7 +156,7 @@ class Run:
             if not passes.is_pruned:
                 written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
                 books.record.artifacts.update(written)
-                books.ceiling(passes.ceiling())
+                books.ceiling(passes.ceiling(self._console))
             assemble.end(planner.parts)
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from wellfed.telemetry.series import TRAINING, Phase
 
@@ -28,6 +29,8 @@ class Progress:
         self._times: dict[Phase, int] = defaultdict(int)
         self.on_edge: Callable[[Phase], None] = lambda left: None
         """Called when training begins or ends, with the phase that is over."""
+        self.around: Callable[[Phase], AbstractContextManager[Any]] = lambda phase: nullcontext()
+        """Entered around the blocks of `during`."""
         self._is_awaited = False
         self._step_ended = threading.Event()
 
@@ -71,7 +74,8 @@ class Progress:
         before = self.phase
         self.enter(phase)
         try:
-            yield
+            with self.around(phase):
+                yield
         finally:
             self._switch(before)
 

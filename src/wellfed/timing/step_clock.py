@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:  # it imports torch
     from wellfed.batches import BuildTime
 
+from wellfed.timing.wall import STEPS, Wall
+
 WARMUP_STEPS = 3
 """First steps of a process: allocator, thread pools and caches fill."""
 
@@ -111,7 +113,10 @@ class StepClock:
         origin_s: float | None = None,
         now_s: Callable[[], float] = time.monotonic,
         new_event: Callable[[], DeviceEvent] | None = None,
+        wall: Wall | None = None,
     ) -> None:
+        """``wall``: where the time between the steps is accounted for, too."""
+        self.wall = wall or Wall()
         self._now_s, self._new_event = now_s, new_event
         self._origin_s = now_s() if origin_s is None else origin_s
         self._last_end_s: float | None = None
@@ -126,6 +131,7 @@ class StepClock:
 
     def ask(self) -> None:
         """The loop asks for the next batch."""
+        self.wall.switch(STEPS)
         self._asked_s = self._now_s()
 
     def got(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.diagnosis.evidence_of import evidence
+from tests.diagnosis.evidence_of import evidence, walled
 from wellfed.diagnosis.rules.slow_callbacks import check
 
 
@@ -26,6 +26,30 @@ def test_a_pause_behind_each_step_is_told_with_the_callbacks_that_there_are():
     assert "ema, lr_monitor" in found.message
     assert found.change == ()
     assert found.time_lost_frac == pytest.approx(0.375)
+
+
+def test_the_class_and_the_hook_are_named_with_their_share():
+    wall = walled(steps_s=4.0, callbacks={"Own.on_train_epoch_end": 5.0, "Ema.on_train_batch_end": 1.0})
+    found = check(evidence(host_ms=6.0, wall=wall))
+    assert found.message == "Own.on_train_epoch_end takes 60.0 % of the wall time of training, 6.0 s of 10.0 s."
+    assert found.time_lost_frac == pytest.approx(0.6)
+
+
+def test_several_that_take_as_long_are_named_with_their_own_shares():
+    wall = walled(steps_s=5.0, callbacks={"A.on_fit_start": 3.0, "B.on_train_start": 2.0, "C.setup": 0.01})
+    said = "A.on_fit_start 30.0 %, B.on_train_start 20.0 %: callbacks and hooks take 50.0 % of the wall time"
+    assert check(evidence(wall=wall)).message.startswith(said)
+
+
+def test_callbacks_that_were_measured_to_take_nothing_are_not_blamed_for_a_slow_loop():
+    assert check(evidence(host_ms=6.0, wall=walled(steps_s=10.0, callbacks={"Ema.on_train_batch_end": 0.1}))) is None
+
+
+def test_a_card_may_compute_beside_callbacks_within_the_steps():
+    wall = walled(steps_s=5.0, callbacks={"A.on_train_batch_end": 4.0, "B.on_train_epoch_end": 1.0})
+    gain = check(evidence(copy_ms=0.1, wall=wall)).gain
+    assert gain.low == pytest.approx(1 / 0.9)
+    assert gain.high == pytest.approx(2.0)
 
 
 def test_one_behind_every_tenth_step_is_told_with_how_often_it_comes():

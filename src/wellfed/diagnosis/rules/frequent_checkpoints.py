@@ -5,7 +5,7 @@ from __future__ import annotations
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.pauses import pauses, rarer
-from wellfed.diagnosis.thresholds import CHECKPOINT_FRAC, FEWEST_PAUSES
+from wellfed.diagnosis.thresholds import CHECKPOINT_FRAC
 from wellfed.units import counted, show_duration, show_percent
 
 _KNOB = "trainer.checkpoint_every_steps"
@@ -13,21 +13,22 @@ _WANTED_FRAC = 0.01
 """What they may take."""
 
 
-def check(evidence: Evidence) -> Finding | None:
-    """Where those that come by steps or epochs cost more than `CHECKPOINT_FRAC` of the time."""
+def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | None:
+    """Where they cost more than ``least_frac`` of the time, however few there were."""
     spent = pauses(evidence, "checkpoint")
     files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
-    if spent is None or not files or spent.times < FEWEST_PAUSES or spent.frac < CHECKPOINT_FRAC:
+    if spent is None or not files or spent.frac < least_frac:
         return None
     each_s = spent.total_s / spent.times
-    said = f"{show_percent(spent.frac)} of the time from the first step to the last went into "
+    said = f"{show_percent(spent.frac)} of the wall time of training went into "
     said += f"{counted(spent.times, 'checkpoint')} of {show_duration(each_s)}"
     figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": each_s}
     every = evidence.value(_KNOB) or evidence.lags.get("epoch")
     num_best = files.count("best.ckpt")
-    if not every or 2 * num_best > len(files):  # written because a validation was the best so far
+    wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
+    # Those of best.ckpt are written because a validation was the best so far.
+    if not every or wanted <= every or 2 * num_best > len(files):
         return Finding("frequent_checkpoints", f"{said}.", figures, lost_frac=spent.frac)
-    wanted = rarer(every, spent.frac / _WANTED_FRAC)
     left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
     when = f"one every {every} steps" if evidence.value(_KNOB) else "one at the end of each epoch"
     return Finding(

@@ -10,6 +10,7 @@ from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.pauses import gain_of, rarer
 from wellfed.diagnosis.run_tables import Series
 from wellfed.diagnosis.thresholds import FEWEST_PAUSES, HOST_MS, PAUSE_FRAC
+from wellfed.timing.wall import hooks_within_steps_s
 from wellfed.units import show_duration, show_percent
 
 _KNOB = "trainer.log_every_steps"
@@ -37,19 +38,32 @@ def check(evidence: Evidence) -> Finding | None:
     is_of_rows = is_loop_slow or np.median(behind_ms) >= (HOST_MS if every == 1 else 0.5 * row_ms)
     if frac < PAUSE_FRAC or not is_of_rows or np.sum(others_ms > 0.5 * row_ms) > _MOST_OTHERS * len(behind_ms):
         return None
+    hook, hook_frac = _costliest_hook(evidence)
+    if every == 1 and hook_frac >= 0.5 * frac:  # then it is that one, whether figures are logged or not
+        return None
     wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
     won_frac = frac * (1 - every / wanted)
     said = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
     return Finding(
         "frequent_logging",
         f"{said}, and the loop stands still for {show_duration(row_ms / 1e3)} then: {show_percent(frac)} of the "
-        f"time.{'' if every > 1 else ' Callbacks may have part in it.'}",
+        f"time.{f' {hook} takes part in it.' if hook_frac >= 0.1 * frac else ''}",
         {"logging_frac": frac, "row_ms": row_ms, "every_steps": every},
         (f"{_KNOB}={wanted}",),
         gain=_to_the_ceiling(evidence)
         if is_loop_slow
         else gain_of(won_frac, 0.7 * won_frac if every > 1 else 0.0, frac),
     )
+
+
+def _costliest_hook(evidence: Evidence) -> tuple[str, float]:
+    """The hook at the end of steps that took the most time, and its share of the time of all steps."""
+    wall = evidence.record.wall
+    hooks = {name: s for name, s in (wall["callbacks"] if wall else {}).items() if name.endswith("on_train_batch_end")}
+    if wall is None or not hooks:
+        return "", 0.0
+    name = max(hooks, key=lambda one: hooks[one])
+    return name, hooks[name] / max(1e-9, wall["steps_s"] + hooks_within_steps_s(wall))
 
 
 def _to_the_ceiling(evidence: Evidence) -> Gain:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -36,6 +39,9 @@ def check(evidence: Evidence) -> Finding | None:
         if not np.isfinite(now):
             said = f"The loss was no finite number at step {step}"
         evidence_ |= {"loss": now, "median_before": median}
+    named = next((event for event in events if isinstance(event.get("sample"), int)), None)
+    if named is not None:
+        return _of_data(evidence, named, said, {"step": step, **evidence_})
     lr = _far_too_high(evidence)
     cause = "the learning rate is too high for it, or gradients are not bounded"
     return Finding(
@@ -45,6 +51,22 @@ def check(evidence: Evidence) -> Finding | None:
         _changes(evidence),
         changes_learning=True,
         lost_frac=1.0 if events and events[-1].get("action") == "raise" else None,
+    )
+
+
+def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: dict[str, float | int | str]) -> Finding:
+    """A sample with such values was found in the batch of the step."""
+    sample, ended = named["sample"], named.get("action") == "raise"
+    place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
+    skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
+    return Finding(
+        "loss_blows_up",
+        f"{said}: training sample {sample} holds {named.get('value', 'NaN')} ({place}). The data is the cause, not the "
+        "learning rate: repair that sample, or leave it out.",
+        {**figures, "sample": sample},
+        (f"loader.skip_ids=[{','.join(map(str, skipped))}]",),
+        changes_learning=True,
+        lost_frac=1.0 if ended else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Finds that the loop between two steps takes long, in which callbacks run and loggers write."""
+"""Finds callbacks, hooks of a LightningModule and schedulers that take a good part of training, and names them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,48 @@ from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.pauses import gain_of
 from wellfed.diagnosis.rules import frequent_logging
 from wellfed.diagnosis.run_tables import Series
-from wellfed.diagnosis.thresholds import FEWEST_PAUSES, HOST_FRAC, HOST_MS
+from wellfed.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS
+from wellfed.timing.wall import hooks_within_steps_s
 from wellfed.units import show_duration, show_percent
 
 _LEAST_REGULAR = 0.8
 """Share of the long pauses that come the same number of steps after the one before."""
 
 
-def check(evidence: Evidence) -> Finding | None:
-    """Where it does at each step, or every so many; what comes without order is the machine's."""
+_NAMED_FRAC, _MOST_NAMED = 0.2, 3
+"""Share of the time of all hooks from which one is named beside the costliest, and how many are named."""
+
+
+def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
+    """Where they take more than ``least_frac`` of the wall time. A record without it shows the time between steps."""
+    wall = evidence.record.wall
+    if wall is None:
+        return _between_steps(evidence)
+    hooks = wall["callbacks"]
+    spent_s = sum(hooks.values())
+    if wall["total_s"] <= 0 or spent_s <= 0 or spent_s < least_frac * wall["total_s"]:
+        return None
+    names = sorted(hooks, key=lambda name: -hooks[name])
+    if names[0].endswith(".on_train_batch_end") and frequent_logging.check(evidence) is not None:
+        return None  # it logs, and is named there
+    named = [name for name in names if name == names[0] or hooks[name] >= _NAMED_FRAC * spent_s][:_MOST_NAMED]
+    frac = spent_s / wall["total_s"]
+    each = [f"{name} {show_percent(hooks[name] / wall['total_s'])}" for name in named]
+    took = f"{show_percent(frac)} of the wall time of training, {show_duration(spent_s)} of "
+    took += show_duration(wall["total_s"])
+    who = f"{named[0]} takes" if len(named) == 1 else f"{', '.join(each)}: callbacks and hooks take"
+    # A GPU computes beside what the host does within a step.
+    hidden_frac = hooks_within_steps_s(wall) / wall["total_s"] if evidence.on_gpu else 0.15 * frac
+    return Finding(
+        "slow_callbacks",
+        f"{who} {took}.",
+        {"callbacks_frac": frac, "callback": named[0], "callback_s": hooks[named[0]]},
+        gain=gain_of(frac if not evidence.on_gpu else frac - hidden_frac, frac - hidden_frac, frac),
+    )
+
+
+def _between_steps(evidence: Evidence) -> Finding | None:
+    """Where much passes at each step, or every so many; what comes without order is the machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.column("host_ms")), evidence.step_ms
     if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
         return None

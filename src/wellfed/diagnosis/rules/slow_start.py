@@ -7,11 +7,15 @@ import numpy as np
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.thresholds import SLOW_START_FRAC, SLOW_START_S
+from wellfed.record import WallEntry
 from wellfed.units import counted, show_duration
 
 
 def check(evidence: Evidence) -> Finding | None:
     """A note: these steps are in no figure."""
+    wall = evidence.record.wall
+    if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.once_s:
+        return _around_steps(evidence, wall)
     throughput, step_ms = evidence.record.throughput, evidence.step_ms
     names = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
     columns = [np.nan_to_num(evidence.all_steps[name]) for name in names if len(evidence.all_steps.get(name, ()))]
@@ -29,5 +33,20 @@ def check(evidence: Evidence) -> Finding | None:
         f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: "
         f"{why}. They are in no figure; a longer run loses no more.",
         {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
+        is_note=True,
+    )
+
+
+def _around_steps(evidence: Evidence, wall: WallEntry) -> Finding | None:
+    """Where most of it passed before the first step or after the last."""
+    around_s = wall["start_s"] + wall["end_s"]
+    if around_s < SLOW_START_S or around_s < SLOW_START_FRAC * wall["total_s"]:
+        return None
+    return Finding(
+        "slow_start",
+        f"{show_duration(wall['start_s'])} passed before the first step (setting up, trainer.sanity_batches) and "
+        f"{show_duration(wall['end_s'])} after the last, of {show_duration(wall['total_s'])} of training. A longer run "
+        "loses no more.",
+        {"start_s": wall["start_s"], "end_s": wall["end_s"], "training_s": wall["total_s"]},
         is_note=True,
     )

@@ -25,7 +25,7 @@ def check(evidence: Evidence) -> Finding | None:
     """Returns a finding where the steps of each part of a run took longer than those of the part before."""
     samples, steps = evidence.column("samples"), evidence.column("step")
     times_ms = evidence.rest_ms
-    if len(samples) == len(times_ms) and np.all(samples > 0):
+    if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # a last batch of an epoch may be smaller
     levels = _rising(times_ms)
     if levels is None or clocks_limited.check(evidence) is not None:

@@ -16,6 +16,7 @@ from wellfed.shares import largest_share
 from wellfed.timing.interval import MIN_STEPS
 from wellfed.timing.readiness import StepSummary
 from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.timing.wall import END, EPOCH_END
 
 
 class TimedLoader:
@@ -120,6 +121,9 @@ class Clock(pl.Callback):
     ) -> None:
         self.clock, self._take, self._warmup_left = clock, take, warmup_steps
 
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        trainer.fit_loop.epoch_loop.wall = self.clock.wall  # of `loop.StepLoop`
+
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self.clock.copied()
@@ -142,6 +146,8 @@ class Clock(pl.Callback):
         )
         self._warmup_left = max(0, self._warmup_left - 1)
         self._take(self.clock.rows())
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self.clock.wall.switch(EPOCH_END)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self.clock.interrupt()
@@ -155,6 +161,7 @@ class Clock(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         if module.device.type == "cuda":
             torch.cuda.synchronize(module.device)
+        self.clock.wall.switch(END)
         self._take(self.clock.rows(wait=True))
 
 

@@ -17,10 +17,10 @@ IN_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on
 """Those that Lightning calls between the start of a step and the update of the weights."""
 
 
-def hooks_of(callback: pl.Callback, among: Sequence[str] = HOOKS) -> list[str]:
-    """Those that a callback does not leave as Lightning's base class has them."""
-    own = ((name, getattr(getattr(callback, name), "__func__", None)) for name in among)
-    return [name for name, function in own if function is not getattr(pl.Callback, name)]
+def hooks_of(owner: Any, among: Sequence[str] = HOOKS, base: type = pl.Callback) -> list[str]:
+    """Those that a callback, or another owner of hooks, does not leave as Lightning's base class has them."""
+    own = ((name, getattr(getattr(owner, name), "__func__", None)) for name in among)
+    return [name for name, function in own if function is not getattr(base, name)]
 
 
 class CallbacksInStep(StepListener):

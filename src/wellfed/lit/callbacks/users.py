@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -16,6 +16,7 @@ from wellfed.lit.callbacks.figures import name_in_metrics
 from wellfed.lit.callbacks.in_step import HOOKS, IN_STEP, hooks_of
 from wellfed.lit.other_lightning import not_lightnings
 from wellfed.lit.trainer import Together
+from wellfed.timing.wall import Wall, is_within_steps
 
 _LOG = logging.getLogger(__name__)
 _AROUND_STEPS = ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end")
@@ -45,7 +46,7 @@ def name_errors(callback: pl.Callback, name: str) -> None:
     """Whatever it raises from now on says so."""
     for hook in hooks_of(callback, (*HOOKS, *_STATE)):
         own = getattr(callback, hook)
-        if getattr(own, "func", None) is not _called:
+        if getattr(own, "func", None) not in (_called, _timed):
             setattr(callback, hook, partial(_called, callback, name, hook, own))
 
 
@@ -63,6 +64,44 @@ def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **na
         raise
 
 
+def time_hooks(callback: pl.Callback, wall: Wall) -> None:
+    """From now on the time of each hook that the callback has is accounted for by ``ClassName.hook``."""
+    for hook in hooks_of(callback):
+        own = getattr(callback, hook)
+        if getattr(own, "func", None) is _timed:  # in an earlier pass
+            own = own.args[-1]
+        setattr(callback, hook, _timed_hook(wall, callback, hook, own))
+
+
+def timed_hooks_of(module: pl.LightningModule, hooks: Sequence[str], wall: Wall) -> dict[str, Callable[..., Any]]:
+    """The hooks among these that a LightningModule has itself, and its schedulers' steps, with their time accounted
+    for; to be set in place of its own."""
+    owned = {hook: getattr(module, hook) for hook in hooks_of(module, hooks, pl.LightningModule)}
+    timed = {hook: wraps(own)(_timed_hook(wall, module, hook, own)) for hook, own in owned.items()}
+    step = module.lr_scheduler_step
+
+    @wraps(step)  # Lightning asks whether the module has one of its own
+    def lr_scheduler_step(scheduler: Any, *metric: Any) -> None:
+        _timed(wall, f"{type(scheduler).__name__}.step", False, step, scheduler, *metric)
+
+    return {**timed, "lr_scheduler_step": lr_scheduler_step}
+
+
+def _timed_hook(wall: Wall, owner: Any, hook: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    name = f"{type(owner).__name__}.{hook}"
+    return partial(_timed, wall, name, not is_within_steps(name), own)
+
+
+def _timed(wall: Wall, name: str, settles: bool, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if settles:
+        wall.settle()
+    before = wall.switch(name)
+    try:
+        return own(*arguments, **named)
+    finally:
+        wall.back(before)
+
+
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
     """What a monitor waits for is not among the figures."""
     names = ", ".join(sorted(logged)) or "no figures so far"
@@ -77,8 +116,9 @@ def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
 class Last(pl.Callback):
     """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
 
-    def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback]) -> None:
-        self._callbacks, self._users = callbacks, users
+    def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback], wall: Wall) -> None:
+        """``wall``: where the time of the users' hooks is accounted for."""
+        self._callbacks, self._users, self._wall = callbacks, users, wall
 
     def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
         for user in self._users if stage == "fit" else ():
@@ -91,6 +131,7 @@ class Last(pl.Callback):
         for callback in trainer.callbacks:
             if not type(callback).__module__.startswith("wellfed."):
                 name_errors(callback, type(callback).__name__)
+                time_hooks(callback, self._wall)
             if stage != "fit" and isinstance(callback, WeightAveraging):
                 # A checkpoint holds the averaged weights; one that has trained would put the others in their place.
                 callback._average_model = None

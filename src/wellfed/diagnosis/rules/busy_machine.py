@@ -1,0 +1,39 @@
+"""Finds that other programs had the cores that a run needed, so that its figures are not its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.thresholds import BUSY_READINGS_FRAC, CPU_FULL_FRAC, FEWEST_OF_CARD, OTHERS_FRAC
+from wellfed.telemetry.machines import HOST
+from wellfed.units import show_percent
+
+_PERCENT = 100.0
+"""Of a core, in the readings."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the cores were full and others had a good part of them, in many readings of the training."""
+    cores, curve = evidence.cores, evidence.curves.get(HOST, {})
+    own, others = curve.get("cpu_pct"), curve.get("others_cpu_pct")
+    if not cores or own is None or others is None or len(own) != len(others):
+        return None
+    known = np.isfinite(own) & np.isfinite(others)
+    own, others = own[known] / _PERCENT, others[known] / _PERCENT
+    # A run that may use a part of the machine: others are in its way only as far as the rest can't hold them.
+    elsewhere = max(0.0, (evidence.record.machine.get("host_cores") or cores) - cores)
+    others = np.clip(others - elsewhere, 0.0, cores)
+    is_busy = (others >= OTHERS_FRAC * cores) & (own + others >= CPU_FULL_FRAC * cores)
+    if np.sum(is_busy) < FEWEST_OF_CARD or np.mean(is_busy) < BUSY_READINGS_FRAC:
+        return None
+    frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
+    when = "" if frac > CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
+    said = f"Judge nothing yet: other programs took {taken:.1f} of your {cores:g} cores; this run got {left:.1f}"
+    return Finding(
+        "busy_machine",
+        f"{said}{when}. Run it again when they have ended. No gain can be predicted from this run.",
+        {"others_cores": taken, "own_cores": left, "cores": cores, "busy_frac": frac},
+        lost_frac=frac * taken / cores,
+    )

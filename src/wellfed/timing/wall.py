@@ -1,0 +1,118 @@
+"""Accounts for the wall time of training: each moment goes to one account, such as steps, validation or a hook."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from wellfed.record import WallEntry
+
+START, STEPS, VALIDATION, CHECKPOINT = "start", "steps", "validate", "checkpoint"
+EPOCH_END, LOGGING, END = "epoch_end", "logging", "end"
+_KEYS = {
+    START: "start_s",
+    STEPS: "steps_s",
+    VALIDATION: "validation_s",
+    CHECKPOINT: "checkpoint_s",
+    EPOCH_END: "epoch_end_s",
+    LOGGING: "logging_s",
+    END: "end_s",
+}
+"""Accounts of the engine, with their keys in the record. Any other account is a hook, such as ``Ema.on_fit_start``."""
+_WITHIN_STEPS = frozenset(
+    {
+        *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward"),
+        *("on_after_backward", "on_before_optimizer_step", "step"),
+    }
+)
+"""Hooks whose time is part of a step in steps.csv; ``step`` is that of a learning-rate scheduler."""
+
+
+def is_within_steps(name: str) -> bool:
+    """Returns whether a hook, as ``callbacks`` of the record names it, runs while a step is timed."""
+    return name.rpartition(".")[2] in _WITHIN_STEPS
+
+
+def hooks_within_steps_s(wall: WallEntry) -> float:
+    """Seconds of the hooks that ran within steps."""
+    return sum(spent_s for name, spent_s in wall["callbacks"].items() if is_within_steps(name))
+
+
+class Wall:
+    """Gives each moment of training to one account. What runs within another account is taken from that one."""
+
+    def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._now_s = now_s
+        self._account: str | None = None
+        """None while nothing is timed."""
+        self._since_s = self._began_s = self._before_s = 0.0
+        self._spent_s: dict[str, float] = defaultdict(float)
+        self.wait_for_device: Callable[[], None] = lambda: None
+        """Waits for a GPU, which may be steps behind the host."""
+
+    def switch(self, account: str) -> str | None:
+        """Time goes to this account from now on. Returns the account before; None if nothing is timed."""
+        before = self._account
+        if before is not None:
+            now_s = self._now_s()
+            self._spent_s[before] += now_s - self._since_s
+            self._account, self._since_s = account, now_s
+        return before
+
+    def back(self, before: str | None) -> None:
+        """Goes back to the account that `switch` returned."""
+        if before is not None:
+            self.switch(before)
+
+    def settle(self) -> None:
+        """Waits for the steps that a GPU still computes, in their account."""
+        before = self.switch(STEPS)
+        if before is not None:
+            self.wait_for_device()
+            self.switch(before)
+
+    @contextmanager
+    def during(self, account: str) -> Iterator[None]:
+        """Time within the block goes to this account; the steps launched before it are waited for first."""
+        self.settle()
+        before = self.switch(account)
+        try:
+            yield
+        finally:
+            self.back(before)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time within the block is accounted for; several blocks add up."""
+        self._account = START
+        self._since_s = self._began_s = self._now_s()
+        try:
+            yield
+        finally:
+            self.switch(END)
+            self._before_s += self._since_s - self._began_s
+            self._account = None
+
+    def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:
+        """The accounts so far, those of the run's earlier processes included; None if nothing was timed."""
+        self.back(self._account)  # closes what is open
+        total_s = self._before_s + (0.0 if self._account is None else self._since_s - self._began_s)
+        if total_s <= 0:
+            return earlier
+        found = {key: self._spent_s.get(account, 0.0) for account, key in _KEYS.items()}
+        hooks = {name: spent_s for name, spent_s in self._spent_s.items() if name not in _KEYS}
+        if earlier is not None:
+            total_s += earlier["total_s"]
+            found = {key: spent_s + earlier[key] for key, spent_s in found.items()}  # type: ignore[literal-required]
+            for name, spent_s in earlier["callbacks"].items():
+                hooks[name] = hooks.get(name, 0.0) + spent_s
+        other_s = total_s - sum(found.values()) - sum(hooks.values())
+        callbacks = {name: round(hooks[name], 6) for name in sorted(hooks, key=lambda name: -hooks[name])}
+        return {  # type: ignore[typeddict-item]
+            "total_s": round(total_s, 6),
+            **{key: round(spent_s, 6) for key, spent_s in found.items()},
+            "callbacks": callbacks,
+            "other_s": round(max(0.0, other_s), 6),
+        }
