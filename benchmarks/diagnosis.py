@@ -85,11 +85,13 @@ class Verdict:
 
 
 def is_right(planted: Run, fault: Fault) -> bool:
-    """The cause comes first; a note stands beside none that costs time."""
+    """The cause comes first, or behind the busy machine; a note stands beside none that costs time."""
+    found = [each for each in planted.findings if each["id"] != "busy_machine" or fault.burners]
+    first = found[0]["id"] if found else planted.first
     if not fault.is_note:
-        return planted.first in (fault.cause, *fault.also)
-    causes = [each["id"] for each in planted.findings if each["severity"] != "info"]
-    return not causes and fault.cause in (each["id"] for each in planted.findings)
+        return first in (fault.cause, *fault.also)
+    causes = [each["id"] for each in found if each["severity"] != "info"]
+    return not causes and fault.cause in (each["id"] for each in found)
 
 
 def others_cores(run: Run) -> float:
@@ -150,7 +152,7 @@ def show(verdict: Verdict) -> None:
     """A run as it comes."""
     sign = "right" if verdict.is_right else f"WRONG, {verdict.cause} was planted"
     if verdict.is_busy:
-        sign = f"no verdict: others took {verdict.others_cores:.1f} cores; {verdict.cause} was planted"
+        sign = f"no verdict, others took {verdict.others_cores:.1f} cores; it would be {sign}"
     line = f"{verdict.where:9} {verdict.shape:9} {verdict.kind:24} {verdict.first} ({sign})"
     if verdict.others:
         line += f", then {', '.join(verdict.others)}"
@@ -237,7 +239,7 @@ def won_back(verdicts: Sequence[Verdict]) -> str:
 
 def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> dict[str, Any]:
     """The figures that the whole is held to, without the runs on a busy machine."""
-    busy = sum(one.is_busy for one in [*verdicts, *healthy])
+    busy = [one for one in [*verdicts, *healthy] if one.is_busy]
     verdicts = [one for one in verdicts if not one.is_busy]
     healthy = [one for one in healthy if not one.is_busy]
     untuned = {fault.kind for fault in UNTUNED}
@@ -250,7 +252,8 @@ def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> d
         "right": sum(one.is_right for one in verdicts),
         "untuned": len(of_untuned),
         "untuned_right": sum(one.is_right for one in of_untuned),
-        "busy": busy,
+        "busy": len(busy),
+        "busy_right": sum(one.is_right for one in busy),
         "healthy": len(healthy),
         "healthy_right": sum(one.is_right for one in healthy),
         "curable": len(shares),
@@ -266,7 +269,8 @@ def sentence(found: dict[str, Any]) -> str:
     said = f"The cause was first in {found['right']} of {found['planted']} planted runs ({found['kinds']} kinds); "
     said += f"of kinds that the rules were not written with, in {found['untuned_right']} of {found['untuned']}; "
     if found["busy"]:
-        said += f"{found['busy']} runs had no verdict, as other programs took the machine; "
+        said += f"{found['busy']} runs had no verdict, as other programs took the machine (beside them, the cause came "
+        said += f"next in {found['busy_right']}); "
     said += f"{found['healthy_right']} of {found['healthy']} healthy runs were called healthy; the printed override "
     said += f"won back 80 % and more in {found['won_back_80']} of {found['curable']} that a knob can cure; "
     said += "no gain was measured" if error is None else f"predicted gains were off by {100 * error:.0f} % (median)"
