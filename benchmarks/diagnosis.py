@@ -192,12 +192,12 @@ class HealthyVerdict:
 
 
 def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape, traces: Path | None) -> HealthyVerdict:
-    """No finding but that it is."""
+    """Right is a run that is not accused: it is healthy, or it is not known whether it could be faster."""
     run = machine_.run(shape, healthy, healthy.code)
     if run.code:
         raise RuntimeError(f"{run.command}: {run.printed}")
     causes = [each["id"] for each in run.findings if each["severity"] != "info"]
-    right = run.first == "healthy" and not causes
+    right = run.first in ("healthy", "unknown") and not causes
     said = run.findings[0]["text"] if run.findings else run.printed[-400:]
     if traces is not None and right:
         save_trace(run, healthy, traces / healthy.where / f"{healthy.kind}_{shape.name}.json.gz")
@@ -256,6 +256,7 @@ def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> d
         "busy_right": sum(one.is_right for one in busy),
         "healthy": len(healthy),
         "healthy_right": sum(one.is_right for one in healthy),
+        "called_healthy": sum(one.first == "healthy" for one in healthy),
         "curable": len(shares),
         "won_back_80": sum(share is not None and share >= 0.8 for share in shares),
         "gain_error_frac_median": statistics.median(errors) if errors else None,
@@ -271,7 +272,8 @@ def sentence(found: dict[str, Any]) -> str:
     if found["busy"]:
         said += f"{found['busy']} runs had no verdict, as other programs took the machine (beside them, the cause came "
         said += f"next in {found['busy_right']}); "
-    said += f"{found['healthy_right']} of {found['healthy']} healthy runs were called healthy; the printed override "
+    said += f"{found['healthy_right']} of {found['healthy']} healthy runs were accused of nothing, "
+    said += f"{found['called_healthy']} were called healthy; the printed override "
     said += f"won back 80 % and more in {found['won_back_80']} of {found['curable']} that a knob can cure; "
     said += "no gain was measured" if error is None else f"predicted gains were off by {100 * error:.0f} % (median)"
     return f"{said}. Judging a run took at most {found['judged_ms_max']:.0f} ms."
