@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.evidence_of import evidence
+from tests.diagnosis.evidence_of import evidence, walled
 from wellfed.commands import cli
 
 
@@ -17,7 +17,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "logs" / "recsys" / "runs"
     for name, more in {
-        "2026-01-01_00-00-00_aaaa": {"ceiling": 1.01},
+        "2026-01-01_00-00-00_aaaa": {"ceiling": 1.01, "wall": walled(steps_s=1.0)},
         "2026-01-02_00-00-00_bbbb": {"wait_ms": 30.0, "plan": {"loader.num_workers": 1}},
     }.items():
         (folder / name).mkdir(parents=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.evidence_of import walled
 from wellfed.diagnosis.ceiling_check import ceiling_line, contradiction
+from wellfed.diagnosis.finding import Finding
 from wellfed.record import RunRecord
 
 
@@ -107,6 +108,14 @@ def test_without_a_ceiling_the_waiting_predicts_what_can_be_won() -> None:
     assert ceiling_line(replace(record(100, 1, 0.03), ceiling=None)) is None
     assert ceiling_line(replace(starved, time=None)) is None
     assert ceiling_line(replace(starved, throughput=None)) is None
+
+
+def test_of_a_machine_that_others_use_nothing_is_predicted() -> None:
+    busy = Finding("busy_machine", "", {}).entry()
+    assert ceiling_line(replace(record(100, 1, 0.8), ceiling=None, findings=[busy])) is None
+    line = ceiling_line(replace(record(512, 1000, 0.008), findings=[busy]))
+    assert line is not None
+    assert line.endswith("reached 51.2 % of it")
 
 
 def test_where_all_agrees_there_is_nothing_to_explain() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.diagnosis.evidence_of import walled
 from wellfed.record import PlanEntry, ProfileEntry, RunRecord
-from wellfed.report.run_lines import gpu_lines, machine_lines, profile_lines
+from wellfed.report.run_lines import gpu_lines, machine_lines, profile_lines, wall_lines
 from wellfed.report.run_markdown import to_markdown
 from wellfed.report.run_sections import sections
 
@@ -117,3 +118,16 @@ def test_of_many_gpus_the_idlest_have_a_line_and_those_of_a_kind_one_together() 
     record.gpus, record.machine["gpus"] = {"0": record.gpus["0"]}, gpus[:2]
     assert len(gpu_lines(record)) == 1
     assert machine_lines(record)[:2] == [f"gpu {index}: A card, 80.0 GiB, compute capability 9.0" for index in range(2)]
+
+
+def test_where_the_wall_time_went_is_one_line_if_it_was_not_steps() -> None:
+    wall = walled(steps_s=1.0, validation_s=16.0, start_s=2.9, callbacks={"Ema.on_fit_start": 0.1})
+    told = "the 20.0 s of training: steps 5.0 %, validations 80.0 %, start 14.5 %"
+    assert wall_lines(RunRecord("r", wall=wall)) == [told]
+    assert told in to_markdown(RunRecord("r", wall=wall))
+    hooks = {"Own.on_train_epoch_end": 9.0}
+    assert wall_lines(RunRecord("r", wall=walled(steps_s=1.0, callbacks=hooks))) == [
+        "the 10.0 s of training: steps 10.0 %, Own.on_train_epoch_end 90.0 %"
+    ]
+    assert wall_lines(RunRecord("r", wall=walled(steps_s=97.0, validation_s=3.0))) == []
+    assert wall_lines(RunRecord("r")) == []

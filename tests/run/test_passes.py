@@ -89,8 +89,11 @@ def passes_of(
         name="w",
         effective_batch_size=4,
         data={"_target_": f"{__name__}.{data}"},
-        optimizer={"_target_": "torch.optim.SGD", "lr": 0.001},
-        **{"model": {"_target_": f"{__name__}.Line"}, **more_workload},
+        **{
+            "model": {"_target_": f"{__name__}.Line"},
+            "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.001},
+            **more_workload,
+        },
     )
     config = replace(made.config, workload=workload)
     planner = Planner.start(replace(made, config=config), machine())
@@ -203,7 +206,7 @@ class OwnModule(pl.LightningModule):
 
 
 def test_so_are_hooks_of_a_users_own_module(tmp_path: Path) -> None:
-    wall = wall_of(tmp_path, model={"_target_": f"{__name__}.OwnModule"}, optimizer={}, schedule={})
+    wall = wall_of(tmp_path, model={"_target_": f"{__name__}.OwnModule"}, optimizer=None)
     assert {*wall["callbacks"]} == {
         "OwnModule.on_before_optimizer_step",
         "OwnModule.on_train_epoch_end",

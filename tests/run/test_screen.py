@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.planning.test_decide import config, planned
+from wellfed.diagnosis.finding import Finding
 from wellfed.record import RunRecord
 from wellfed.report.run_lines import show_value
 from wellfed.run import screen
@@ -76,6 +77,15 @@ def test_the_end_shows_where_metrics_began_and_only_files_that_are_there(tmp_pat
     assert "(run.json)" in shown
     assert "wandb leet" in shown
     assert "ok: 3 steps in 2.0 s, ended by trainer.max_time_s=2\n" in shown
+
+
+@pytest.mark.parametrize(("name", "colour"), [("healthy", "32"), ("unknown", "35"), ("busy_machine", "33")])
+def test_what_is_not_known_has_a_colour_of_its_own(tmp_path: Path, name: str, colour: str) -> None:
+    told = Finding(name, "Words.", {}, is_note=True).entry()
+    console = Console(record=True, width=120, force_terminal=True, highlight=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    screen.show_end(console, replace(RECORD, findings=[told]), {}, tmp_path)
+    console.file.close()
+    assert f"\x1b[{colour}m- {name} (info): Words.\x1b[0m" in console.export_text(styles=True)
 
 
 def shown_at(width: int, *printed: object) -> list[str]:

@@ -68,8 +68,9 @@ def ceiling_line(record: RunRecord) -> str | None:
     if not throughput:
         return None
     unit = throughput["sample_unit"]
+    is_busy = any(finding["id"] == "busy_machine" for finding in record.findings)
     if not record.ceiling:
-        if not record.time or _data_frac(record.time) <= _NOISE_FRAC:
+        if not record.time or _data_frac(record.time) <= _NOISE_FRAC or is_busy:
             return None
         return (
             f"without waiting for data its steps would make {show_count(_without_data(throughput, record.time))} "
@@ -82,7 +83,7 @@ def ceiling_line(record: RunRecord) -> str | None:
     found = contradiction(record)
     if found is not None:
         is_told = any(finding["id"] == "machine_was_slower" for finding in record.findings)
-        return line if is_told else f"{line}. {explanation(found, unit)}"
+        return line if is_told or is_busy else f"{line}. {explanation(found, unit)}"
     return line if share < 1 else f"{line}, so data cost it nothing"
 
 

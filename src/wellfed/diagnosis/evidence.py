@@ -31,7 +31,7 @@ _OF_GPUS = (
 _OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
 _PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 """Columns that a step's time adds up from."""
-PAUSES = ("validate", "checkpoint")
+_PAUSES = ("validate", "checkpoint")
 """Phases that interrupt training."""
 _EMPTY = np.empty(0)
 _WARMUP = 3
@@ -162,7 +162,7 @@ class Evidence:
         parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
         steps_s, between_s = float(np.sum(parts)) / 1e3, float(self.gap_ms.sum()) / 1e3
         phases = self.record.phases
-        validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in PAUSES)
+        validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in _PAUSES)
         other_s = max(0.0, between_s - validation_s - checkpoint_s)
         return {
             "total_s": steps_s + validation_s + checkpoint_s + other_s,
@@ -179,7 +179,7 @@ class Evidence:
 
     @cached_property
     def once_s(self) -> float:
-        """Seconds that a run loses once, however long it is: setting up, its first steps beyond a usual one, its end."""
+        """Seconds that a run loses once, however long it is: start, end, and the first steps beyond a usual one."""
         wall, throughput = self.wall, self.record.throughput
         if wall is None:
             return 0.0

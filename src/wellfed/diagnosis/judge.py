@@ -116,10 +116,11 @@ def judge(evidence: Evidence) -> list[Finding]:
     too_few = too_few_steps.check(evidence)
     found = _asked(OF_EVENTS if too_few else (*OF_EVENTS, *OF_STEPS), evidence)
     found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
-    if too_few:
-        return [*found, too_few]
+    found += [too_few] if too_few else []
     if (busy := busy_machine.check(evidence)) is not None:
         return [busy, *(_without_gain(finding) for finding in found)]
+    if too_few:
+        return found
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
         found[0] = _with_utilisation(found[0], evidence)

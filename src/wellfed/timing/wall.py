@@ -110,7 +110,7 @@ class Wall:
                 hooks[name] = hooks.get(name, 0.0) + spent_s
         other_s = total_s - sum(found.values()) - sum(hooks.values())
         callbacks = {name: round(hooks[name], 6) for name in sorted(hooks, key=lambda name: -hooks[name])}
-        return {  # type: ignore[typeddict-item]
+        return {  # type: ignore[return-value]  # the keys of `_KEYS`
             "total_s": round(total_s, 6),
             **{key: round(spent_s, 6) for key, spent_s in found.items()},
             "callbacks": callbacks,

@@ -60,3 +60,14 @@ def test_a_loss_that_ended_the_run_is_told_of_however_few_steps():
 )
 def test_a_loss_that_falls_wavers_or_has_no_scale_is_no_finding(values):
     assert check(evidence(losses=losses(*values))) is None
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+def test_a_sample_that_holds_nan_is_the_cause_and_not_the_learning_rate(action):
+    nan = {"kind": "nan", "step": 9, "action": action, "sample": 417, "epoch": 0, "batch": 8, "value": "NaN"}
+    found = check(evidence(events=[nan], config={"loader": {"skip_ids": [3]}}))
+    assert "step 9" in found.message
+    assert "training sample 417 holds NaN (epoch 0, batch 8)" in found.message
+    assert "not the learning rate" in found.message
+    assert found.change == ("loader.skip_ids=[3,417]",)
+    assert found.changes_learning

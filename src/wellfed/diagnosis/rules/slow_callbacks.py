@@ -10,6 +10,7 @@ from wellfed.diagnosis.pauses import gain_of
 from wellfed.diagnosis.rules import frequent_logging
 from wellfed.diagnosis.run_tables import Series
 from wellfed.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS
+from wellfed.record import WallEntry
 from wellfed.timing.wall import hooks_within_steps_s
 from wellfed.units import show_duration, show_percent
 
@@ -26,27 +27,35 @@ def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
     wall = evidence.record.wall
     if wall is None:
         return _between_steps(evidence)
-    hooks = wall["callbacks"]
+    hooks, of_s = wall["callbacks"], wall["total_s"]
     spent_s = sum(hooks.values())
-    if wall["total_s"] <= 0 or spent_s <= 0 or spent_s < least_frac * wall["total_s"]:
+    lost_s = spent_s - _hidden_s(evidence, wall)
+    if of_s <= 0 or lost_s <= 0 or lost_s < least_frac * of_s:
         return None
     names = sorted(hooks, key=lambda name: -hooks[name])
     if names[0].endswith(".on_train_batch_end") and frequent_logging.check(evidence) is not None:
         return None  # it logs, and is named there
     named = [name for name in names if name == names[0] or hooks[name] >= _NAMED_FRAC * spent_s][:_MOST_NAMED]
-    frac = spent_s / wall["total_s"]
-    each = [f"{name} {show_percent(hooks[name] / wall['total_s'])}" for name in named]
-    took = f"{show_percent(frac)} of the wall time of training, {show_duration(spent_s)} of "
-    took += show_duration(wall["total_s"])
-    who = f"{named[0]} takes" if len(named) == 1 else f"{', '.join(each)}: callbacks and hooks take"
-    # A GPU computes beside what the host does within a step.
-    hidden_frac = hooks_within_steps_s(wall) / wall["total_s"] if evidence.on_gpu else 0.15 * frac
+    who, took_s = f"{named[0]} takes", hooks[named[0]]
+    if len(named) > 1:
+        each = [f"{name} {show_percent(hooks[name] / of_s)}" for name in named]
+        who, took_s = f"{', '.join(each)}: callbacks and hooks take", spent_s
+    said = f"{who} {show_percent(took_s / of_s)} of the wall time of training, {show_duration(took_s)} of "
+    frac = lost_s / of_s
     return Finding(
         "slow_callbacks",
-        f"{who} {took}.",
-        {"callbacks_frac": frac, "callback": named[0], "callback_s": hooks[named[0]]},
-        gain=gain_of(frac if not evidence.on_gpu else frac - hidden_frac, frac - hidden_frac, frac),
+        f"{said}{show_duration(of_s)}.",
+        {"callbacks_frac": spent_s / of_s, "callback": named[0], "callback_s": hooks[named[0]]},
+        gain=gain_of(frac, 0.85 * frac, frac),
     )
+
+
+def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
+    """Time of hooks within steps beside which a GPU computed: the steps lost no more than they lost to the ceiling."""
+    within_s, factor = hooks_within_steps_s(wall), evidence.ceiling_factor
+    if not evidence.on_gpu or factor is None:
+        return 0.0
+    return within_s - min(within_s, (1 - 1 / max(1.0, factor)) * (wall["steps_s"] + within_s))
 
 
 def _between_steps(evidence: Evidence) -> Finding | None:
