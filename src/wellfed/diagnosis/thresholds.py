@@ -71,8 +71,8 @@ COLD_FACTOR = 2.0
 """Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
-MOST_BY_CHANCE = 0.5
-"""Share of the samples that were slow twice that chance may have repeated."""
+REPEATED_FRAC, MOST_BY_CHANCE = 0.5, 0.5
+"""Share of an epoch's slow samples that must be slow in another, and share of those that chance may have repeated."""
 SLOW_BUILD_FACTOR = 5.0
 """Time to build their batches over the median of all."""
 UNEVEN_FACTOR = 2.5
