@@ -44,6 +44,11 @@ def test_few_slow_batches_are_random_latency_unless_samples_are_seen_to_be_slow(
 def test_workers_are_not_said_to_contend_where_other_programs_may_have_slowed_them():
     run = RUNS["contended_loading"]
     assert cause_of_waiting(replace(run, curves={})).cause == "too_few_workers"
+    alone = {"build_ms_alone": 25.0}
+    busy = fed_by(4, build_ms=100.0, loading=alone, cores=2.0, others_pct=180.0, cpu_pct=20.0, cpu_frac=0.05)
+    assert cause_of_waiting(busy).cause != "contended_loading"
+    waits = fed_by(4, build_ms=100.0, loading=alone, cores=2.0, others_pct=180.0, cpu_pct=20.0, cpu_frac=0.01)
+    assert cause_of_waiting(waits).cause == "contended_loading"
 
 
 def test_threads_wait_for_pythons_lock():

@@ -27,6 +27,7 @@ from wellfed.diagnosis.thresholds import (
     CONTENTION_FACTOR,
     CPU_FULL_FRAC,
     FEWEST_STEPS,
+    HARDLY_WORK_FRAC,
     LOADER_CPU_FRAC,
     MOST_READY_FRAC,
     OTHERS_FRAC,
@@ -117,6 +118,8 @@ class Feeding:
         """
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
+        if self.has_company and self.build_cpu_ms > HARDLY_WORK_FRAC * self.alone_ms:
+            return None  # their work may wait for a core that others have
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
         return factor if factor >= CONTENTION_FACTOR else None

@@ -57,6 +57,8 @@ BUILD_WAITS_FRAC = 0.5
 CONTENTION_FACTOR = 1.5
 """Time to build a batch beside other workers over the time alone: more is workers that wait for one another (a
 proposal; a lock for the whole build makes it the number of workers)."""
+HARDLY_WORK_FRAC = 0.1
+"""CPU time of a batch over the time to build it alone: less is hardly longer where cores are scarce (a proposal)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
 BUSY_READINGS_FRAC = 0.25
