@@ -135,6 +135,8 @@ class HostEntry(TypedDict, total=False):
     cpu_pct: float
     rss_gib: float
     shm_gib: float | None
+    core_wait_frac: float | None
+    """Share of training for which the thread that waited most was ready to run and had no core; None = not counted."""
 
 
 class PlanEntry(TypedDict):

@@ -120,6 +120,11 @@ def test_of_a_machine_that_others_use_no_gain_is_promised():
     assert "healthy" not in ids(watched(20.0, 180.0))
     assert ids(watched(100.0, 40.0))[0] != "busy_machine", "a program that is idle most of the time"
     assert ids(watched(20.0, 100.0))[0] != "busy_machine", "there is a core to be had"
+    host = {"cpu_pct": 20.0, "rss_gib": 1.0, "core_wait_frac": 0.01}
+    assert ids(watched(20.0, 180.0, host=host))[0] == "busy_machine", "its batches may come late for want of a core"
+    untouched = watched(20.0, 180.0, host=host)
+    untouched.record.time["wait_frac"] = 0.0
+    assert "busy_machine" not in ids(untouched), "it needed no more than it got"
     large = {"cpu_quota_cores": 2.0, "host_cores": 64}
     assert ids(watched(150.0, 3000.0, machine=large))[0] != "busy_machine", "others have the other cores"
     assert ids(watched(20.0, 6380.0, machine=large))[0] == "busy_machine"

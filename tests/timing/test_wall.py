@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.timing.step_clock import StepClock
-from wellfed.timing.wall import CHECKPOINT, END, EPOCH_END, LOGGING, STEPS, VALIDATION, Wall, is_within_steps
+from wellfed.timing.wall import (
+    CHECKPOINT,
+    END,
+    EPOCH_END,
+    LOGGING,
+    STEPS,
+    VALIDATION,
+    Wall,
+    is_within_steps,
+    waited_for_a_core_s,
+)
 
 PARTS = ("start_s", "steps_s", "validation_s", "checkpoint_s", "epoch_end_s", "logging_s", "end_s", "other_s")
 
@@ -126,3 +137,30 @@ def test_hooks_that_are_timed_within_a_step() -> None:
     assert is_within_steps("Own.on_train_batch_end")
     assert is_within_steps("OneCycleLR.step")
     assert not is_within_steps("Own.on_train_epoch_end")
+
+
+def test_the_thread_that_waited_most_for_a_core_counts() -> None:
+    clock, waited = Clock(), {"1": 5.0, "2": 1.0, "3": 0.0}
+    wall = Wall(clock, lambda: dict(waited))
+    assert wall.core_wait_frac is None
+    with wall.running():
+        clock.pass_s(10)
+        waited.update({"1": 5.5, "2": 5.0, "4": 99.0})
+    assert wall.core_wait_frac == pytest.approx(0.4)
+    uncounted = Wall(clock, dict)
+    with uncounted.running():
+        clock.pass_s(10)
+    assert uncounted.core_wait_frac is None
+
+
+def test_what_the_system_counts_of_waiting_for_a_core(tmp_path: Path) -> None:
+    for name, told in {"7": "20 1500000000 3", "8": "20 0 1"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "schedstat").write_text(f"{told}\n")
+    (tmp_path / "9").mkdir()  # has ended
+    assert waited_for_a_core_s(tmp_path) == {"7": 1.5, "8": 0.0}
+    (tmp_path / "7" / "schedstat").write_text("20 0 3\n")
+    assert waited_for_a_core_s(tmp_path) == {}, "a kernel that does not count"
+    (tmp_path / "8" / "schedstat").write_text("no number\n")
+    assert waited_for_a_core_s(tmp_path) == {}
+    assert waited_for_a_core_s(tmp_path / "nowhere") == {}

@@ -61,6 +61,8 @@ HARDLY_WORK_FRAC = 0.1
 """CPU time of a batch over the time to build it alone: less is hardly longer where cores are scarce (a proposal)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
+CORE_WAIT_FRAC = 0.05
+"""Share of training for which a thread waits for a core: less costs a run hardly anything (as of waiting for data)."""
 BUSY_READINGS_FRAC = 0.25
 """Share of the readings with full cores, many of them others': more is a machine that others use."""
 LITTLE_FRAC = 0.5

@@ -353,6 +353,7 @@ class Bookkeeper:
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
             record.memory, record.host = self._usage.entries()
+            record.host["core_wait_frac"] = self.wall.core_wait_frac
         if self._watch is not None:
             record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from wellfed.record import WallEntry
 
@@ -40,11 +41,27 @@ def hooks_within_steps_s(wall: WallEntry) -> float:
     return sum(spent_s for name, spent_s in wall["callbacks"].items() if is_within_steps(name))
 
 
+def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
+    """Seconds for which each thread of this process was ready to run and had no core; empty where nothing counts."""
+    found = {}
+    with suppress(OSError, ValueError, IndexError):
+        for task in tasks.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+                found[task.name] = 1e-9 * int((task / "schedstat").read_text().split()[1])
+    return found if any(found.values()) else {}
+
+
 class Wall:
     """Gives each moment of training to one account. What runs within another account is taken from that one."""
 
-    def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
-        self._now_s = now_s
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.perf_counter,
+        waited_s: Callable[[], Mapping[str, float]] = waited_for_a_core_s,
+    ) -> None:
+        """``waited_s``: how long each thread of the process has waited for a core."""
+        self._now_s, self._waited_s = now_s, waited_s
+        self._cores_waited_s = 0.0
         self._account: str | None = None
         """None while nothing is timed."""
         self._since_s = self._began_s = self._before_s = 0.0
@@ -86,14 +103,24 @@ class Wall:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Time within the block is accounted for; several blocks add up."""
-        self._account = START
+        self._account, waited_s = START, self._waited_s()
         self._since_s = self._began_s = self._now_s()
         try:
             yield
         finally:
             self.switch(END)
+            later_s = self._waited_s()
+            self._cores_waited_s += max(
+                (later_s[one] - waited_s[one] for one in later_s.keys() & waited_s), default=0.0
+            )
             self._before_s += self._since_s - self._began_s
             self._account = None
+
+    @property
+    def core_wait_frac(self) -> float | None:
+        """Share of the time for which the thread that waited most was ready to run and had no core; None without
+        training, or where the system does not count it."""
+        return self._cores_waited_s / self._before_s if self._before_s > 0 and self._waited_s() else None
 
     def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:
         """The accounts so far, those of the run's earlier processes included; None if nothing was timed."""

@@ -6,7 +6,14 @@ import numpy as np
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
-from wellfed.diagnosis.thresholds import BUSY_READINGS_FRAC, CPU_FULL_FRAC, FEWEST_OF_CARD, OTHERS_FRAC
+from wellfed.diagnosis.thresholds import (
+    BUSY_READINGS_FRAC,
+    CORE_WAIT_FRAC,
+    CPU_FULL_FRAC,
+    FEWEST_OF_CARD,
+    OTHERS_FRAC,
+    WAIT_FRAC,
+)
 from wellfed.telemetry.machines import HOST
 from wellfed.units import show_percent
 
@@ -15,9 +22,15 @@ _PERCENT = 100.0
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the cores were full and others had a good part of them, in many readings of the training."""
+    """Where the cores were full and others had a good part of them, in many readings of the training.
+
+    Not where it is known that the run needed none of them: no thread waited for a core, and no step for its batch.
+    """
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
     own, others = curve.get("cpu_pct"), curve.get("others_cpu_pct")
+    waited_frac = evidence.record.host.get("core_wait_frac")
+    if waited_frac is not None and waited_frac < CORE_WAIT_FRAC and evidence.wait_frac < WAIT_FRAC:
+        return None
     if not cores or own is None or others is None or len(own) != len(others):
         return None
     known = np.isfinite(own) & np.isfinite(others)
