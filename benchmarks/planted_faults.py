@@ -166,7 +166,7 @@ OF_LOOP = (
           ("workload.optimizer.lr=1e18",)),
     Fault("slow_start", "slow_start", "cpu", WHOLE, _model(first_s=4), is_note=True),
     Fault("data_parallel", "data_parallel", "cpu", WHOLE, _model(parallel="true")),
-    Fault("machine_was_slower", "machine_was_slower", "cpu", (*WHOLE, *_model(rests="false", works="true")), burners=4),
+    Fault("machine_was_slower", "busy_machine", "cpu", (*WHOLE, *_model(rests="false", works="true")), burners=4),
 )  # fmt: skip
 OF_LOOP_UNTUNED = (
     Fault("callback_at_batch_start", "slow_callbacks", "cpu", WHOLE, _callback(steps=0.8, when="on_train_batch_start")),

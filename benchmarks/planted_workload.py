@@ -229,9 +229,7 @@ def data(
 
     train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
     collate = SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else None
-    return Datasets(
-        train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate
-    )
+    return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate)
 
 
 class Planted(nn.Module):
@@ -317,9 +315,10 @@ class Planted(nn.Module):
         if self.jitters:
             drawn = torch.Generator().manual_seed(self.passes)
             rest_s *= max(0.2, 1 + self.jitters * float(torch.randn((), generator=drawn)))
-        rest_s += self.step_s * self.grows * self.passes
         if self.rests and rest_s > 0:
             time.sleep(rest_s)
+        if self.grows:
+            time.sleep(self.step_s * self.grows * self.passes)
         return LossOutput(loss)
 
     def _go_wrong(self, loss: Tensor, share: float) -> Tensor:

@@ -109,7 +109,8 @@ def simulate(
             if build is not None and not build.left:
                 builds[build.number] = now - build.begun_ms
                 ready.add(build.number)
-                building[worker] = build = None
+                building[worker] = None
+                continue
             if build is not None and build.left[0][0] == "lock" and worker not in locked:
                 locked.append(worker)
         if now >= stepping_until - 1e-9 and wanted in ready:

@@ -8,7 +8,7 @@ from tests.diagnosis.made_loader import Kind, evidence_of_made, log_normal, one_
 from wellfed.diagnosis.judge import judge
 from wellfed.diagnosis.waiting import cause_of_waiting
 
-STEP_MS, SEEDS = 10.0, 8
+STEP_MS, SEEDS = 10.0, 4
 KINDS = {
     "far store": Kind(cpu_ms=2, wait_ms=38),
     "lock": Kind(cpu_ms=2, wait_ms=6, locked_ms=20),
@@ -40,7 +40,7 @@ def promised(kind: Kind, workers: int, seed: int) -> tuple[float, float, float] 
     return first.gain.low, first.gain.high, before / after
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_true_gain_is_within_the_promised_interval(kind: str, workers: int) -> None:
     found = [promised(KINDS[kind], workers, seed) for seed in range(SEEDS)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,6 +39,21 @@ def test_each_cause_is_told_by_its_rule_and_no_other(cause):
 def test_few_slow_batches_are_random_latency_unless_samples_are_seen_to_be_slow():
     few = fed_by(4, build_ms=FEW, wait_ms=np.where(FEW > 100, 500.0, 0.0))
     assert cause_of_waiting(few).cause == "uneven_batches"
+
+
+def test_workers_are_not_said_to_contend_where_other_programs_may_have_slowed_them():
+    run = RUNS["contended_loading"]
+    assert cause_of_waiting(replace(run, curves={})).cause == "too_few_workers"
+    alone = {"build_ms_alone": 25.0}
+    busy = fed_by(4, build_ms=100.0, loading=alone, cores=2.0, others_pct=180.0, cpu_pct=20.0, cpu_frac=0.05)
+    assert cause_of_waiting(busy).cause != "contended_loading"
+    waits = fed_by(4, build_ms=100.0, loading=alone, cores=2.0, others_pct=180.0, cpu_pct=20.0, cpu_frac=0.01)
+    assert cause_of_waiting(waits).cause == "contended_loading"
+
+
+def test_threads_wait_for_pythons_lock():
+    run = fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}, backend="threads")
+    assert "Python's own lock" in judge(run)[0].message
 
 
 def test_a_first_epoch_that_is_far_slower_to_read_is_the_disk_s():

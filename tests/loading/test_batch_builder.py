@@ -2,6 +2,7 @@ import errno
 import pickle
 import random
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from wellfed.errors import DataError, first_line, reason_of
 from wellfed.loading.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
 from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.heartbeats import shared_heartbeats
+from wellfed.sample_rng import SampleRng
 
 
 def test_global_draws_differ_by_seed_epoch_and_index():
@@ -43,6 +45,29 @@ def test_a_collate_that_draws_depends_on_seed_epoch_and_batch_alone():
     others = [draw(2, 0, 0), draw(1, 1, 0), draw(1, 0, 1), draw(1, 0, 0, rank=1)]
     for values in zip(first, *others, strict=True):
         assert len(set(values)) == 5
+
+
+@pytest.mark.parametrize("takes_rng", [False, True])
+def test_the_sample_that_took_longest_is_known(takes_rng):
+    class Slow(list):
+        def __getitem__(self, index, rng=None):
+            if index == 6:
+                time.sleep(0.02)
+            return torch.tensor(index)
+
+    class SlowWithRng(Slow):
+        def __getitem__(self, index, rng: SampleRng):
+            return super().__getitem__(index)
+
+    data = (SlowWithRng if takes_rng else Slow)(range(9))
+    took = BatchBuilder(data, 0)(BatchRequest(0, 0, torch.tensor([2, 6, 8]))).took
+    assert took.slowest_index == 6
+    assert 20 <= took.slowest_ms <= took.wall_ms
+
+
+def test_of_whole_batches_no_sample_is_known_to_be_slow():
+    took = BatchBuilder(sets.Fetching(), 0)(BatchRequest(0, 0, torch.arange(4))).took
+    assert (took.slowest_ms, took.slowest_index) == (None, None)
 
 
 def test_who_takes_an_rng():

@@ -10,7 +10,9 @@ import pytest
 
 from tests.planning.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
+from wellfed.config.schema import Backend
 from wellfed.diagnosis.finding import Finding
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.remembered import FOREACH, MICRO_BATCH, recall
 from wellfed.record import RunRecord
 from wellfed.run import bookkeeper
@@ -79,6 +81,14 @@ def test_the_record_has_what_building_and_launching_took(tmp_path):
     books.journal.steps([row._replace(build_ms=None, build_cpu_ms=None) for row in rows])
     books.saved(9, "last.ckpt", {})
     assert recorded(tmp_path)["loading"] == {}
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(2, 12.5), (0, None)])
+def test_the_record_has_what_one_worker_alone_took_for_a_batch(tmp_path, workers, expected):
+    books = books_of(tmp_path)
+    given = config(loader={"backend": Backend.processes if workers else Backend.inline, "num_workers": workers})
+    books.planned(planned(given, data=ITEMS, trial=FirstBatches(12.5, 64, 100)))
+    assert books.record.loading.get("build_ms_alone") == expected
 
 
 def test_what_came_before_training_is_told_part_by_part(tmp_path, monkeypatch):

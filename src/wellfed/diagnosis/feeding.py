@@ -27,13 +27,14 @@ from wellfed.diagnosis.thresholds import (
     CONTENTION_FACTOR,
     CPU_FULL_FRAC,
     FEWEST_STEPS,
+    HARDLY_WORK_FRAC,
     LOADER_CPU_FRAC,
     MOST_READY_FRAC,
     OTHERS_FRAC,
     QUEUED_FRAC,
     WAIT_FRAC,
 )
-from wellfed.units import GIB, MIB, counted
+from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
 """Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
@@ -117,6 +118,8 @@ class Feeding:
         """
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
+        if self.has_company and self.build_cpu_ms > HARDLY_WORK_FRAC * self.alone_ms:
+            return None  # their work may wait for a core that others have
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
         return factor if factor >= CONTENTION_FACTOR else None
@@ -148,6 +151,15 @@ class Feeding:
         needed, about = self.workers_needed, "about " if self.is_estimate else ""
         said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
         return f"{said} and one to spare" if self.workers_advised > needed else said
+
+    def show_doubt(self) -> str:
+        """What the low end of a gain of more workers rests on, in words; empty where building is mostly work."""
+        if self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC:
+            return ""
+        return (
+            f" Only {show_percent(self.cpu_frac)} of building is CPU time: more workers win nothing where batches wait "
+            "for a lock, a rate limit or a store at its limit."
+        )
 
     def figures(self) -> dict[str, float | int | str]:
         """What decided, by name."""
@@ -200,8 +212,10 @@ def simulated_steps(
     starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
     places = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
     takes_ms = scale * np.asarray(builds)[places]
+    steps_ms: npt.NDArray[np.float64]
     if not workers:
-        return takes_ms.mean(axis=0) + fed_ms
+        steps_ms = takes_ms.mean(axis=0) + fed_ms
+        return steps_ms
     free_at, taken_at = np.zeros((workers, _REPLICATES)), np.zeros((length, _REPLICATES))
     now = np.zeros(_REPLICATES)
     for step in range(length):
@@ -211,7 +225,7 @@ def simulated_steps(
         taken_at[step] = now = np.maximum(now, free_at[worker])
         now = now + fed_ms
     first = min(ahead, length // 2)  # the queue fills at the start
-    steps_ms: npt.NDArray[np.float64] = (now - taken_at[first]) / (length - first)
+    steps_ms = (now - taken_at[first]) / (length - first)
     return steps_ms
 
 
@@ -272,7 +286,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
-        alone_ms=evidence.record.loading.get("build_ms_alone"),
+        alone_ms=_alone_ms(evidence),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
@@ -339,6 +353,12 @@ def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
         return np.ones(len(evidence.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
+
+
+def _alone_ms(evidence: Evidence) -> float | None:
+    """Returns what building a batch took before training; None where other programs may have made it longer since."""
+    is_known = evidence.mean("others_cpu_pct") is not None
+    return evidence.record.loading.get("build_ms_alone") if is_known else None
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:

@@ -55,8 +55,10 @@ LOADER_CPU_FRAC = 0.4
 BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
 CONTENTION_FACTOR = 1.5
-"""Time to build a batch beside other workers over the time alone: more is workers that wait for one another (a proposal;
-a lock for the whole build makes it the number of workers)."""
+"""Time to build a batch beside other workers over the time alone: more is workers that wait for one another (a
+proposal; a lock for the whole build makes it the number of workers)."""
+HARDLY_WORK_FRAC = 0.1
+"""CPU time of a batch over the time to build it alone: less is hardly longer where cores are scarce (a proposal)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
 CORE_WAIT_FRAC = 0.05
@@ -73,8 +75,8 @@ COLD_FACTOR = 2.0
 """Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
-MOST_BY_CHANCE = 0.5
-"""Share of the samples that were slow twice that chance may have repeated."""
+REPEATED_FRAC, MOST_BY_CHANCE = 0.5, 0.5
+"""Share of an epoch's slow samples that must be slow in another, and share of those that chance may have repeated."""
 SLOW_BUILD_FACTOR = 5.0
 """Time to build their batches over the median of all."""
 UNEVEN_FACTOR = 2.5

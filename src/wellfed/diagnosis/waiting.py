@@ -31,6 +31,7 @@ from wellfed.diagnosis.thresholds import (
     LITTLE_FRAC,
     MOST_BY_CHANCE,
     MOST_PREFETCH,
+    REPEATED_FRAC,
     SLOW_BUILD_FACTOR,
     SLOW_STEP_FACTOR,
     SLOW_STEPS_FRAC,
@@ -140,7 +141,8 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
     fewest = min((int(np.sum(is_slow & (epoch == one))) for one in np.unique(epoch[is_slow])), default=0)
     length = max(float(np.sum(samples[epoch == one])) for one in np.unique(epoch))
     by_chance = len(found) * fewest / max(length, 1.0)
-    return repeated if repeated and by_chance <= MOST_BY_CHANCE * max(len(repeated), fewest) else {}
+    is_sure = len(repeated) >= REPEATED_FRAC * fewest and by_chance <= MOST_BY_CHANCE * len(repeated)
+    return repeated if repeated and is_sure else {}
 
 
 def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:

@@ -44,11 +44,14 @@ def test_samples_that_were_read_once_are_not_blamed():
 
 
 def test_one_sample_of_many_that_repeats_may_be_chance():
-    many = np.zeros(200, bool)
-    many[5::8] = True
+    many = np.random.default_rng(0).permutation(200) < 24
     indices = np.arange(many.sum()) * 7.0
     indices[-1] = indices[0]
-    assert slow_samples.check(slow_at(indices, slow=many)) is None
+    run = slow_at(indices, slow=many)
+    assert slow_samples.check(run) is None
+    assert "random latency" in uneven_batches.check(run).message
+    indices[12:] = indices[:12]
+    assert slow_samples.check(slow_at(indices, slow=many)) is not None
 
 
 def test_whole_batches_have_no_known_samples():

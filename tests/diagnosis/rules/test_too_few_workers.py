@@ -21,6 +21,13 @@ def test_more_than_cores_only_where_building_waits():
     found = check(fed_by(1, build_ms=40.0, cpu_frac=1.0, cores=2.0, on_gpu=True))
     assert found.change == ("loader.num_workers=2",)
     assert "Then all 2 cores are full, and steps still wait." in found.message
+    assert "a lock" not in found.message
+
+
+def test_what_batches_wait_for_may_serve_no_more_of_them():
+    found = check(fed_by(1, build_ms=41.0, step_ms=11.9))
+    assert "Only 5.0 % of building is CPU time: more workers win nothing where batches wait for a lock" in found.message
+    assert found.gain.low == 1.0
 
 
 def test_a_dataloader_of_the_user_s_is_built_anew():

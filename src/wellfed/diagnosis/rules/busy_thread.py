@@ -22,5 +22,9 @@ def check(evidence: Evidence) -> Finding | None:
         "Python runs one thread at a time, so the steps stand still while it runs Python code: up to "
         f"{show_percent(most)} of the time. Do its work in another process, or between epochs."
     )
-    figures = {"thread": first["name"], "thread_cores": first["cores"], "busy_threads": len(busy)}
+    figures: dict[str, float | int | str] = {
+        "thread": first["name"],
+        "thread_cores": first["cores"],
+        "busy_threads": len(busy),
+    }
     return Finding("busy_thread", said, figures, lost_frac=0.5 * most)

@@ -30,7 +30,7 @@ def check(evidence: Evidence) -> Finding | None:
     else:
         advised = feeding.workers_advised
         gain = feeding.gain(advised)
-        said += f"; {feeding.show_need()}, none is set."
+        said += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
         change = knobs(evidence, backend="auto", num_workers=advised)
         if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
             change += knobs(evidence, persistent_workers=True)

@@ -25,13 +25,13 @@ def check(evidence: Evidence) -> Finding | None:
     """Returns a finding where the steps of each part of a run took longer than those of the part before."""
     samples, steps = evidence.column("samples"), evidence.column("step")
     times_ms = evidence.rest_ms
-    if len(samples) == len(times_ms) and np.all(samples > 0):
+    if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # a last batch of an epoch may be smaller
     levels = _rising(times_ms)
     if levels is None or clocks_limited.check(evidence) is not None:
         return None
-    if (evidence.mean("others_cpu_pct") or 0.0) / 100 >= OTHERS_FRAC * (evidence.cores or 1.0):
-        return None  # other programs may take more and more
+    if _others_rise(evidence):
+        return None
     first, last = float(levels[0]), float(levels[-1])
     begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
     place = round(begun * len(times_ms) / _BLOCKS)
@@ -58,6 +58,15 @@ def _rising(times_ms: Series) -> Series | None:
         return None
     is_even = rises.max() <= _LARGEST_RISE * growth and rises.min() >= -_LARGEST_FALL * growth / len(rises)
     return levels if is_even else None
+
+
+def _others_rise(evidence: Evidence) -> bool:
+    """Returns whether other programs took more and more of the machine."""
+    others_pct = evidence.curve("others_cpu_pct")
+    if len(others_pct) < 3:
+        return False
+    first, *_, last = (float(part.mean()) for part in np.array_split(others_pct, 3))
+    return last - first >= 100 * OTHERS_FRAC * (evidence.cores or 1.0)
 
 
 def _grows_between(evidence: Evidence, growth_ms: float) -> bool:

@@ -27,6 +27,7 @@ def check(evidence: Evidence) -> Finding | None:
         said += f" Then all {feeding.cores:g} cores are full, and steps still wait."
     if (swing := swing_of(evidence, "loader.num_workers")) is not None:
         said += f" {swing}"
+    said += feeding.show_doubt()
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
     change = knobs(evidence, **own, num_workers=advised)
     return Finding("too_few_workers", said, feeding.figures(), change, gain=feeding.gain(advised))
