@@ -84,6 +84,13 @@ def make_parts(config: RunConfig) -> Parts:
         data, data_module = _datasets(build(workload.data, "workload.data"), workload.data.get("_target_"))
         model = build(workload.model, "workload.model", **data.model_args)
     data = _described(without_loaders(data, config.seed))
+    if callable(collating := getattr(model, "collating", None)):
+        own = data.eval_collate
+        if isinstance(own, Mapping):
+            own = {split: each and collating(each) for split, each in own.items()}
+        elif own is not None:
+            own = collating(own)
+        data = replace(data, collate=collating(data.collate), eval_collate=own)
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
     sparse = _has_sparse_gradients(model)

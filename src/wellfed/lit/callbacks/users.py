@@ -66,7 +66,9 @@ def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **na
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
     """What a monitor waits for is not among the figures."""
     names = ", ".join(sorted(logged)) or "no figures so far"
-    return WellfedError(f"{where}={monitor}: nobody logs {monitor}. There are: {names}.")
+    meant = next((name for name in logged if name.replace("/", "_") == monitor.replace("/", "_")), None)
+    way_out = f"Set {where}={meant}." if meant else f"There are: {names}."
+    return WellfedError(f"{where}={monitor}: no figure is called {monitor}. {way_out}")
 
 
 def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
