@@ -58,15 +58,15 @@ def main(
             composes them, from the folders that the command line names.
         not_many: why ``-m`` is refused, and what to type instead; empty = it is not.
     """
-    arguments, flags = split_flags(sys.argv[1:] if argv is None else argv)
+    arguments, foreign = split_flags(sys.argv[1:] if argv is None else argv)
     args = command_line_parser().parse_intermixed_args(arguments)
     if args.config_name is not None:
         config_name = args.config_name
     asks_help = args.help or args.hydra_help
     only_shows = asks_help or args.info or args.shell_completion
     try:
-        if flags:
-            raise ConfigError(_flag_faults(args, config_name, flags))
+        if foreign:
+            raise ConfigError(_flag_faults(args, config_name, foreign))
         if args.experimental_rerun is not None:
             raise ConfigError([Fault("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")])
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:

@@ -87,7 +87,7 @@ def make_parts(config: RunConfig) -> Parts:
     if callable(collating := getattr(model, "collating", None)):
         own = data.eval_collate
         if isinstance(own, Mapping):
-            own = {split: each and collating(each) for split, each in own.items()}
+            own = {split: None if each is None else collating(each) for split, each in own.items()}
         elif own is not None:
             own = collating(own)
         data = replace(data, collate=collating(data.collate), eval_collate=own)
