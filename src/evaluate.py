@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.config.compose import Composed
-from wellfed.config.entry import main
-from wellfed.config.quoting import quoted
-from wellfed.config.schema import EvaluateConfig
+from wellfed.errors import in_environment
+
+with in_environment():
+    from wellfed.config.compose import Composed
+    from wellfed.config.entry import main
+    from wellfed.config.quoting import quoted
+    from wellfed.config.schema import EvaluateConfig
 
 
 def job(composed: Composed[EvaluateConfig]) -> int:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.config.entry import main
-from wellfed.run.launched import on_all_ranks
-from wellfed.run.resume import expand
+from wellfed.errors import in_environment
+
+with in_environment():
+    from wellfed.config.entry import main
+    from wellfed.run.launched import on_all_ranks
+    from wellfed.run.resume import expand
 
 if __name__ == "__main__":
     sys.exit(on_all_ranks(lambda job: main("train", job, expand=expand)))

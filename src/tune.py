@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.config.compose import Composed
-from wellfed.config.entry import main
-from wellfed.config.schema import TuneRunConfig
-from wellfed.trials.tune_words import NOT_MANY, expand
+from wellfed.errors import in_environment
+
+with in_environment():
+    from wellfed.config.compose import Composed
+    from wellfed.config.entry import main
+    from wellfed.config.schema import TuneRunConfig
+    from wellfed.trials.tune_words import NOT_MANY, expand
 
 
 def job(composed: Composed[TuneRunConfig]) -> int:

@@ -1,5 +1,9 @@
 import importlib.util
+import os
+import re
 import signal
+import subprocess
+import sys
 import traceback
 import typing
 from pathlib import Path
@@ -7,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from wellfed import errors
-from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError, shortened
+from wellfed.errors import (
+    EXIT_NOTHING_RUN,
+    ConfigError,
+    DataError,
+    Fault,
+    OutOfMemoryExhausted,
+    WellfedError,
+    in_environment,
+    shortened,
+)
 from wellfed.stop_request import exit_code_of
 
 
@@ -126,3 +139,25 @@ def test_a_short_traceback_is_shown_as_it_is():
 )
 def test_whose_a_file_is(file, is_theirs):
     assert errors.is_the_users(file) is is_theirs
+
+
+ENTRIES = [["src/train.py"], ["src/tune.py"], ["src/evaluate.py"], ["-m", "wellfed", "plan"]]
+
+
+@pytest.mark.parametrize("command", ENTRIES, ids=" ".join)
+def test_without_the_environment_one_line_says_how_to_get_it(command: list[str]) -> None:
+    """-S: without site-packages, so that hydra can't be found."""
+    root = Path(__file__).parents[1]
+    environment = {"PYTHONPATH": str(root / "src"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-S", *command], cwd=root, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == EXIT_NOTHING_RUN
+    (line,) = done.stderr.splitlines()
+    assert re.match(r"The package (hydra|yaml|omegaconf|numpy|rich) is not installed for .*python", line)
+    assert "make train" in line
+
+
+def test_a_module_of_the_users_own_that_is_missing_is_not_hidden() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_mine"), in_environment():
+        import no_such_module_of_mine  # type: ignore[import-not-found]  # noqa: F401

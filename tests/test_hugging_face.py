@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,46 @@ def test_a_loss_that_is_not_known_is_warned_of(caplog: pytest.LogCaptureFixture)
     assert from_transformers(model).loss_weight(batch(model)) == ROWS
     assert "BertForPreTraining: what its loss is a mean over is not known; rows are assumed" in caplog.text
     assert from_transformers(model, weight="tokens").loss_weight(batch(model)) == 32
+
+
+def samples(model: Any) -> tuple[list[dict[str, Any]], Any]:
+    """Rows as a tokenized data set has them, with columns that no model takes; and the collator that pads them."""
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[PAD]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    rows = [
+        {"text": "a " * n, "idx": n, "label": n % 3, "input_ids": [4] * n, "attention_mask": [1] * n} for n in (2, 5)
+    ]
+    return rows, DataCollatorWithPadding(tokenizer)
+
+
+def test_columns_that_the_model_does_not_take_are_dropped_before_the_collator() -> None:
+    made = from_transformers(classes())
+    rows, collate = samples(made)
+    with pytest.raises(ValueError, match="text"):
+        collate(rows)
+    kept: Any = pickle.loads(pickle.dumps(made.collating(collate)))
+    padded = kept(rows)
+    assert set(padded) == {"input_ids", "attention_mask", "labels"}
+    assert padded["input_ids"].shape == (2, 5)
+    assert made.loss(padded).loss.shape == ()
+
+
+def test_a_batch_with_more_than_the_model_takes_is_trained_on() -> None:
+    model = classes()
+    whole = batch(model)
+    more = {**whole, "text": ["a"] * ROWS, "idx": torch.arange(ROWS)}
+    assert torch.equal(from_transformers(model).loss(more).loss, from_transformers(model).loss(whole).loss)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks for it by its old name
+def test_the_columns_of_lora_are_those_of_its_model() -> None:
+    collate = from_transformers(gpt2_with_lora()).collating(None)
+    assert set(collate([{"input_ids": 1, "text": "a", "labels": 2}])) == {"input_ids", "labels"}  # type: ignore[misc]
+
+
+def test_all_columns_stay_where_that_is_asked() -> None:
+    made = from_transformers(classes(), remove_unused_columns=False)
+    assert made.collating(None) is None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.commands.cli import main
+from wellfed.errors import in_environment
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with in_environment():
+        from wellfed.commands.cli import main
+
+        sys.exit(main(sys.argv[1:]))

@@ -137,6 +137,8 @@ def shapes_of(value: Any, most: int = 12) -> str:
         entries = [f"{key} {shapes_of(item, most)}" for key, item in islice(value.items(), most)]
     elif isinstance(value, (tuple, list)):
         entries = [shapes_of(item, most) for item in value[:most]]
+        if len(value) > 1 and set(entries) <= {"int", "float", "str", "bool"} and len(set(entries)) == 1:
+            return f"{type(value).__name__} of {len(value)} {entries[0]}"
     else:
         return type(value).__name__
     listed = ", ".join(entries) + (f" and {len(value) - most} more" if len(value) > most else "")

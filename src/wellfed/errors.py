@@ -6,9 +6,12 @@ Entry points print the message alone; a traceback appears only under HYDRA_FULL_
 
 from __future__ import annotations
 
+import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +28,29 @@ EXIT_NOTHING_RUN = 2
 EXIT_OUT_OF_MEMORY = 3
 """Memory ran out in all ways that were left; or training is predicted not to fit: then no run folder is left."""
 EXIT_INTERRUPTED = 130
+_OURS = Path(__file__).resolve().parent
+
+
+_NEEDED = frozenset(
+    {"hydra", "omegaconf", "yaml", "antlr4", "torch", "lightning", "torchmetrics", "numpy", "rich", "psutil", "pynvml"}
+)
+"""Packages without which no command runs; ``make install`` puts them into ``.venv``."""
+
+
+@contextmanager
+def in_environment() -> Iterator[None]:
+    """Ends the process with one line if a package of `_NEEDED` can't be imported within; other modules raise."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _NEEDED or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        venv = _OURS.parents[1] / ".venv"
+        way_out = "Activate the environment: source .venv/bin/activate." if venv.is_dir() else ""
+        way_out = f"{way_out} make train makes .venv where there is none, and trains.".lstrip()
+        print(f"The package {missing} is not installed for {sys.executable}. {way_out}", file=sys.stderr)
+        sys.exit(EXIT_NOTHING_RUN)
 
 
 class WellfedError(Exception):
@@ -172,7 +198,6 @@ def reason_of(error: BaseException) -> str:
 
 MOST_FRAMES = 5
 """Of code that is not the user's, in a traceback that is shown."""
-_OURS = Path(__file__).resolve().parent
 _NOT_THE_USERS = (
     _OURS,
     *(_OURS.with_name(name) for name in ("hydra_plugins", "train.py", "evaluate.py", "tune.py")),

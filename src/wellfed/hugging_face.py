@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import transformers
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from wellfed import batches
 from wellfed.contract import Batch, LossOutput
@@ -23,6 +26,8 @@ _BY_LOSS: Mapping[str | None, Weight] = {
     "ForQuestionAnswering": "rows",
 }
 """``PreTrainedModel.loss_type`` -> what the loss is a mean over."""
+_LABELS = ("label", "label_ids")
+"""Columns that collators of transformers rename to ``labels``."""
 IGNORED = -100
 """The label of what is no target, in all of transformers but segmentation."""
 
@@ -33,6 +38,7 @@ def from_transformers(
     path: str | None = None,
     config: Mapping[str, Any] | None = None,
     weight: Weight | None = None,
+    remove_unused_columns: bool = True,
     **options: Any,
 ) -> TransformersModel:
     """A model whose ``loss(batch)`` calls it with the batch's entries and takes the loss that it returns.
@@ -43,6 +49,8 @@ def from_transformers(
         config: makes it anew in place of ``path``; an Auto class needs ``model_type`` in it.
         weight: what its loss is a mean over: rows, the tokens with a label, or those but the first of each row. None =
             as transformers says of its class.
+        remove_unused_columns: False leaves all columns of the samples to the collator and the model; True drops those
+            that the model's ``forward`` does not name, as the Trainer of transformers does.
         options: for ``from_pretrained``.
 
     Raises:
@@ -53,7 +61,7 @@ def from_transformers(
         raise ConfigError.of(f"workload.model.weight={weight}", "is nothing that a loss can be a mean over.", way_out)
     if isinstance(model, str):
         model = _made(model, path, config, options)
-    return TransformersModel(model, weight)
+    return TransformersModel(model, weight, remove_unused_columns=remove_unused_columns)
 
 
 def _made(name: str, path: str | None, config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> nn.Module:
@@ -87,17 +95,25 @@ def _made(name: str, path: str | None, config: Mapping[str, Any] | None, options
 class TransformersModel(nn.Module):
     """A model of transformers, or of peft around one, with ``loss`` and ``loss_weight``."""
 
-    def __init__(self, model: nn.Module, weight: Weight | None = None) -> None:
+    def __init__(self, model: nn.Module, weight: Weight | None = None, *, remove_unused_columns: bool = True) -> None:
         super().__init__()
         self.model = model
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        taken = inspect.signature(base.forward).parameters
+        self._columns = frozenset((*taken, *_LABELS)) if remove_unused_columns else None
         self._weight: Weight = weight or _weight_of(base)
         is_segmentation = getattr(base, "loss_type", None) == "ForSemanticSegmentation"
         self._ignored: int = getattr(base.config, "semantic_loss_ignore_index", 255) if is_segmentation else IGNORED
 
     def forward(self, batch: Batch) -> Any:
         """The model's output for a batch: a mapping of its arguments."""
-        return self.model(**batch)
+        return self.model(
+            **{key: value for key, value in batch.items() if self._columns is None or key in self._columns}
+        )
+
+    def collating(self, collate: Callable[[list[Any]], Batch] | None) -> Callable[[list[Any]], Batch] | None:
+        """Returns a collator that is handed samples without the columns that the model does not take."""
+        return collate if self._columns is None else ColumnsDropped(self._columns, collate or default_collate)
 
     def loss(self, batch: Batch) -> LossOutput:
         """The model's own loss; logits and labels are for metrics, as far as each logit has its label."""
@@ -120,6 +136,20 @@ class TransformersModel(nn.Module):
             return batches.batch_size(batch)
         counted = labels[:, 1:] if self._weight == "next_tokens" else labels
         return int((counted != self._ignored).sum())
+
+
+@dataclass(frozen=True)
+class ColumnsDropped:
+    """A collator for samples of which only some columns are kept; picklable, for worker processes."""
+
+    columns: frozenset[str]
+    collate: Callable[[list[Any]], Batch]
+
+    def __call__(self, samples: list[Any]) -> Batch:
+        """Returns the batch of the samples."""
+        if samples and isinstance(samples[0], Mapping):
+            samples = [{key: value for key, value in one.items() if key in self.columns} for one in samples]
+        return self.collate(samples)
 
 
 def _weight_of(model: Any) -> Weight:

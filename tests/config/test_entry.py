@@ -248,8 +248,10 @@ def test_version_and_unknown_flags(capsys):
         main("train", Jobs(), ["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.startswith("Hydra 1.")
+    assert main("train", Jobs(), ["--no-such-flag"]) == 2
+    assert "--no-such-flag: is no flag" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
-        main("train", Jobs(), ["--no-such-flag"])
+        main("train", Jobs(), ["-x"])
     assert stop.value.code == 2
 
 
@@ -369,3 +371,17 @@ def test_ctrl_c_while_composing_is_130_without_a_traceback(monkeypatch, capsys):
 
     assert main("train", lambda composed: 0, [], expand=interrupted) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_flags_as_argparse_has_them_lead_to_overrides(capsys):
+    argv = ["--batch_size", "64", "--workload=recsys", "--learning-rate", "-1e-3", "--fp16", "trainer.max_step=3"]
+    assert main("train", lambda composed: pytest.fail("called"), argv) == 2
+    told = capsys.readouterr().err.splitlines()[1:]
+    assert [line.rpartition(". ")[2] for line in told] == [
+        "Did you mean workload.effective_batch_size=64?",
+        "Write workload=recsys",
+        "Did you mean workload.optimizer.lr=-1e-3?",
+        "Did you mean gpu.precision=16-mixed?",
+        "Did you mean trainer.max_steps=3?",
+    ]
+    assert told[0].startswith("  - --batch_size 64: is no flag")

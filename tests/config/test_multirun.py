@@ -103,6 +103,7 @@ def test_values_may_be_typed_in_every_way_that_has_an_end(typed: str, values: tu
         ("loader=baseline,fast", "loader=baseline,fast: there is no option fast."),
         ("gpu=8gb,42gb", "Did you mean gpu=24gb?"),
         ("loader.num_worker=1,2", "there is no knob loader.num_worker. Did you mean loader.num_workers?"),
+        ("batch_size=32,64", "there is no knob batch_size. Did you mean workload.effective_batch_size?"),
         ("sweep=quick,full", "is no axis: it says how the sweep itself is run or watched. Name one."),
         ("sweep.retry=oom,failed", "Write sweep.retry=[oom,failed] for a list, or one value."),
         ("sweep.trial_steps=10,20", "is no axis"),

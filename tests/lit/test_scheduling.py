@@ -187,7 +187,9 @@ def test_a_halved_rate_stays_halved_with_any_scheduler_and_when_resumed(tmp_path
 
 
 def test_a_figure_that_nobody_logs_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"workload.schedule.monitor=val/x: nobody logs val/x. There are: .*val/loss"):
+    with pytest.raises(
+        Exception, match=r"workload.schedule.monitor=val/x: no figure is called val/x. There are: .*val/loss"
+    ):
         trained(tmp_path, Scheduling(plateau, None, "val/x"), max_epochs=1)
 
 

@@ -14,6 +14,7 @@ from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
 from wellfed.memory.ladder import MicroBatches
 from wellfed.step.compiled import Loss
+from wellfed.step.loss_faults import explained_in_hooks
 from wellfed.step.micro_batches import Preparation
 from wellfed.step.precision import Precision
 from wellfed.step.train_step import TrainStep
@@ -197,3 +198,37 @@ def test_a_step_names_batch_and_sample(micro: int, row: int) -> None:
     with pytest.raises(ModelError) as caught:
         step(Delivery(given, 2, 4, SAMPLES, indices=torch.arange(100, 100 + SAMPLES)))
     assert caught.value.__notes__ == [f"in batch 4 of train, epoch 2, sample {100 + row} of the data set"]
+
+
+class Guest(nn.Module):
+    """Is called by others, as a LightningModule is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, CLASSES)
+
+    def training_step(self, batch: Any, key: str) -> Tensor:
+        return self.net(batch[key])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("image", "no key 'image'. It has {pixels [8, 4] float32"),
+        ("wide", "the layer net is Linear(in_features=4"),
+        ("pixels", "the loss has shape [8, 3], and must be one number. Return loss.mean()."),
+    ],
+)
+def test_a_step_that_a_trainer_calls_is_explained_too(key: str, words: str) -> None:
+    guest = Guest()
+
+    def step(loss: Any) -> None:
+        tensor = loss(batch(wide=torch.ones(8, 5)), key)
+        tensor.backward()
+
+    with pytest.raises((KeyError, RuntimeError)) as caught:
+        step(guest.training_step)
+    caught.value.add_note("before training")
+    told = explained_in_hooks(caught.value, guest)
+    assert words in str(told)
+    assert told.__notes__ == ["before training"]  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,12 +59,15 @@ def main(
             composes them, from the folders that the command line names.
         not_many: why ``-m`` is refused, and what to type instead; empty = it is not.
     """
-    args = command_line_parser().parse_intermixed_args(argv)
+    arguments, foreign = split_flags(sys.argv[1:] if argv is None else argv)
+    args = command_line_parser().parse_intermixed_args(arguments)
     if args.config_name is not None:
         config_name = args.config_name
     asks_help = args.help or args.hydra_help
     only_shows = asks_help or args.info or args.shell_completion
     try:
+        if foreign:
+            raise ConfigError(_flag_faults(args, config_name, foreign))
         if args.experimental_rerun is not None:
             raise ConfigError([Fault("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")])
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
@@ -85,6 +88,39 @@ def main(
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return job(composed)
+
+
+def split_flags(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns a command line without the flags that Hydra has none of, and those with the override that each would be.
+
+    ``--lr 0.1`` and ``--lr=0.1`` are ``lr=0.1``; a flag without a value is ``true``.
+    """
+    known = command_line_parser()._option_string_actions
+    left, flags, rest = list[str](), dict[str, str](), list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--" or not word.startswith("--") or any(one.startswith(name) for one in known):
+            left.append(word)
+            continue
+        if not equals and rest and "=" not in rest[0] and not rest[0].startswith("--"):
+            value = rest.pop(0)
+            word = f"{word} {value}"
+        flags[word] = f"{name[2:].replace('-', '_')}={value or 'true'}"
+    return left, flags
+
+
+def _flag_faults(args: Namespace, config_name: str, flags: Mapping[str, str]) -> list[Fault]:
+    """What to type instead of flags; other faults of the command line come with it."""
+    loader = open_hydra(**_places(args), job_name=config_name).config_loader
+    found = find_faults(loader, config_name, [*args.overrides, *flags.values()], None, multirun=args.multirun)
+    told = {fault.where: fault for fault in found}
+    faults = []
+    for typed, override in flags.items():
+        fault = told.pop(override, None)
+        way_out = f"Write {override}" if fault is None else fault.way_out
+        faults.append(Fault(typed, "is no flag: knobs are set by name=value, without dashes.", way_out))
+    return [*faults, *told.values()]
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:

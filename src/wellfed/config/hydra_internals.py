@@ -41,6 +41,14 @@ def repository_of(loader: ConfigLoader) -> IConfigRepository:
     return loader.repository
 
 
+def add_searchpath(
+    loader: ConfigLoader, repo: CachingConfigRepository, config_name: str, overrides: Sequence[Override]
+) -> None:
+    """Lets ``repo`` search the folders of ``hydra.searchpath`` too, as Hydra does when it composes."""
+    assert isinstance(loader, ConfigLoaderImpl)
+    loader._process_config_searchpath(config_name, list(overrides), repo)
+
+
 def chosen_files(repo: IConfigRepository, config_name: str, choices: list[Override]) -> list[ResultDefault]:
     """The files that make up a configuration, in the order in which they are merged."""
     listed = create_defaults_list(repo, config_name, choices, prepend_hydra=True, skip_missing=True)

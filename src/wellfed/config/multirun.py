@@ -12,11 +12,12 @@ from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
+from wellfed.config.faults.explain import explain
 from wellfed.config.faults.find import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
-from wellfed.config.hydra_internals import repository_of
+from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, add_searchpath, repository_of
 from wellfed.config.hydra_session import COMPOSE_ERRORS
-from wellfed.config.knobs import entries, is_free, nearest_knob
+from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig
 from wellfed.config.varied import Varied
 from wellfed.errors import ConfigError, Fault
@@ -119,14 +120,22 @@ class Multirun:
             if number in (0, MOST_VALUES):
                 many = "no value" if number == 0 else f"{number:,} values or more"
                 return Fault(text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
-        if is_choice(parsed, repository_of(self._loader)):
+        repo = self._repository()
+        if is_choice(parsed, repo):
             if parsed.is_interval_sweep():
                 return Fault(text, f"{name} has options, and these are no numbers.", f"Name them: {name}=a,b")
-            return choice_fault(parsed, repository_of(self._loader))
+            return choice_fault(parsed, repo)
         if name not in entries(RunConfig) and not is_free(name):
-            near = nearest_knob(RunConfig, name)
-            return Fault(text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
+            return Fault(text, f"there is no knob {name}.", explain(RunConfig, name)[1])
         return None
+
+    def _repository(self) -> IConfigRepository:
+        """Returns the files that are searched, those of hydra.searchpath too."""
+        repo = CachingConfigRepository(repository_of(self._loader))
+        given = [text for text in self._master.hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
+        parsed = [one.parsed for one in read_overrides(given, multirun=False) if one.parsed is not None]
+        add_searchpath(self._loader, repo, self._master.hydra.job.config_name, parsed)
+        return repo
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
         """The configuration of one point, which writes to ``folder``.

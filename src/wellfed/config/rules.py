@@ -214,14 +214,16 @@ def step_down(config: RunConfig) -> Iterator[Fault]:
 
 
 def length(config: RunConfig) -> Iterator[Fault]:
-    """A run must end, and cosine must know where."""
+    """A run must end, and a falling learning rate must know where."""
     trainer = config.trainer
     if trainer.max_epochs is None and trainer.max_steps is None and trainer.max_time_s is None:
         problem = "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too."
         yield Fault("trainer.max_epochs=null", problem, "Set trainer.max_epochs=10.")
-    elif config.workload.schedule.name is ScheduleName.cosine and trainer.max_epochs is trainer.max_steps is None:
+        return
+    name = config.workload.schedule.name
+    if name is not ScheduleName.constant and trainer.max_epochs is trainer.max_steps is None:
         yield Fault(
-            "workload.schedule.name=cosine",
+            f"workload.schedule.name={name}",
             "needs the number of the last step, and trainer.max_time_s alone does not give it.",
             "Set trainer.max_steps=1000 or trainer.max_epochs=10, or workload.schedule.name=constant.",
         )

@@ -47,7 +47,7 @@ Accelerator = StrEnum("Accelerator", ["auto", "cpu", "gpu"])
 Strategy = StrEnum("Strategy", ["auto", "ddp", "fsdp"])
 BestMode = StrEnum("BestMode", ["max", "min"])
 LoggerMode = StrEnum("LoggerMode", ["auto", "online", "offline", "disabled"])
-ScheduleName = StrEnum("ScheduleName", {"constant": "constant", "cosine": "cosine"})
+ScheduleName = StrEnum("ScheduleName", {"constant": "constant", "cosine": "cosine", "linear": "linear"})
 ScheduleInterval = StrEnum("ScheduleInterval", {"step": "step", "epoch": "epoch"})
 SweepObjective = StrEnum("SweepObjective", ["samples_per_s", "samples_per_joule", "peak_memory"])
 TuneWrite = StrEnum("TuneWrite", ["auto", "always", "never"])
@@ -197,9 +197,11 @@ class MemoryConfig:
 class ScheduleConfig:
     """Learning rate over the run; or `_target_` of a scheduler of torch.optim.lr_scheduler, and its arguments."""
 
-    name: ScheduleName = knob(ScheduleName.constant, "constant, or cosine down to min_lr_frac at the last step.")
+    name: ScheduleName = knob(ScheduleName.constant, "constant; cosine or linear fall to min_lr_frac at the last step.")
     warmup_steps: int = knob(0, "Steps of linear warm-up from 0.", at_least=0)
-    min_lr_frac: float = knob(0.0, "Final learning rate of cosine as a fraction of the first.", at_least=0, at_most=1)
+    min_lr_frac: float = knob(
+        0.0, "Final learning rate of cosine and linear as a fraction of the first.", at_least=0, at_most=1
+    )
     interval: Optional[ScheduleInterval] = knob(
         None,
         "When a scheduler that `_target_` names takes its next step: after each optimizer step, or each epoch; of "
@@ -454,7 +456,7 @@ class GuardConfig:
 
     allow_targets: list[str] = knob(
         ["torch", "lightning", "torchmetrics", "wellfed", "workloads"],
-        "Packages that a `_target_` may come from. Add your own package here.",
+        "Packages that a `_target_` may come from, beside those in src/, your own.",
     )
 
 

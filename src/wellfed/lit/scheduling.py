@@ -17,7 +17,7 @@ from wellfed.errors import ConfigError
 class Schedule:
     """Factor on the learning rate by step; picklable, unlike a closure."""
 
-    name: Literal["constant", "cosine"]
+    name: Literal["constant", "cosine", "linear"]
     warmup_steps: int
     min_lr_frac: float
     total_steps: int | None
@@ -30,7 +30,8 @@ class Schedule:
             return 1.0
         length = max(1, self.total_steps - self.warmup_steps)
         done = min(1.0, (step - self.warmup_steps) / length)
-        return self.min_lr_frac + (1 - self.min_lr_frac) * 0.5 * (1 + math.cos(math.pi * done))
+        left = 1 - done if self.name == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        return self.min_lr_frac + (1 - self.min_lr_frac) * left
 
 
 @dataclass(frozen=True)

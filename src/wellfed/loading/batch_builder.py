@@ -257,7 +257,7 @@ def collate_fault(
     shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
     if is_of_the_machine(error) or isinstance(error, WellfedError):
         return None
-    if collate is default_collate:
+    if default_collate in (collate, getattr(collate, "collate", None)):
         wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
         reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
         way_out = "Change __getitem__, or give Datasets.collate=<function> that pads or stacks."

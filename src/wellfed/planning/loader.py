@@ -223,9 +223,11 @@ class LoaderPlanner:
                 problem = f"{stream.name} can be read in {most} parts{on_each} (num_shards)."
                 yield Fault(where, problem, f"Set loader.num_workers={most}.")
         trainer, schedule = config.trainer, config.workload.schedule.name
-        if schedule is ScheduleName.cosine and trainer.max_steps is None and not stream.has_length:
+        if schedule is not ScheduleName.constant and trainer.max_steps is None and not stream.has_length:
             problem = f"needs the number of the last step, and {stream.name} has no __len__ to tell it."
-            yield Fault("workload.schedule.name=cosine", problem, "Set trainer.max_steps=1000, or give it __len__.")
+            yield Fault(
+                f"workload.schedule.name={schedule}", problem, "Set trainer.max_steps=1000, or give it __len__."
+            )
 
     def _stream_warnings(self, stream: StreamFacts, section: LoaderSection) -> Iterator[str]:
         asked = self.config.loader

@@ -85,6 +85,13 @@ def make_parts(config: RunConfig) -> Parts:
         config, data = with_derived(config, data)
         model = build(config.workload.model, "workload.model", **data.model_args)
     data = _described(without_loaders(data, config.seed))
+    if callable(collating := getattr(model, "collating", None)):
+        own = data.eval_collate
+        if isinstance(own, Mapping):
+            own = {split: None if each is None else collating(each) for split, each in own.items()}
+        elif own is not None:
+            own = collating(own)
+        data = replace(data, collate=collating(data.collate), eval_collate=own)
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
     sparse = _has_sparse_gradients(model)

@@ -37,6 +37,7 @@ from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.shares import largest_share
+from wellfed.step.loss_faults import explained_in_hooks
 from wellfed.step.micro_batches import Preparation
 from wellfed.step.train_step import parameter_groups
 from wellfed.units import counted
@@ -300,9 +301,12 @@ class GuestLearner(Learner):
             with replaced(self.module, instead):
                 super().fit(trainer, loader, val_batches, checkpoint)
             return
-        except Exception:
+        except Exception as error:
             if memory.failure is None or not self._may_restart:
-                raise
+                told = explained_in_hooks(error, self.module)
+                if told is None:
+                    raise
+                raise told from error
         # Not while that one is handled, which refers to all that the step had made.
         raise self._with_less(memory.failure, memory.samples, trainer)
 

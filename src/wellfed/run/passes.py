@@ -538,7 +538,9 @@ class Passes:
             check_monitors(self._config, self._parts, {f"val/{name}" for name in metrics})
         name = self._config.trainer.best_metric
         if split == "val" and name is not None and name not in metrics:
-            way_out = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
+            bare = name.removeprefix("val/").removeprefix("val_")
+            listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
+            way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
             raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
 
     @contextmanager

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from wellfed.batches import Delivery, shapes_of
 from wellfed.contract import Batch, LossOutput
-from wellfed.errors import ModelError, first_line, is_the_users
+from wellfed.errors import ModelError, WellfedError, first_line, is_the_users
 from wellfed.memory import oom
 
 _RETURN = "Return the loss as a tensor of one number, a dict with 'loss', or LossOutput(loss, metrics={...})."
 _OUT_OF_RANGE = re.compile(r"Target -?\d+ is out of bounds|Class values must be|index out of range in self")
+_NO_SCALAR = "grad can be implicitly created only for scalar outputs"
 _UNPACK = re.compile(r"(too many|not enough) values to unpack")
 
 
@@ -40,8 +41,7 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
         raise ModelError(f"{name} returned {_kind(loss)} as the loss. {_way_out_of(loss)}")
     if loss.dim():
         if loss.numel() != 1:
-            shape = list(loss.shape)
-            raise ModelError(f"{name}: the loss has shape {shape}, and must be one number. Return loss.mean().")
+            raise ModelError(_not_scalar(name, loss))
         output.loss = loss = loss.reshape(())
     if needs_gradient and torch.is_grad_enabled() and not loss.requires_grad:
         if not loss.is_floating_point():
@@ -98,6 +98,8 @@ def explained(error: Exception, name: str, batch: Batch, model: nn.Module) -> Mo
         found = _found(error, [frame for frame, _ in traceback.walk_tb(error.__traceback__)], batch, model)
     except Exception:  # noqa: BLE001  the error itself must not be lost
         found = None
+    if found is None and batch is None:
+        return None
     if found is None:
         error.add_note(f"{name} was given {shapes_of(batch)}.")
         return None
@@ -109,6 +111,28 @@ def explained(error: Exception, name: str, batch: Batch, model: nn.Module) -> Mo
 
 Found = tuple[str, int | None] | None
 """The message, and the row of the batch that is at fault."""
+
+
+def explained_in_hooks(error: Exception, module: nn.Module) -> ModelError | None:
+    """Returns the same for an error in a step of a LightningModule, which is called by its Trainer."""
+    if isinstance(error, WellfedError):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if is_the_users(frame.f_code.co_filename)]
+    name = f"{type(module).__name__}.{own[0].f_code.co_name if own else 'training_step'}"
+    if str(error) == _NO_SCALAR:
+        losses = (frame.f_locals.get("tensor", frame.f_locals.get("loss")) for frame in frames)
+        loss = next((one for one in losses if isinstance(one, Tensor) and one.numel() != 1), None)
+        told = None if loss is None else ModelError(_not_scalar(name, loss))
+    else:
+        told = explained(error, name, own[0].f_locals.get("batch") if own else None, module)
+    for note in getattr(error, "__notes__", ()) if told is not None else ():
+        told.add_note(note)
+    return told
+
+
+def _not_scalar(name: str, loss: Tensor) -> str:
+    return f"{name}: the loss has shape {list(loss.shape)}, and must be one number. Return loss.mean()."
 
 
 def add_place(error: ModelError, delivery: Delivery, split: str, offset: int | None) -> None:
@@ -144,15 +168,16 @@ def _of_key(error: Exception, frames: list[FrameType]) -> Found:
         return None
     number, summary = own[-1]
     frame = frames[number]
-    for owner, key in _subscripts(summary):
+    for owner, node in _subscripts(summary):
         held = frame.f_locals.get(owner)
+        key = node.value if isinstance(node, ast.Constant) else frame.f_locals.get(getattr(node, "id", ""))
         if key == error.args[0] and isinstance(held, Mapping) and key not in held:
             return f"{owner} has no key {key!r}. It has {shapes_of(held)}.", None
     return None
 
 
-def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, Any]]:
-    """(name, constant key) of each subscript in the expression that failed."""
+def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, ast.expr]]:
+    """(name, key) of each subscript in the expression that failed."""
     line = linecache.getline(summary.filename, summary.lineno or 0)
     text = line.encode()[summary.colno : summary.end_colno].decode(errors="replace")
     try:
@@ -161,7 +186,7 @@ def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, Any]]:
         return
     for node in ast.walk(tree):
         match node:
-            case ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=key)):
+            case ast.Subscript(value=ast.Name(id=owner), slice=(ast.Constant() | ast.Name()) as key):
                 yield owner, key
 
 

@@ -232,3 +232,23 @@ def test_what_omegaconf_lets_by(problems):
     assert found.keys() == problems.keys()
     for override, problem in problems.items():
         assert problem in found[override]
+
+
+def test_folders_of_hydra_searchpath_count(tmp_path):
+    (tmp_path / "loader").mkdir()
+    (tmp_path / "loader" / "mine.yaml").write_text("num_workers: 3\n")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "more.yaml").write_text("# @package _global_\ntrainer:\n  max_step: 3\n")
+    given = [f"hydra.searchpath=[file://{tmp_path}]", "loader=mine"]
+    assert compose(given, "train").config.loader.num_workers == 3
+    (fault,) = faults_of(*given, "trainer.max_step=3")
+    assert str(fault) == "trainer.max_step=3: no such knob. Did you mean trainer.max_steps=3?"
+    (fault,) = faults_of(*given, "+extra=more")
+    assert "extra/more.yaml:3: trainer.max_step=3" in fault.where
+    (fault,) = faults_of(given[0], "loader=mein")
+    assert "Did you mean loader=mine?" in fault.way_out
+
+
+def test_a_searchpath_that_is_none_is_told():
+    (fault,) = faults_of("hydra.searchpath=3", "trainer.max_steps=3")
+    assert "hydra.searchpath" in str(fault)

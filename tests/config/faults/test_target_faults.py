@@ -45,7 +45,12 @@ def data(**entries):
             "config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,os]",
         ),
         ({"workload.data": {"_target_": "torch.os.system"}}, "workload.data._target_=torch.os.system", "os is not", ""),
-        ({"workload.data": {"_target_": "torchx.f"}}, "workload.data._target_=torchx.f", "torchx is not among", ""),
+        (
+            {"workload.data": {"_target_": "torchx.f"}},
+            "workload.data._target_=torchx.f",
+            "there is no package torchx.",
+            "",
+        ),
         ({"workload.data": {"_target_": "torch"}}, "workload.data._target_=torch", "it is a module.", ""),
         (
             data(notes={"deep": [{"_target_": "builtins.exec"}]}),
@@ -326,7 +331,7 @@ def of_schedule(**entries: object) -> dict[str, object]:
         (
             {"callbacks": {"own": {"_target_": "own.Callback"}}},
             "callbacks.own._target_=own.Callback",
-            "own is not among",
+            "there is no package own.",
         ),
     ],
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,28 @@ def test_at_80_columns_bar_count_and_eta_stay_and_figures_are_below(
     assert any("train/loss 0.25  val/loss 0.75" in line for line in lines) is bool(latest)
 
 
-def test_a_file_gets_no_bar(tmp_path: Path) -> None:
-    assert draw(tmp_path, terminal=False).strip() == ""
+def lines_in_a_file(tmp_path: Path, step_s: float) -> list[str]:
+    """Of a training of 20 steps whose clock goes on by so much each time that it is asked."""
+    out, ticks = io.StringIO(), count(0.0, step_s)
+    console = Console(file=out, width=40)
+    bar = ProgressBar(
+        console, total_steps=20, latest=MANY, rate=lambda: 1234.0, unit="windows", clock=lambda: next(ticks)
+    )
+    tiny.fit(tiny.module(), tmp_path, [bar])
+    assert out.getvalue().isprintable() or not re.search(r"[^\n -~]", out.getvalue())
+    return out.getvalue().splitlines()
+
+
+def test_a_file_gets_one_line_a_minute(tmp_path: Path) -> None:
+    lines = lines_in_a_file(tmp_path, 21.0)  # asked at each step, and at each batch of the validations
+    training = [line for line in lines if line.startswith("training: ")]
+    assert 5 <= len(training) <= len(lines) <= 20
+    form = r"training: step \d+ of 20, (\d+ min|[\d.]+ s).* left, 1,234 windows/s, train/loss 0.25, val/loss 0.75, .*"
+    assert all(re.fullmatch(form, line) for line in training), training
+
+
+def test_a_short_run_gets_no_line(tmp_path: Path) -> None:
+    assert lines_in_a_file(tmp_path, 0.1) == []
 
 
 def test_counts_tell_steps_epochs_and_samples(tmp_path: Path) -> None:

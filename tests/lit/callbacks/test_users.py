@@ -61,7 +61,7 @@ def test_an_error_says_whose_it_is(tmp_path: Path) -> None:
 def test_a_monitor_that_nobody_logs_is_told_with_what_there_is(tmp_path: Path) -> None:
     callback = EarlyStopping("val/x")
     name_errors(callback, "callbacks.stop")
-    expected = r"callbacks.stop.monitor=val/x: nobody logs val/x. There are: train/loss, .*val/loss"
+    expected = r"callbacks.stop.monitor=val/x: no figure is called val/x. There are: train/loss, .*val/loss"
     with pytest.raises(WellfedError, match=expected):
         trained(tmp_path, [callback])
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from omegaconf.errors import GrammarParseError
 
+from wellfed.config.faults.other_names import our_value, ours_for
 from wellfed.config.knobs import FREE_NODES, entries, is_free, nearest, nearest_knob
 
 
@@ -21,10 +22,13 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     if is_free(f"{dotted}.") and error is not None and (knob is None or dotted in FREE_NODES):
         return f"does not fit: {reason}.", ""
     if knob is None:
-        return "no such knob.", _where_instead(schema_type, dotted)
+        meant, note = ours_for(dotted, "", entries(schema_type))
+        way_out = f"Did you mean {meant}? {note}".rstrip() if meant else note
+        return "no such knob.", way_out or _where_instead(schema_type, dotted)
     if knob.is_enum:
         quoted = re.search(r"value '(.*?)'", reason, re.IGNORECASE)  # by OmegaConf's message
-        near = nearest(quoted.group(1) if quoted else "", knob.type.__members__)
+        typed = quoted.group(1) if quoted else ""
+        near = our_value(dotted, typed) or nearest(typed, knob.type.__members__)
         return f"must be {knob.takes}.", f"Did you mean {dotted}={near}?" if near else ""
     if error is not None and "{..}" in knob.takes:  # which part of an entry is wrong
         return f"must be {knob.takes}: {reason}.", f"{dotted}: {knob.text}"

@@ -6,7 +6,9 @@ right, then set each value alone on that base, and last judge what came out (`ex
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -18,8 +20,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from wellfed.config.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
+from wellfed.config.faults.other_names import ours_for
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
-from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
+from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, EXTENSIONS, SCHEMAS
 from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig
@@ -42,7 +45,10 @@ def find_faults(
     if repo.load_config(config_name) is None:
         names = [name for name in repo.get_group_options("") if not name.endswith("_schema") and name[0] != "_"]
         return [Fault(f"--config-name {config_name}", "there is no such file.", f"There are: {', '.join(names)}.")]
-    found = _Search(loader, repo, config_name, read_overrides(overrides, multirun=multirun, loader=loader)).run()
+    typed = read_overrides(overrides, multirun=multirun, loader=loader)
+    with suppress(*COMPOSE_ERRORS):  # what is wrong with hydra.searchpath, Hydra has said
+        add_searchpath(loader, repo, config_name, [one.parsed for one in typed if one.parsed is not None])
+    found = _Search(loader, repo, config_name, typed).run()
     if cause is None or found:
         return found
     return [Fault("configuration", " ".join(str(cause).split())[:500], "HYDRA_FULL_ERROR=1 shows where.")]
@@ -158,7 +164,7 @@ class _Search:
                 if is_free(dotted) and not parsed.is_delete() and _can_be_set(cfg, parsed):
                     added.append((index, dotted))
                 else:
-                    self._tell_value(index, parsed, error)
+                    self._tell_value(index, parsed, error, cfg)
             else:
                 self.doubted.discard(dotted)
         return added
@@ -172,19 +178,47 @@ class _Search:
                 texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
                 yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
 
-    def _tell_value(self, index: int, parsed: Override, error: Exception) -> None:
+    def _tell_value(self, index: int, parsed: Override, error: Exception, cfg: DictConfig) -> None:
         text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
-        meant = suggestion(self.schema, dotted) if dotted not in self.knobs else None
+        ours, note = "", ""
+        if dotted not in self.knobs and not parsed.is_delete():
+            value = text.partition("=")[2]
+            ours, note = ours_for(dotted, value, self.knobs, lambda override: self._composes(cfg, override))
+            if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
+                note = f"It must be {knob.must_be}. {note}".rstrip()
+        near = suggestion(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
+        meant = ours.partition("=")[0].lstrip("+") or near
         if parsed.is_delete():
             problem, way_out = explain_delete(self.schema, dotted)
         else:
             problem, way_out = explain(self.schema, dotted, error)
-            way_out = f"Did you mean {meant}={text.partition('=')[2]}?" if meant else way_out
+            if near:
+                ours = f"{near}={text.partition('=')[2]}"
+            way_out = f"Did you mean {ours}? {note}".rstrip() if ours else note or way_out
         self.told.append((index, Fault(text, problem, way_out)))
-        if meant is None:
+        if not meant:
             self.doubted.add(dotted)
         elif meant not in self.names:
             self.doubted |= self._inside(meant) - self.names
+
+    def _composes(self, cfg: DictConfig, override: str) -> bool:
+        """Returns whether an override could stand in the place of one that can't."""
+        (typed,) = read_overrides([override], multirun=False, loader=self.loader)
+        if typed.parsed is None or typed.fault:
+            return False
+        dotted = typed.parsed.key_or_group
+        if is_choice(typed.parsed, self.repo):
+            return choice_fault(typed.parsed, self.repo) is None
+        if typed.parsed.is_add() and "_target_" not in (OmegaConf.select(cfg, dotted.rpartition(".")[0]) or ()):
+            return False
+        tried = copy.deepcopy(cfg)
+        try:
+            set_value(tried, typed.parsed)
+        except COMPOSE_ERRORS:
+            return False
+        with open_dict(tried):
+            tried.pop("hydra", None)
+        return not any(dotted in str(fault) for fault in examine(tried)[1])
 
     def _doubt(self, group: str) -> None:
         """What ``group`` would have set is unknown; of a group outside the schema (experiment) that is anything."""

@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from wellfed.config.faults.other_names import our_value
 from wellfed.config.hydra_internals import IConfigRepository
 from wellfed.config.knobs import in_order, nearest
 from wellfed.errors import Fault
@@ -129,8 +130,9 @@ def choice_fault(
             if (extra := EXTRAS.get(f"{group}={value}")) is not None:
                 way_out = f"Install it: python -m pip install -c constraints.txt -e '.[{extra}]'."
                 return Fault(text, f"needs the extra {extra}, which is not installed.", way_out)
-            near = nearest(str(value), options)
-            way_out = f"{listed} Did you mean {group}={near}?" if near else listed
+            near = our_value(group, str(value)) or nearest(str(value), options)
+            meant = near if near and "=" in near else f"{group}={near}"
+            way_out = f"{listed} Did you mean {meant}?" if near else listed
             return Fault(text, f"there is no option {value}." if str(value) else "no option is named.", way_out)
     return None
 

@@ -24,6 +24,7 @@ from typing import Any
 _SAME_SIGNATURE = {"staticmethod", "override", "final", "cache", "lru_cache"}
 _SAME_SIGNATURE |= {"no_grad", "inference_mode", "record", "runtime_checkable"}
 """Decorators (last word of their name) that leave the signature as written."""
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
 _PLAIN_BASES = {"object", "ABC", "Generic", "Protocol"}
 
 
@@ -36,7 +37,7 @@ class NotThere(Exception):
 
     def __init__(self, owner: str, name: str, names: Sequence[str] = ()) -> None:
         super().__init__(f"{owner} has no {name}" if owner else f"there is no module {name}")
-        self.name = name
+        self.owner, self.name = owner, name
         self.names = tuple(names)
 
 
@@ -209,7 +210,9 @@ def _find(start: _Module, parts: Sequence[str], allowed: Sequence[str] | None) -
         if isinstance(found, _Module):
             checked(found.name)
     if isinstance(found, _Module):
-        raise NotThere(found.name, "class or function named after it: it is a module")
+        defined = [statement for statement in found.source().tree.body if isinstance(statement, _DEFINITIONS)]
+        names = [statement.name for statement in defined if not statement.name.startswith("_")]
+        raise NotThere(found.name, "class or function named after it: it is a module", names)
     return found
 
 

@@ -10,11 +10,13 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
 from wellfed.config.faults.static_signature import NotThere, Unread, last_word, signature_of
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -38,6 +40,11 @@ _WORDS = {
     list: "a list [..]",
     dict: "a mapping {..}",
 }
+
+_LISTED = 8
+"""Most names that a message lists."""
+_ARGUMENTS = {"learning_rate": ("lr",), "lr": ("learning_rate",), "wd": ("weight_decay",), "p": ("dropout",)}
+"""Argument that there is none of -> what libraries call it instead."""
 
 Read = Callable[[str, Sequence[str]], Signature | None]
 """(target, allowed packages) -> how it may be called; None leaves the target to the other stage."""
@@ -122,18 +129,27 @@ def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Re
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
         yield Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")
         return
+    may_name = [*allowed, *own_packages()]
     try:
-        if not any(f"{target}.".startswith(f"{package}.") for package in allowed):
+        if not any(f"{target}.".startswith(f"{package}.") for package in may_name):
             raise PermissionError(target.partition(".")[0])
-        signature = read(target, allowed)
+        signature = read(target, may_name)
     except NotThere as missing:
-        near = nearest(missing.name, missing.names)
-        meant = ".".join(near if part == missing.name and near else part for part in target.split("."))
+        meant = _meant(target, missing.name, missing.names, may_name)
         elsewhere = "Name a class or function of a module on the path."
-        yield Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if near else elsewhere)
-    except PermissionError as package:
-        problem = f"{package} is not among the packages that a configuration may name ({', '.join(allowed)})."
-        yield Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, str(package)])}]")
+        if missing.owner == target and missing.names:
+            elsewhere = f"Name one of those in it: {', '.join(missing.names[:_LISTED])}."
+        yield Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else elsewhere)
+    except PermissionError as refused:
+        package = str(refused)
+        listed = ", ".join(allowed)
+        if find_spec(package.partition(".")[0]) is None:
+            near = nearest(package, may_name)
+            way_out = f"Did you mean the package {near}?" if near else f"Name one of {listed}, or yours in src/."
+            yield Fault(typed, f"there is no package {package}.", way_out)
+            return
+        problem = f"{package} is not among the packages that a configuration may name ({listed}, and those in src/)."
+        yield Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]")
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         yield Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")
@@ -141,6 +157,30 @@ def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Re
         yield import_fault(where, target, error)
     else:
         yield from bind(where, node, signature) if signature is not None else ()
+
+
+def own_packages() -> list[str]:
+    """Returns the packages and modules of the project's ``src/``."""
+    found = default_config_dir().with_name("src").glob("[!._]*")
+    return sorted({path.stem for path in found if path.is_dir() or path.suffix == ".py"})
+
+
+def _meant(target: str, wrong: str, names: Sequence[str], allowed: Sequence[str]) -> str:
+    """Returns the class or function nearest to ``target`` once ``wrong`` is another of ``names``; empty if none."""
+    left, is_class = list(names), wrong[:1].isupper()
+    while near := nearest(wrong, left):
+        left.remove(near)
+        meant = ".".join(near if part == wrong else part for part in target.split("."))
+        if is_class and not near[:1].isupper():
+            continue
+        try:
+            signature_of(meant, allowed)
+        except Unread:
+            return meant
+        except (NotThere, PermissionError, SyntaxError, UnicodeDecodeError, ImportError):
+            continue
+        return meant
+    return ""
 
 
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
@@ -170,7 +210,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
             if wrong := misfit(value, parameters[name]):
                 faults.append(Fault(typed, wrong, f"Change {where}.{name}."))
         elif not of_kind(Parameter.VAR_KEYWORD):
-            near = nearest(name, accepted)
+            near = next((one for one in _ARGUMENTS.get(name, ()) if one in accepted), None) or nearest(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
     for parameter in [*positional, *of_kind(Parameter.KEYWORD_ONLY)] if handed_over != "any" else ():

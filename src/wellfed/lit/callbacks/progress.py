@@ -13,6 +13,7 @@ from rich.text import Text
 
 from wellfed.lit.callbacks.clock import is_within_step, step_samples
 from wellfed.telemetry import run_progress
+from wellfed.units import show_duration
 
 
 class ProgressReport(pl.Callback):
@@ -38,6 +39,8 @@ class ProgressReport(pl.Callback):
 
 REDRAW_S = 0.5
 """rich takes some milliseconds to draw the bar."""
+LINE_S = 60.0
+"""Seconds between two lines where there is no terminal to draw a bar on."""
 _BAR_WIDTH = 24
 """Leaves room at 80 columns for seven digits of steps, and for hours."""
 
@@ -74,7 +77,7 @@ class _FiguresBelow(Progress):
 
 
 class ProgressBar(pl.Callback):
-    """Steps, time left, rate and the latest figures; nothing where the terminal is none."""
+    """Steps, time left, rate and the latest figures; without a terminal one line of plain text a minute."""
 
     def __init__(
         self,
@@ -84,7 +87,10 @@ class ProgressBar(pl.Callback):
         latest: Mapping[str, float],
         rate: Callable[[], float | None],
         unit: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``clock``: seconds, for tests."""
+        self._console, self._clock = console, clock
         self._latest, self._rate, self._unit, self._total = latest, rate, unit, total_steps
         self._progress = _FiguresBelow(
             TextColumn("[bold]{task.description}"),
@@ -99,9 +105,14 @@ class ProgressBar(pl.Callback):
             disable=not console.is_terminal,
         )
         self._redrawn_at_s = 0.0
+        self._began_s, self._began_at = 0.0, 0
+        """When training began, and at which step."""
         self._task: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._began_s, self._began_at = self._clock(), trainer.global_step
+        if not self._console.is_terminal:
+            self._redrawn_at_s = self._began_s
         self._progress.start()
         self._task = self._progress.add_task("training", total=self._total, figures="", completed=trainer.global_step)
 
@@ -112,21 +123,37 @@ class ProgressBar(pl.Callback):
         self._redraw("validating", trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._progress.stop()
+        self._stop()
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        self._progress.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._progress.disable:  # else it would print an empty line
+            self._progress.stop()
 
     def _redraw(self, what: str, step: int) -> None:
-        now_s = time.monotonic()
-        if self._task is None or self._progress.disable or now_s - self._redrawn_at_s < REDRAW_S:
+        now_s = self._clock()
+        between_s = LINE_S if self._progress.disable else REDRAW_S
+        if self._task is None or now_s - self._redrawn_at_s < between_s:
             return
         self._redrawn_at_s = now_s
         rate = self._rate()
         parts = [f"{rate:,.0f} {self._unit}/s"] if rate else []
         names = sorted((name for name in self._latest if not name.startswith("test/")), key=_comes_later)
         parts += [f"{name} {self._latest[name]:.4g}" for name in names[:4]]
+        if self._progress.disable:
+            self._console.print(", ".join([self._place(what, step, now_s), *parts]), soft_wrap=True)
+            return
         self._progress.update(self._task, description=what, completed=step, figures="  ".join(parts), refresh=True)
+
+    def _place(self, what: str, step: int, now_s: float) -> str:
+        """The step, of how many, and the time left by the pace so far."""
+        total, done = self._total, step - self._began_at
+        if total is None:
+            return f"{what}: step {step:,}"
+        left = f", {show_duration((now_s - self._began_s) / done * (total - step))} left" if done else ""
+        return f"{what}: step {step:,} of {total:,}{left}"
 
 
 def _comes_later(name: str) -> bool:

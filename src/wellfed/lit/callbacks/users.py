@@ -105,7 +105,9 @@ def _timed(wall: Wall, name: str, settles: bool, own: Callable[..., Any], *argum
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
     """What a monitor waits for is not among the figures."""
     names = ", ".join(sorted(logged)) or "no figures so far"
-    return WellfedError(f"{where}={monitor}: nobody logs {monitor}. There are: {names}.")
+    meant = next((name for name in logged if name.replace("/", "_") == monitor.replace("/", "_")), None)
+    way_out = f"Set {where}={meant}." if meant else f"There are: {names}."
+    return WellfedError(f"{where}={monitor}: no figure is called {monitor}. {way_out}")
 
 
 def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:

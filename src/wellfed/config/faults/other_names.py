@@ -1,0 +1,171 @@
+"""Names that people know from Lightning, lightning-hydra-template, Hugging Face and PyTorch, and ours for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+_BATCH = ("workload.data.batch_size", "workload.effective_batch_size")
+_EPOCHS, _STEPS = ("trainer.max_epochs",), ("trainer.max_steps",)
+_LR = ("workload.model.lr", "workload.optimizer.lr", "+workload.optimizer.lr")
+_WARMUP, _RESUME = ("workload.schedule.warmup_steps",), ("checkpoint", "resume")
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    # samples of a step
+    **dict.fromkeys(("batch_size", "train_batch_size", "bs", "global_batch_size"), _BATCH),
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "micro_batch_size", "batch_size_per_device"), ("memory.micro_batch",)
+    ),
+    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), ("memory.accumulate",)),
+    **dict.fromkeys(
+        ("per_device_eval_batch_size", "val_batch_size", "test_batch_size", "valid_batch_size"),
+        ("workload.eval_batch_size",),
+    ),
+    **dict.fromkeys(("dataloader_drop_last",), ("workload.drop_last",)),
+    # optimizer and schedule
+    **dict.fromkeys(("lr", "learning_rate", "base_lr"), _LR),
+    "weight_decay": ("workload.optimizer.weight_decay", "+workload.optimizer.weight_decay"),
+    "wd": ("workload.optimizer.weight_decay", "+workload.optimizer.weight_decay"),
+    "momentum": ("workload.optimizer.momentum", "+workload.optimizer.momentum"),
+    "betas": ("workload.optimizer.betas", "+workload.optimizer.betas"),
+    **dict.fromkeys(("optimizer", "optim"), ("workload.optimizer._target_",)),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule"), ("workload.schedule.name",)),
+    **dict.fromkeys(("num_warmup_steps", "warmup", "lr_warmup_steps"), _WARMUP),
+    **dict.fromkeys(
+        ("gradient_clip_val", "max_grad_norm", "clip_grad_norm", "grad_clip", "clip"), ("trainer.gradient_clip",)
+    ),
+    # how long
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epoch"), _EPOCHS),
+    **dict.fromkeys(
+        ("steps", "num_steps", "num_train_steps", "max_iters", "num_training_steps", "total_steps"), _STEPS
+    ),
+    **dict.fromkeys(("val_check_interval", "eval_steps", "eval_every", "val_every"), ("trainer.validate_every_steps",)),
+    **dict.fromkeys(("save_steps", "every_n_train_steps", "save_every"), ("trainer.checkpoint_every_steps",)),
+    **dict.fromkeys(("logging_steps", "log_every_n_steps", "log_interval"), ("trainer.log_every_steps",)),
+    **dict.fromkeys(("save_total_limit", "save_top_k"), ("trainer.keep_last",)),
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), ("trainer.limit_batches",)),
+    "num_sanity_val_steps": ("trainer.sanity_batches",),
+    **dict.fromkeys(("metric_for_best_model", "optimized_metric"), ("trainer.best_metric",)),
+    **dict.fromkeys(("fast_dev_run", "dry_run"), ("debug=one_step",)),
+    **dict.fromkeys(("detect_anomaly", "profiler"), ("debug=profiler",)),
+    **dict.fromkeys(("early_stopping", "early_stopping_patience", "patience"), ("callbacks=early_stopping",)),
+    # where
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpu", "n_gpus", "nproc_per_node", "num_devices"), ("trainer.devices",)),
+    **dict.fromkeys(("nnodes",), ("trainer.num_nodes",)),
+    **dict.fromkeys(("device", "use_cuda", "cuda"), ("trainer.accelerator",)),
+    **dict.fromkeys(("precision", "mixed_precision", "dtype", "torch_dtype"), ("gpu.precision",)),
+    **dict.fromkeys(("fp16", "amp", "use_amp", "use_fp16"), ("gpu.precision=16-mixed",)),
+    **dict.fromkeys(("bf16", "use_bf16"), ("gpu.precision=bf16-mixed",)),
+    **dict.fromkeys(("compile", "torch_compile", "compile_model"), ("gpu.compile",)),
+    "benchmark": ("gpu.cudnn_benchmark",),
+    **dict.fromkeys(
+        ("gradient_checkpointing", "use_checkpoint", "activation_checkpointing"), ("memory.checkpoint_activations",)
+    ),
+    # data path
+    **dict.fromkeys(("workers", "n_workers", "dataloader_num_workers", "num_proc"), ("loader.num_workers",)),
+    **dict.fromkeys(("num_workers",), ("loader.num_workers",)),
+    **dict.fromkeys(("pin_memory", "dataloader_pin_memory", "pin_mem"), ("loader.pin_memory",)),
+    **dict.fromkeys(("prefetch_factor", "dataloader_prefetch_factor", "prefetch"), ("loader.prefetch_factor",)),
+    **dict.fromkeys(("persistent_workers", "dataloader_persistent_workers"), ("loader.persistent_workers",)),
+    # the run
+    **dict.fromkeys(("seed_everything", "random_seed", "manual_seed", "data_seed"), ("seed",)),
+    **dict.fromkeys(("ckpt_path", "resume_from_checkpoint", "resume_from", "checkpoint", "ckpt"), _RESUME),
+    **dict.fromkeys(("model", "data", "datamodule", "dataset", "task_name", "task"), ("workload",)),
+    **dict.fromkeys(("hparams_search", "optuna", "sweeper"), ("search",)),
+    **dict.fromkeys(("output_dir", "default_root_dir", "log_dir", "save_dir"), ("paths.log_dir",)),
+    **dict.fromkeys(("report_to", "loggers"), ("logger",)),
+    **dict.fromkeys(("wandb_project", "project_name"), ("logger.project",)),
+}
+"""Last word of a foreign name -> what to type instead; the first that composes is offered. An entry without a value
+takes the one that was typed."""
+
+NOTES: Mapping[str, str] = {
+    "memory.micro_batch": "It splits the samples of a step; those are workload.effective_batch_size.",
+    "memory.accumulate": "It splits the samples of a step, which stay workload.effective_batch_size.",
+    "trainer.validate_every_steps": "It counts optimizer steps; null = at the end of each epoch.",
+    "workload": "Model and data are named in the yaml of a workload.",
+    "search": "A search is of many runs: add -m.",
+    "trainer.keep_last": "The best checkpoint is kept besides.",
+    "callbacks=early_stopping": "Its arguments are in configs/callbacks/early_stopping.yaml.",
+}
+"""Knob -> what differs from the foreign one."""
+
+ABSENT: Mapping[str, str] = {
+    "min_epochs": "There is no minimum: a run ends at trainer.max_epochs, max_steps or max_time_s, or by a callback.",
+    "min_steps": "There is no minimum: a run ends at trainer.max_epochs, max_steps or max_time_s, or by a callback.",
+    "check_val_every_n_epoch": "Set trainer.validate_every_steps=<steps>; null = at the end of each epoch.",
+    "train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
+    "test": "A run trains, validates and tests, the last if there is a test split.",
+    "do_train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
+    "do_eval": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
+    "tags": "logger.group=<name> groups runs.",
+    "extras": "There is no such group: the plan is shown, and run.json has the configuration.",
+    "warmup_ratio": "Set workload.schedule.warmup_steps=<steps>.",
+    "enable_progress_bar": "A bar is drawn on a terminal; without one there is a line a minute.",
+    "enable_checkpointing": "Checkpoints are always written; trainer.checkpoint_every_steps says when.",
+    "sync_batchnorm": "Not offered. Convert the model itself: torch.nn.SyncBatchNorm.convert_sync_batchnorm.",
+    "load_best_model_at_end": "The test split is tested with best.ckpt already.",
+}
+"""Last word of a foreign name that has no counterpart -> what there is."""
+
+_PRECISIONS = {
+    **dict.fromkeys(("16", "fp16", "float16", "half"), "16-mixed"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16-mixed"),
+    **dict.fromkeys(("32", "fp32", "float32", "no"), "32-true"),
+}
+_OPTIMIZERS = {
+    name.lower(): f"torch.optim.{name}"
+    for name in ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "RAdam", "NAdam", "Adafactor")
+}
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "gpu.precision": _PRECISIONS,
+    "gpu.compile": {"true": "default", "false": "none", "reduce-overhead": "reduce_overhead"},
+    "trainer.accelerator": {**dict.fromkeys(("cuda", "true", "cuda:0", "gpus"), "gpu"), "false": "cpu"},
+    "trainer.strategy": dict.fromkeys(("ddp_find_unused_parameters_true", "ddp_spawn", "dp"), "ddp"),
+    "workload.optimizer._target_": {**_OPTIMIZERS, "adamw_torch": "torch.optim.AdamW"},
+    "workload.schedule.name": {"cosineannealinglr": "cosine", "cosine_annealing": "cosine", "none": "constant"},
+    "logger": {"many_loggers": "[wandb,csv]", "null": "none", "false": "none"},
+    "debug": {"default": "one_step", "fdr": "one_step", "true": "one_step"},
+    "trainer": {"gpu": "trainer.accelerator=gpu", "cpu": "trainer.accelerator=cpu", "ddp_sim": "ddp"},
+    "search": {"mnist_optuna": "optuna", "true": "optuna"},
+}
+"""Knob or group -> foreign value -> ours, or a whole override."""
+
+
+def ours_for(
+    name: str, value: str, schema: Collection[str], fits: Callable[[str], bool] = lambda override: False
+) -> tuple[str, str]:
+    """Returns the override that a foreign name most likely means, and a note on it; either may be empty.
+
+    Args:
+        name: dotted, as typed.
+        value: as typed.
+        schema: names of all knobs and groups there are.
+        fits: whether an override composes; one that does not is offered without its value.
+    """
+    word = name.rpartition(".")[2].replace("-", "_").lower()
+    candidates = [one for one in NAMES.get(word, ()) if _is_in(schema, one)]
+    if not candidates:
+        return "", ABSENT.get(word, "") if "trainer" in schema else ""
+    if all("=" in one for one in candidates) and value.lower() in ("false", "0", "null", "none", "no"):
+        return "", "Leave it out."
+    for candidate in candidates:
+        knob = candidate.partition("=")[0].lstrip("+")
+        override = candidate if "=" in candidate else f"{candidate}={our_value(knob, value) or value}"
+        if fits(override):
+            break
+    else:
+        override = candidates[-1]
+        knob = override.partition("=")[0].lstrip("+")
+        override = override if "=" in override else knob
+    return override, NOTES.get(override, NOTES.get(knob, ""))
+
+
+def _is_in(schema: Collection[str], candidate: str) -> bool:
+    knob = candidate.partition("=")[0].lstrip("+")
+    group = knob.partition(".")[0]
+    return (knob in schema) if "." not in knob and group != "debug" else ("trainer" in schema)
+
+
+def our_value(knob: str, value: str) -> str:
+    """Returns our value for a foreign one of a knob or a group; empty where none is known."""
+    return VALUES.get(knob, {}).get(value.strip("'\"").lower(), "")
