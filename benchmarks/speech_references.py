@@ -245,22 +245,31 @@ def main() -> None:
     places: dict[str, Path | None] = {name: real_set(name, chosen.cache.resolve()) for name in chosen.set or ()}
     if chosen.data:
         places[Path(chosen.data).name] = Path(chosen.data).resolve()
-    raw = []
+    raw = list[dict[str, Any]]()
     for name, place in (places or {"embedded": None}).items():
         for seed in range(chosen.sets):
             options: dict[str, Any] = {"seed": seed, "cache_dir": str(chosen.cache)}
             raw.append(
                 compared(name, options if place is None else options | {"path": str(place)}, seed, chosen.epochs)
             )
+            found = record(chosen, raw)
+            if chosen.out:
+                chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(found["says"])
+
+
+def record(chosen: argparse.Namespace, raw: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of what has been compared so far."""
     results = table(raw)
-    says = f"Accuracy after {chosen.epochs} epochs beside logistic regression on MFCC statistics: " + "; ".join(
+    says = "; ".join(
         f"{row['data']} {row['default_mean']:.3f} beside {row['logistic_regression_mean']:.3f} "
         f"(difference {min(row['difference']):+.3f} to {max(row['difference']):+.3f}, n={row['n']})"
         for row in results
     )
     words = [*(f"--set {name}" for name in chosen.set or ()), *(["--data FOLDER"] if chosen.data else [])]
     words += [f"--sets {chosen.sets}", f"--epochs {chosen.epochs}"]
-    record = {
+    sources = {name: REAL_SETS[name] for name in chosen.set or ()}
+    return {
         "theme": "speech_references",
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python benchmarks/speech_references.py", *words, "--out RECORD"]),
@@ -269,9 +278,8 @@ def main() -> None:
         "versions": {"scikit-learn": sklearn.__version__, "torch": torch.__version__, "numpy": np.__version__},
         "config": {
             "data": {
-                name: {"what": REAL_SETS[name].what, "licence": REAL_SETS[name].licence}
-                | {"packages": REAL_SETS[name].packages}
-                for name in chosen.set or ()
+                name: {"what": one.what, "licence": one.licence, "packages": one.packages}
+                for name, one in sources.items()
             },
             "epochs": chosen.epochs,
             "num_mfcc": NUM_MFCC,
@@ -279,11 +287,8 @@ def main() -> None:
         },
         "results": results,
         "raw": raw,
-        "says": f"{says}.",
+        "says": f"Accuracy after {chosen.epochs} epochs beside logistic regression on MFCC statistics: {says}.",
     }
-    print(record["says"])
-    if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
