@@ -258,17 +258,28 @@ def main() -> None:
     places: dict[str, Path | None] = {name: real_scene(name, chosen.cache.resolve()) for name in chosen.set or ()}
     if chosen.data:
         places[Path(chosen.data).name] = Path(chosen.data).absolute()
+    asked = list(
+        product(range(1, chosen.seeds + 1), (places or {"embedded scenes": None}).items(), chosen.split or SPLITS)
+    )
+    rows = list[dict[str, Any]]()
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        waiting = {}
-        for name, place in (places or {"embedded scenes": None}).items():
-            given = source | {"path": place and str(place)}
+        waiting = []
+        for seed, (name, place), split in asked:
             overrides = [*([] if place is None else [f"workload.data.path={place}"]), *chosen.overrides]
-            for split in chosen.split or SPLITS:
-                seeds = range(1, chosen.seeds + 1)
-                asked = [pool.submit(compared, name, split, seed, given, overrides) for seed in seeds]
-                waiting[name, split] = asked
-        raw = {key: [each.result() for each in rows] for key, rows in waiting.items()}
-    results = [summary(*key, rows) for key, rows in raw.items()]
+            given = source | {"path": place and str(place)}
+            waiting.append(pool.submit(compared, name, split, seed, given, overrides))
+        for each in waiting:
+            rows.append(each.result())
+            text = json.dumps(record(chosen, options, rows), indent=1)
+            if chosen.out:
+                chosen.out.write_text(text + "\n")
+    print(text)
+
+
+def record(chosen: argparse.Namespace, options: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of what has been compared so far."""
+    keys = dict.fromkeys((row["data"], row["split"]) for row in rows)
+    results = [summary(*key, [row for row in rows if (row["data"], row["split"]) == key]) for key in keys]
     said = [
         f"{each['data']}, {each['split']}: overall accuracy {each['overall_accuracy']['ours']['mean']:.3f} against "
         f"{each['overall_accuracy']['svm']['mean']:.3f} of the SVM, average accuracy "
@@ -277,12 +288,11 @@ def main() -> None:
         "seeds"
         for each in results
     ]
-    words = [
-        *(f"--set {name}" for name in chosen.set or ()),
-        *([f"--data {Path(chosen.data).name}"] if chosen.data else []),
-    ]
-    words += [*(f"--split {split}" for split in chosen.split or ()), f"--seeds {chosen.seeds}", *chosen.overrides]
-    record = {
+    words = [f"--set {name}" for name in chosen.set or ()]
+    words += [f"--data {Path(chosen.data).name}"] if chosen.data else []
+    words += [*(f"--split {split}" for split in chosen.split or ()), f"--seeds {chosen.seeds}"]
+    words += [word for word in chosen.overrides if not word.startswith("paths.")]
+    return {
         "theme": "hyperspectral_references",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python benchmarks/hyperspectral_references.py --out RECORD", *words]),
@@ -290,6 +300,7 @@ def main() -> None:
         "machine": {
             "cpu": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
+            "load": os.getloadavg(),
             "threads": os.environ.get("OMP_NUM_THREADS", "default"),
             "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
             "python": platform.python_version(),
@@ -303,13 +314,9 @@ def main() -> None:
             "options": options,
         },
         "results": results,
-        "raw": [row for rows in raw.values() for row in rows],
+        "raw": rows,
         "says": f"{'; '.join(said)}.",
     }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if chosen.out:
-        chosen.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

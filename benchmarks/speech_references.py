@@ -85,11 +85,11 @@ REAL_SETS = {
         lambda path: path.parts[-3],
     ),
     "letters": RealSet(
-        "letters and syllables in 20 languages, ogg of 22 to 128 kHz; class = language",
+        "letters and syllables in the six languages that have about 100 of them, ogg of 44.1 kHz; class = language",
         "GPL-2+",
         ("klettres-data",),
         "usr/share/klettres/*/*/*.ogg",
-        lambda path: path.parts[-3],
+        lambda path: path.parts[-3] if path.parts[-3] in ("es", "it", "lt", "pt_BR", "ru", "uk") else None,
     ),
     "drums": RealSet(
         "hits of drum kits, wav and flac of 22 to 48 kHz, 0.02 to 12 s; class = kind of drum by the name of the file",
@@ -246,8 +246,8 @@ def main() -> None:
     if chosen.data:
         places[Path(chosen.data).name] = Path(chosen.data).resolve()
     raw = list[dict[str, Any]]()
-    for name, place in (places or {"embedded": None}).items():
-        for seed in range(chosen.sets):
+    for seed in range(chosen.sets):
+        for name, place in (places or {"embedded": None}).items():
             options: dict[str, Any] = {"seed": seed, "cache_dir": str(chosen.cache)}
             raw.append(
                 compared(name, options if place is None else options | {"path": str(place)}, seed, chosen.epochs)
