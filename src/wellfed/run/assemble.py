@@ -174,7 +174,8 @@ def with_derived(config: RunConfig, data: Datasets) -> tuple[RunConfig, Datasets
         part = group[1]
         node = getattr(workload, part)
         if node is not None and node.get(name) is None:
-            workload = replace(workload, **{part: {**node, name: value}})
+            filled: dict[str, Any] = {part: {**node, name: value}}
+            workload = replace(workload, **filled)
             used[knob] = value, because
     return replace(config, workload=workload), replace(data, derived=used)
 
