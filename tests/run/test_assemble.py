@@ -209,6 +209,13 @@ def test_the_data_fill_in_what_is_left_open_and_nothing_that_is_typed(lr, width)
         assert (found.data["width"], found.optimizer["lr"]) == (7, 0.1)
 
 
+@pytest.mark.parametrize("knob", ["trainer.max_epochs", "workload.data", "workload.schedule.name"])
+def test_only_entries_of_the_workload_follow_from_its_data(knob):
+    data = Datasets(train=sets.Fetching(), derived={knob: (3, "all rows have it")})
+    with pytest.raises(ConfigError, match=rf"Datasets.derived names {knob}, .* Name workload.data.<name>"):
+        assemble.with_derived(config(), data)
+
+
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 

@@ -165,13 +165,26 @@ def end(parts: Parts) -> None:
 
 
 def with_derived(config: RunConfig, data: Datasets) -> tuple[RunConfig, Datasets]:
-    """The configuration with values that follow from the data, and the data with those of them that it left open."""
+    """Fills in values that follow from the data where the configuration has null.
+
+    Returns:
+        The configuration, and the data with those derived values that were filled in.
+
+    Raises:
+        ConfigError: the data derive a value for something else than a knob of the workload.
+    """
     workload, used = config.workload, dict[str, tuple[Any, str]]()
     for knob, (value, because) in data.derived.items():
-        _, part, name = knob.split(".")
+        *group, name = knob.split(".")
+        if group not in (["workload", part] for part in ("data", "model", "optimizer")):
+            problem = f"Datasets.derived names {knob}, and only entries of the workload can follow from its data."
+            way_out = "Name workload.data.<name>, workload.model.<name> or workload.optimizer.<name>."
+            raise ConfigError.of("workload.data", problem, way_out)
+        part = group[1]
         node = getattr(workload, part)
         if node is not None and node.get(name) is None:
-            workload = replace(workload, **{part: {**node, name: value}})
+            filled: dict[str, Any] = {part: {**node, name: value}}
+            workload = replace(workload, **filled)
             used[knob] = value, because
     return replace(config, workload=workload), replace(data, derived=used)
 

@@ -66,8 +66,8 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
-    earlier = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
-    merged = _merged(earlier, rest)
+    before = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
+    merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 

@@ -172,7 +172,7 @@ def _why(count: int, spectra_NC: torch.Tensor, components: PrincipalComponents) 
     """Why that many components are taken."""
     num_pixels, num_bands = spectra_NC.shape
     if count == num_bands:
-        return f"as many as the scene has bands, less than {USUAL_COMPONENTS + 1}"
+        return f"as many as the scene has bands; {USUAL_COMPONENTS} where it has more"
     if count < USUAL_COMPONENTS:
         return f"no more follow from {counted(num_pixels, 'training pixel')}"
     return f"the usual number; {_held(count, components)}"

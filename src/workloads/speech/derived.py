@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.units import counted, show_count
-from workloads.speech.layouts import Ints
+from workloads.speech.clip_files import Ints
 from workloads.speech.log_mel import FRAME_S, LOWEST_HZ, mel
 
 FASTEST_HZ = 48_000
