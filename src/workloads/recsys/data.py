@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError, Fault
-from wellfed.units import counted, show_count
+from wellfed.errors import ConfigError, Fault
+from wellfed.units import counted
 from workloads.recsys.evaluation import RankedUsers, Ranking
 from workloads.recsys.interactions import Interactions, LeaveLastOut, leave_last_out
 from workloads.recsys.model import USUAL_L2, text_of
@@ -127,23 +127,14 @@ def build(
 
 
 def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
-    """A note of users whose test item is the only one that they had not chosen.
-
-    Raises:
-        DataError: all are.
-    """
+    """A note of users whose test item is the only one that they had not chosen."""
     count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
-    num = int((count_E == num_items).sum())
-    if num == len(count_E):
-        raise DataError(
-            f"Every user to evaluate chose all {show_count(num_items)} items, so there is nothing to rank. Point "
-            "workload.data.path at a larger set."
-        )
-    return (
-        [f"{counted(num, 'user')} chose all items: the one to find is the only one left, a hit of no worth"]
-        if num
-        else []
-    )
+    if num := int((count_E == num_items).sum()):
+        return [
+            f"{counted(num, 'user')} of {len(count_E)} evaluated chose all {num_items} items: the one to find is the only "
+            "one left, so it is always found"
+        ]
+    return []
 
 
 def _scarcity(num_interactions: int) -> tuple[int, str]:
