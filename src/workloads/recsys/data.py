@@ -131,8 +131,8 @@ def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
     count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
     if num := int((count_E == num_items).sum()):
         return [
-            f"{counted(num, 'user')} of {len(count_E)} evaluated chose all {num_items} items: the one to find is the only "
-            "one left, so it is always found"
+            f"{counted(num, 'user')} of {len(count_E)} evaluated chose all {num_items} items: the one to find is the "
+            "only one left, so it is always found"
         ]
     return []
 
