@@ -60,7 +60,7 @@ def datasets(
         interactions = read_table(file, max_bad_lines, seed)
     else:
         interactions = read_movielens(file, max_bad_lines)
-    return build(interactions, min_rating, avoid_held_out, passes)
+    return build(interactions, min_rating, avoid_held_out, passes, is_embedded=file is None)
 
 
 def build(
@@ -68,8 +68,10 @@ def build(
     min_rating: float | None = None,
     avoid_held_out: bool = False,
     passes: int | None = None,
+    *,
+    is_embedded: bool = False,
 ) -> Datasets:
-    """Split and wrap interactions of any source."""
+    """Split and wrap interactions of any source; the embedded set is passed once, whatever size was asked for."""
     derived: dict[str, tuple[Any, str]] = {}
     if min_rating is None:
         derived |= _least_rating(interactions)
@@ -82,7 +84,7 @@ def build(
     texts = [*interactions.user_texts, *interactions.item_texts]
     text = text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"
     evaluated_E = split.evaluated_users
-    scarcity, reason = _scarcity(len(split.users))
+    scarcity, reason = (1, "the embedded set") if is_embedded else _scarcity(len(split.users))
     if passes is None:
         passes, _ = derived["workload.data.passes"] = scarcity, reason
     train = TripletData(
