@@ -144,7 +144,7 @@ def datasets(
         reason = "all images are grey" if grey_noise else "some images have colours"
         derived["workload.data.grey_noise"] = grey_noise, reason
     if val_tiles is None and parts.val:
-        reason = f"{counted(len(parts.val), 'image')} to validate on; at most {VAL_TILES} tiles of {CORE} pixels in all"
+        reason = f"{counted(len(parts.val), 'image')} to validate on; {VAL_TILES} tiles in all, at least 1 of each"
         val_tiles, _ = derived["workload.data.val_tiles"] = max(1, VAL_TILES // len(parts.val)), reason
     degradation = Degradation(task, sigma, blur_sigma, scale, is_grey=grey_noise)
     pixels = ImagePixels(made.file, max(image.end for image in parts.train))
