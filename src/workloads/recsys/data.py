@@ -19,8 +19,10 @@ from workloads.recsys.synthetic import synthetic_interactions
 from workloads.recsys.table import read_table
 from workloads.recsys.triplets import TripletData
 
-FULL_EPOCH = 60_000
-"""Interactions from which on an epoch has each once. It and the square root were chosen by validation on real sets."""
+FULL_EPOCH = 200_000
+"""Passes an epoch are the square root of this number by the interactions; chosen by validation on real sets."""
+FEW_PER_USER, MOST_L2 = 20, 10
+"""Training interactions a user below which the regularisation grows in proportion, up to so many times the usual."""
 
 
 def datasets(
@@ -84,9 +86,9 @@ def build(
     texts = [*interactions.user_texts, *interactions.item_texts]
     text = text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"
     evaluated_E = split.evaluated_users
-    scarcity, reason = (1, "the embedded set") if is_embedded else _scarcity(len(split.users))
     if passes is None:
-        passes, _ = derived["workload.data.passes"] = scarcity, reason
+        usual = 1, "the embedded set"
+        passes, _ = derived["workload.data.passes"] = usual if is_embedded else _passes(len(split.users))
     train = TripletData(
         split.users,
         split.items,
@@ -122,7 +124,7 @@ def build(
         notes=(size, *interactions.notes, *split.notes, *train.notes, *_without_choice(split, num_items)),
         derived={
             **derived,
-            "workload.model.l2": (USUAL_L2 * scarcity, reason),
+            "workload.model.l2": _l2(split),
             "workload.model.text": text,
         },
     )
@@ -139,10 +141,17 @@ def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
     return []
 
 
-def _scarcity(num_interactions: int) -> tuple[int, str]:
-    """Passes an epoch, and times the usual regularisation, for so few training interactions."""
-    factor = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
-    return factor, f"{counted(num_interactions, 'training interaction')}; {FULL_EPOCH:,} or more are enough for 1 pass"
+def _passes(num_interactions: int) -> tuple[int, str]:
+    """More passes an epoch over fewer interactions."""
+    passes = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
+    return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
+
+
+def _l2(split: LeaveLastOut) -> tuple[float, str]:
+    """More regularisation where users have few interactions each."""
+    per_user = len(split.users) / max(1, len(np.unique(split.users)))
+    factor = min(MOST_L2, max(1.0, FEW_PER_USER / max(per_user, 1.0)))
+    return round(USUAL_L2 * factor, 4), f"{per_user:.1f} training interactions a user; below {FEW_PER_USER} it grows"
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:
