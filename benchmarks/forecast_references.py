@@ -334,7 +334,8 @@ def main() -> None:
     record = {
         "theme": "forecast_references",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": "python benchmarks/forecast_references.py" + "".join(f" {word}" for word in sys.argv[1:]),
+        "command": f"python benchmarks/forecast_references.py --set {','.join(sets)} --seeds {chosen.seeds}"
+        + (f" --steps {chosen.steps}" if chosen.steps else ""),
         "git": git_state(ROOT),
         "machine": {
             "cpu": platform.processor() or platform.machine(),

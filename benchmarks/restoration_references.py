@@ -3,6 +3,12 @@
     pip install -e '.[references]'
     python benchmarks/restoration_references.py --work FOLDER --out RECORD
 
+    python benchmarks/restoration_references.py --work FOLDER --set lomiri,mate,plasma --out RECORD
+
+``--set`` takes photographs of Debian packages of wallpapers, which apt-get downloads into ``--work``. Two thirds are
+trained on with the defaults; the centres of the others are restored by that model and by non-local means, whose
+strength is the best on the photographs trained on. Without it:
+
 Judged on the colour photographs that scikit-image and scikit-learn bring along, at a noise of 25 of 255. Our model is
 trained by ``python src/train.py workload=restoration gpu=cpu`` as typed: on the embedded dead leaves, which know
 nothing of photographs; and on photographs, half of them at a time, so that each is restored by a model that never saw
@@ -29,9 +35,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from packages import debian
 from PIL import Image
 
 from wellfed.inference import load_model
+from wellfed.record import git_state
 from wellfed.sample_rng import SampleRng
 from workloads.restoration.data import datasets
 from workloads.restoration.degradations import Degradation
@@ -55,6 +63,19 @@ NLM_STRENGTHS = {True: (0.5, 0.6, 0.7, 0.8, 0.9), False: (0.4, 0.5, 0.6, 0.7)}
 """Strength of the filter in multiples of the noise, in the fast mode and in the other; 0.8 and 0.6 are recommended."""
 NLM_DISTANCES = (6, 11)
 """How far it looks for likes, in pixels; the larger one is tried at each mode's best strength."""
+DRAWN = ("DarkestHour", "Grey", "Kite", "PastelHills", "summer_1am")
+SETS = {
+    "lomiri": (
+        ("lomiri-wallpapers-16.04", "lomiri-wallpapers-20.04"),
+        "usr/share/backgrounds/*.jpg",
+        ("analogpattern", "Painting-Colors"),
+    ),
+    "mate": (("mate-backgrounds",), "usr/share/backgrounds/mate/nature/*.jpg", ()),
+    "plasma": (("plasma-workspace-wallpapers",), "usr/share/wallpapers/*/contents/images/2560x1600.jpg", DRAWN),
+}
+"""Debian packages, where their photographs lie, and which pictures there are drawn."""
+CENTRE = 256
+"""Side of what is judged of each photograph of a set."""
 CROPS_AN_EPOCH = 1536
 """As many as of the embedded set, so that both trainings take the same number of steps."""
 Floats = NDArray[np.float64]
@@ -171,7 +192,7 @@ def train(folder: Path, *overrides: str) -> float:
         subprocess.CalledProcessError: the run failed; its output has been shown.
     """
     if not (folder / "run.json").is_file() or json.loads((folder / "run.json").read_text())["status"] != "ok":
-        command = [sys.executable, str(ROOT / "src" / "train.py"), "workload=restoration", "gpu=cpu", "seed=1"]
+        command = [sys.executable, str(ROOT / "src" / "train.py"), "workload=restoration", "gpu=cpu"]
         quiet = ["logger=none", "telemetry=none", f"hydra.run.dir={folder}", f"paths.cache_dir={folder.parent}/cache"]
         subprocess.run([*command, *quiet, *overrides], check=True, stdout=subprocess.DEVNULL)
     return float(json.loads((folder / "run.json").read_text())["duration_s"])
@@ -189,7 +210,7 @@ def write_fold(folder: Path, trained_on: list[str]) -> int:
 
 def train_ours(work: Work, overrides: list[str]) -> dict[str, float]:
     """Both trainings and what they restore; gives the seconds of each run."""
-    seconds = {"leaves": train(work.folder / "leaves", *overrides)}
+    seconds = {"leaves": train(work.folder / "leaves", "seed=1", *overrides)}
     leaves = load_model(work.folder / "leaves", model_args={})
     work.judge("ours, trained on dead leaves", lambda noisy: ours(leaves, noisy))
     names = list(PHOTOGRAPHS)
@@ -198,7 +219,7 @@ def train_ours(work: Work, overrides: list[str]) -> dict[str, float]:
         count = write_fold(data, names[1 - fold :: 2])
         source = [f"workload.data.path={data}", "workload.data.val_frac=0", "workload.data.test_frac=0"]
         crops = f"workload.data.patches_per_image={CROPS_AN_EPOCH // count}"
-        seconds[f"fold_{fold}"] = train(work.folder / f"fold_{fold}", *source, crops, *overrides)
+        seconds[f"fold_{fold}"] = train(work.folder / f"fold_{fold}", "seed=1", *source, crops, *overrides)
         model = load_model(work.folder / f"fold_{fold}", model_args={})
         for number in range(fold, len(names), 2):
             method = "ours, trained on other photographs"
@@ -285,13 +306,112 @@ def summary(found: dict[str, Any], best_nlm: str) -> dict[str, Any]:
     return {"results": results, "paired": ahead, "raw": {name: found[name] for name in methods}}
 
 
+def photographs(work: Path, name: str) -> list[Path]:
+    packages, pattern, drawn = SETS[name]
+    found = [path for package in packages for path in sorted(debian(work, package).glob(pattern))]
+    return [path for path in found if not any(each in str(path) for each in drawn)]
+
+
+def centre(path: Path) -> NDArray[np.uint8]:
+    with Image.open(path) as image:
+        pixels = np.array(image.convert("RGB"))
+    top, left = (pixels.shape[0] - CENTRE) // 2, (pixels.shape[1] - CENTRE) // 2
+    return pixels[top : top + CENTRE, left : left + CENTRE]
+
+
+def mean_psnr(images: list[NDArray[np.uint8]], restore: Callable[[Floats], Floats]) -> list[float]:
+    return [figures(restore(noisy_of(number, clean)), clean)["psnr"] for number, clean in enumerate(images)]
+
+
+def small_set(work: Path, name: str, seeds: int, overrides: list[str]) -> dict[str, Any]:
+    """Every third photograph is judged; all figures in dB."""
+    files = photographs(work, name)
+    judged, trained_on = files[::3], [file for place, file in enumerate(files) if place % 3]
+    folder = work / f"{name}-trained-on"
+    folder.mkdir(exist_ok=True)
+    for place, file in enumerate(trained_on):
+        link = folder / f"{place:02}{file.suffix}"
+        if not link.is_symlink():
+            link.symlink_to(file.resolve())
+    known, clean = [centre(file) for file in trained_on[:4]], [centre(file) for file in judged]
+    size = {"fast": True, "patch_distance": 6}
+    strength = max(
+        NLM_STRENGTHS[True], key=lambda h: np.mean(mean_psnr(known, lambda noisy: non_local_means(noisy, h=h, **size)))
+    )
+    nlm = mean_psnr(clean, lambda noisy: non_local_means(noisy, h=strength, **size))
+    runs = []
+    for seed in range(1, seeds + 1):
+        run = work / "-".join([f"{name}-run-{seed}", *overrides])
+        seconds = train(run, f"workload.data.path={folder}", f"seed={seed}", *overrides)
+        model = load_model(run, model_args={})
+        record = json.loads((run / "run.json").read_text())
+        plan = {knob: one["value"] for knob, one in record["plan"].items() if one["source"] == "data"}
+        psnr = mean_psnr(clean, lambda noisy, model=model: ours(model, noisy))
+        runs.append({"seed": seed, "psnr_db": psnr, "steps": record["steps"], "seconds": seconds, "derived": plan})
+        print(f"{name} seed {seed}: {np.mean(psnr):.2f} dB, non-local means {np.mean(nlm):.2f} dB", flush=True)
+    paired = np.mean([run["psnr_db"] for run in runs], 0) - np.array(nlm)
+    return {
+        "set": name,
+        "source": SETS[name][0],
+        "trained_on": len(trained_on),
+        "judged": [file.name for file in judged],
+        "noisy_db": mean_psnr(clean, lambda noisy: noisy),
+        "nlm_db": nlm,
+        "nlm_strength_chosen_on_training_photographs": strength,
+        "default": runs,
+        "default_minus_nlm_db": {
+            "mean": float(paired.mean()),
+            "sd": float(paired.std(ddof=1)),
+            "n": len(paired),
+            "ahead_on": int((paired > 0).sum()),
+        },
+    }
+
+
+def compare_sets(work: Path, names: list[str], seeds: int, overrides: list[str]) -> dict[str, Any]:
+    results = [small_set(work, name, seeds, overrides) for name in names]
+    print("| set | trained on | judged | noisy | non-local means | default options (seeds, lowest to highest) |")
+    print("|---|---|---|---|---|---|")
+    for each in results:
+        means = [float(np.mean(run["psnr_db"])) for run in each["default"]]
+        spread = f"{np.mean(means):.2f} ({min(means):.2f} to {max(means):.2f}, {len(means)})"
+        print(
+            f"| {each['set']} | {each['trained_on']} | {len(each['judged'])} | {np.mean(each['noisy_db']):.2f} | "
+            f"{np.mean(each['nlm_db']):.2f} | {spread} |"
+        )
+    return {
+        "theme": "restoration_small_sets",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(
+            [f"python benchmarks/restoration_references.py --work FOLDER --set {','.join(names)}", *overrides]
+        ),
+        "git": git_state(ROOT),
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-image")}
+            | {"python": platform.python_version()},
+        },
+        "config": {"sigma_of_255": SIGMA, "centre": CENTRE, "overrides": overrides},
+        "results": results,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Denoising of photographs, ours beside non-local means and BM3D.")
     parser.add_argument("--work", type=Path, required=True, help="folder for runs and figures, kept between calls")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--references-only", action="store_true", help="leave our trainings for another call")
+    parser.add_argument("--set", dest="names", help=f"photographs of packages: {', '.join(SETS)}, with commas between")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings on each of --set")
     parser.add_argument("overrides", nargs="*", help="of our trainings, such as trainer.max_epochs=10")
     chosen = parser.parse_args()
+    if chosen.names:
+        chosen.work.mkdir(parents=True, exist_ok=True)
+        found = compare_sets(chosen.work.resolve(), chosen.names.split(","), chosen.seeds, chosen.overrides)
+        if chosen.out:
+            chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+        return
     work = Work(chosen.work.resolve())
     work.judge("noisy", lambda noisy: noisy)
     best_nlm = tune_non_local_means(work)

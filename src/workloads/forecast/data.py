@@ -86,6 +86,7 @@ def datasets(
     if faults:
         raise ConfigError(faults)
     if path is None:
+        passes = passes or 1  # whatever size was asked for
         dates, values_ST, names = daily_series(num_series, num_days, seed)
         found = trimmed(names, list(values_ST), parse_frequency("D", dates[0].astype("M8[us]")))
     else:

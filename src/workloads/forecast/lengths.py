@@ -27,7 +27,7 @@ def derived_horizon(found: SeriesSet) -> tuple[int, str]:
     frequency, steps = found.frequency, _usual_length(found)
     season = frequency.season
     wanted = 7 if season == 1 else 13 if season == 52 else season
-    why = f"a quarter of {frequency.name} steps" if season == 52 else f"a season of {counted(season, 'step')}"
+    why = "a quarter of a year" if season == 52 else f"a season of {counted(season, 'step')}"
     why = "no season is known" if season == 1 else why
     most = max(1, int(TESTED_FRAC * steps))
     if wanted <= most:

@@ -203,8 +203,9 @@ def clock_set_back(doubled_N: Dates) -> npt.NDArray[np.bool_]:
     is_at_night = (time_of_day < CLOCKS_SET_BACK_BY) | (time_of_day >= DAY - HOUR)
     apart = np.diff(begins).astype(np.int64) >= CLOCK_CHANGES_APART
     is_rare = np.concatenate([[True], apart]) & np.concatenate([apart, [True]])
-    fits: npt.NDArray[np.bool_] = is_at_night & is_rare & ((ends - begins).astype(np.int64) < HOUR)
-    return fits[night_N]
+    fits = is_at_night & is_rare & ((ends - begins).astype(np.int64) < HOUR)
+    fits_N: npt.NDArray[np.bool_] = fits[night_N]
+    return fits_N
 
 
 class Calendar:

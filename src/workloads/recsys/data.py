@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError, Fault
-from wellfed.units import counted, show_count
+from wellfed.errors import ConfigError, Fault
+from wellfed.units import counted
 from workloads.recsys.evaluation import RankedUsers, Ranking
 from workloads.recsys.interactions import Interactions, LeaveLastOut, leave_last_out
 from workloads.recsys.model import USUAL_L2, text_of
@@ -19,8 +19,10 @@ from workloads.recsys.synthetic import synthetic_interactions
 from workloads.recsys.table import read_table
 from workloads.recsys.triplets import TripletData
 
-FULL_EPOCH = 60_000
-"""Interactions from which on an epoch has each once. It and the square root were chosen by validation on real sets."""
+FULL_EPOCH = 200_000
+"""Passes an epoch are the square root of this number by the interactions; chosen by validation on real sets."""
+FEW_PER_USER, MOST_L2 = 20, 10
+"""Training interactions a user below which the regularisation grows in proportion, up to so many times the usual."""
 
 
 def datasets(
@@ -60,7 +62,7 @@ def datasets(
         interactions = read_table(file, max_bad_lines, seed)
     else:
         interactions = read_movielens(file, max_bad_lines)
-    return build(interactions, min_rating, avoid_held_out, passes)
+    return build(interactions, min_rating, avoid_held_out, passes, is_embedded=file is None)
 
 
 def build(
@@ -68,8 +70,10 @@ def build(
     min_rating: float | None = None,
     avoid_held_out: bool = False,
     passes: int | None = None,
+    *,
+    is_embedded: bool = False,
 ) -> Datasets:
-    """Split and wrap interactions of any source."""
+    """Split and wrap interactions of any source; the embedded set is passed once, whatever size was asked for."""
     derived: dict[str, tuple[Any, str]] = {}
     if min_rating is None:
         derived |= _least_rating(interactions)
@@ -82,9 +86,9 @@ def build(
     texts = [*interactions.user_texts, *interactions.item_texts]
     text = text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"
     evaluated_E = split.evaluated_users
-    scarcity, reason = _scarcity(len(split.users))
     if passes is None:
-        passes, _ = derived["workload.data.passes"] = scarcity, reason
+        usual = 1, "the embedded set"
+        passes, _ = derived["workload.data.passes"] = usual if is_embedded else _passes(len(split.users))
     train = TripletData(
         split.users,
         split.items,
@@ -120,36 +124,34 @@ def build(
         notes=(size, *interactions.notes, *split.notes, *train.notes, *_without_choice(split, num_items)),
         derived={
             **derived,
-            "workload.model.l2": (USUAL_L2 * scarcity, reason),
+            "workload.model.l2": _l2(split),
             "workload.model.text": text,
         },
     )
 
 
 def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
-    """A note of users whose test item is the only one that they had not chosen.
-
-    Raises:
-        DataError: all are.
-    """
+    """A note of users whose test item is the only one that they had not chosen."""
     count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
-    num = int((count_E == num_items).sum())
-    if num == len(count_E):
-        raise DataError(
-            f"Every user to evaluate chose all {show_count(num_items)} items, so there is nothing to rank. Point "
-            "workload.data.path at a larger set."
-        )
-    return (
-        [f"{counted(num, 'user')} chose all items: the one to find is the only one left, a hit of no worth"]
-        if num
-        else []
-    )
+    if num := int((count_E == num_items).sum()):
+        return [
+            f"{counted(num, 'user')} of {len(count_E)} evaluated chose all {num_items} items: the one to find is the "
+            "only one left, so it is always found"
+        ]
+    return []
 
 
-def _scarcity(num_interactions: int) -> tuple[int, str]:
-    """Passes an epoch, and times the usual regularisation, for so few training interactions."""
-    factor = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
-    return factor, f"{counted(num_interactions, 'training interaction')}; {FULL_EPOCH:,} or more are enough for 1 pass"
+def _passes(num_interactions: int) -> tuple[int, str]:
+    """More passes an epoch over fewer interactions."""
+    passes = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
+    return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
+
+
+def _l2(split: LeaveLastOut) -> tuple[float, str]:
+    """More regularisation where users have few interactions each."""
+    per_user = len(split.users) / max(1, len(np.unique(split.users)))
+    factor = min(MOST_L2, max(1.0, FEW_PER_USER / max(per_user, 1.0)))
+    return round(USUAL_L2 * factor, 4), f"{per_user:.1f} training interactions a user; below {FEW_PER_USER} it grows"
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:

@@ -45,6 +45,8 @@ LEFT_OUT_FRAC = 0.1
 """Largest share of the pictures that a derived patch size may leave out as too small."""
 FULL_EPOCH = 1536
 """Crops in a derived epoch, or one of each picture where there are more: 96 steps, as of the embedded set."""
+USUAL_CROPS = 8
+"""Of each image of the embedded set in an epoch."""
 VAL_TILES = 128
 """Most tiles of a derived validation: it then costs less than an epoch, however large the pictures are."""
 MANY = 200
@@ -131,15 +133,18 @@ def datasets(
     whole = ImagePixels(made.file, max(image.end for image in made.index.images))
     num_train = len(parts.train)
     if patches_per_image is None:
-        reason = f"{counted(num_train, 'training image')}; an epoch has {FULL_EPOCH:,} crops or more"
-        patches_per_image = -(-FULL_EPOCH // num_train)
-        derived["workload.data.patches_per_image"] = patches_per_image, reason
+        few = (
+            -(-FULL_EPOCH // num_train),
+            f"{counted(num_train, 'training image')}; an epoch has {FULL_EPOCH:,} crops or more",
+        )
+        usual = USUAL_CROPS, "the embedded set"
+        patches_per_image, _ = derived["workload.data.patches_per_image"] = usual if path is None else few
     if grey_noise is None:
-        grey_noise = all(map(whole.is_grey, (*parts.train, *parts.val, *parts.test)))
+        grey_noise = path is not None and all(map(whole.is_grey, (*parts.train, *parts.val, *parts.test)))
         reason = "all images are grey" if grey_noise else "some images have colours"
         derived["workload.data.grey_noise"] = grey_noise, reason
     if val_tiles is None and parts.val:
-        reason = f"{counted(len(parts.val), 'image')} to validate on; at most {VAL_TILES} tiles of {CORE} pixels in all"
+        reason = f"{counted(len(parts.val), 'image')} to validate on; {VAL_TILES} tiles in all, at least 1 of each"
         val_tiles, _ = derived["workload.data.val_tiles"] = max(1, VAL_TILES // len(parts.val)), reason
     degradation = Degradation(task, sigma, blur_sigma, scale, is_grey=grey_noise)
     pixels = ImagePixels(made.file, max(image.end for image in parts.train))

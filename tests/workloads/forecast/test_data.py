@@ -22,12 +22,20 @@ def test_the_embedded_set_is_split_and_described():
     assert isinstance(made.train, TrainData)
     assert made.model_args == {"horizon": 7, "num_channels": 6, "season": 7, "num_series": 3}
     assert made.notes == (
-        f"3 series, 900 steps of 1 day from 2019-01-01 to 2019-10-27, {len(made.train) // 4:,} training windows",
+        f"3 series, 900 steps of 1 day from 2019-01-01 to 2019-10-27, {len(made.train):,} training windows",
     )
     assert len(made.val) == len(made.test) == 3 * 4 * 2  # series, origins in 28 days, windows
     assert made.features.bytes == (28 + 900) * 6 * 4
     other = datasets(num_series=3, num_days=300, horizon=7, windows=[28, 14], seed=1)
     assert not torch.equal(other.features.store(), made.features.store())
+
+
+def test_the_embedded_set_is_asked_what_it_was_made_for():
+    derived = datasets(num_series=2, num_days=1500).derived
+    assert {knob.rpartition(".")[2]: value for knob, (value, _) in derived.items()} == {
+        "horizon": 7,
+        "windows": [30, 60, 90],
+    }
 
 
 def test_a_file_is_read_split_and_scored(tmp_path: Path):

@@ -45,9 +45,13 @@ def test_the_embedded_set_is_made_once(tmp_path: Path):
     first, second = (each.train.fetch(torch.arange(8), SampleRng(0, 0))["crop"] for each in (one, two))
     assert torch.equal(first, second)
     assert first.shape == (8, 64, 64, 3)
-    assert one.notes == (
-        "16 training images (768.0 KiB decoded), 1,536 crops an epoch, 2 to validate on, 2 to test on",
-    )
+    assert one.notes == ("16 training images (768.0 KiB decoded), 128 crops an epoch, 2 to validate on, 2 to test on",)
+    assert {knob: value for knob, (value, _) in one.derived.items()} == {
+        "workload.data.patch_size": 64,
+        "workload.data.patches_per_image": 8,
+        "workload.data.grey_noise": False,
+        "workload.data.val_tiles": 64,
+    }
     other = datasets(num_images=20, seed=1, cache_dir=str(tmp_path)).train.fetch(torch.arange(8), SampleRng(0, 0))
     assert not torch.equal(first, other["crop"])
 
