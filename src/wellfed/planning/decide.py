@@ -55,9 +55,18 @@ def plan_run(
         warnings += _unused_by_lightning_module(config)
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
-    plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader, _callbacks(config, model))
     derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
-    plan = replace(plan, may_lower=may_lower(config, model), derived=derived)
+    plan = RunPlan(
+        device.trainer,
+        device.device,
+        tuple(warnings),
+        workload,
+        memory,
+        loader,
+        derived=derived,
+        callbacks=_callbacks(config, model),
+        may_lower=may_lower(config, model),
+    )
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
     if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:
