@@ -327,7 +327,8 @@ class Passes:
             f"{type(self._parts.data.train).__name__}: training sample {found.sample} holds {found.value} (epoch "
             f"{found.epoch}, batch {found.batch}), so the loss is no finite number.",
         )
-        error.__notes__ = [f"Repair it, or set {skip}{': resume=auto goes on from last.ckpt with it' * has_last}."]
+        more = " resume=auto goes on from last.ckpt." if has_last else ""
+        error.__notes__ = [f"Repair it, or set {skip}; trainer.on_nan=skip leaves out its whole step.{more}"]
 
     def _name_left_out(self, step: int, state: dict[str, Any]) -> None:
         """Names the samples of the first steps that were left out because their loss was no finite number."""
