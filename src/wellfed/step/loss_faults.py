@@ -126,8 +126,9 @@ def explained_in_hooks(error: Exception, module: nn.Module) -> ModelError | None
         told = None if loss is None else ModelError(_not_scalar(name, loss))
     else:
         told = explained(error, name, own[0].f_locals.get("batch") if own else None, module)
-    for note in getattr(error, "__notes__", ()) if told is not None else ():
-        told.add_note(note)
+    if told is not None:
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
     return told
 
 
