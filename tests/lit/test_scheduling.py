@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 @given(
-    name=st.sampled_from(["constant", "cosine"]),
+    name=st.sampled_from(["constant", "cosine", "linear"]),
     warmup=st.integers(0, 50),
     floor=st.floats(0, 1),
     total=st.one_of(st.none(), st.integers(1, 500)),
@@ -223,3 +223,8 @@ def test_a_training_that_is_only_timed_has_no_schedule(tmp_path: Path) -> None:
     with module.only_timed():
         tiny.fit(module, tmp_path, max_steps=4)
     assert module.scheduling is not None
+
+
+def test_linear_falls_evenly_to_its_floor_after_the_warm_up() -> None:
+    schedule = Schedule("linear", 4, 0.1, 104)
+    assert [schedule(step) for step in (3, 4, 54, 104, 200)] == pytest.approx([0.8, 1.0, 0.55, 0.1, 0.1])
