@@ -145,10 +145,10 @@ def step_of(checkpoint: Path) -> int | None:
         return None
 
 
-def kept(folder: Path) -> int | None:
-    """The latest step that any checkpoint of a run folder holds."""
-    steps = [step_of(path) for path in sorted((folder / "checkpoints").glob("*.ckpt"))]
-    return max((step for step in steps if step is not None), default=None)
+def kept(folder: Path) -> list[int]:
+    """The steps of all checkpoints of a run folder that load, rising."""
+    steps = [step_of(path) for path in (folder / "checkpoints").glob("*.ckpt")]
+    return sorted(step for step in steps if step is not None)
 
 
 def steps_done(folder: Path) -> int:
@@ -218,30 +218,30 @@ def shown_status(box: Box) -> str:
 
 def _claims(box: Box, case: Case, done: Done) -> None:
     took, holds = steps_done(box.run), kept(box.run)
-    lost = took - (holds or 0)
+    lost = took - max(holds, default=0)
     said = re.search(r"last saved step (\d+) of (\d+)", done.text)
     case.lost = "nothing" if lost <= 0 else f"{lost} of {took} steps" + (", said" if said else "")
     if case.status == "ok" and lost > 0:
-        case.faults.append(f"ok, and the weights of step {took} are nowhere (newest checkpoint: {holds})")
-    if said and int(said[1]) != (holds or 0):
-        case.faults.append(f"says last saved step {said[1]}, and the newest that loads is of {holds}")
+        case.faults.append(f"ok, and the weights of step {took} are nowhere (checkpoints: {holds})")
+    if said and int(said[1]) not in (holds or [0]):
+        case.faults.append(f"says last saved step {said[1]}, and the checkpoints that load are of {holds}")
     if lost > 0 and not said and case.status != "killed":
         case.faults.append(f"{lost} steps are lost, and no line says what was saved last")
-    if holds is None and re.search(r"resume=auto goes on from", done.text):
+    if not holds and re.search(r"resume=auto goes on from", done.text):
         case.faults.append("says resume=auto goes on, and there is no checkpoint")
 
 
 def _resume(box: Box, case: Case) -> None:
     before, holds = box.run, kept(box.run)
-    again = box.train("resume=auto", is_resumed=True)
+    again = box.train("resume=auto", is_resumed=bool(holds))
     if again.code != 0:
         case.faults.append(f"resume=auto: exit code {again.code}: {_last_word(again)}")
         return
-    if holds is not None and (box.run != before or len(box.runs) > 1):
+    if holds and (box.run != before or len(box.runs) > 1):
         case.faults.append("resume=auto began another run though there is a checkpoint")
     elif (record := box.record)["steps"] != STEPS or record["status"] != "ok":
         case.faults.append(f"resumed: status {record['status']}, {record['steps']} of {STEPS} steps")
-    elif kept(box.run) != STEPS:
+    elif max(kept(box.run), default=0) != STEPS:
         case.faults.append("resumed: the last weights are not on the disk")
 
 

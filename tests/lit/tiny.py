@@ -97,6 +97,7 @@ def module(
     evaluation: Any = None,
     scheduling: Any = None,
     is_monitored: bool = False,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
     **step: Any,
 ) -> StepModule:
     """A seeded module over `TinyData`."""
@@ -109,7 +110,7 @@ def module(
         features=None,
         micro=MicroBatches(micro, steps),
         options=StepOptions(seed=1, **step),
-        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
+        make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
         lr_factor=Schedule("cosine", 3, 0.1, 20),
         scheduling=scheduling,
         is_monitored=is_monitored,

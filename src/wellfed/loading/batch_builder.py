@@ -9,6 +9,7 @@ import copy
 import errno
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -262,21 +263,26 @@ def collate_fault(
         reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
         way_out = "Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
     else:
-        alone = [number for number, sample in enumerate(samples) if _fails(collate, sample)]
-        if not alone:
+        at_fault = [number for number, sample in enumerate(samples) if _fails(collate, [sample])]
+        if not at_fault:
+            usual = Counter(shapes).most_common(1)[0][0]
+            alike = [sample for sample, shape in zip(samples, shapes, strict=True) if shape == usual]
+            if len(alike) < len(samples) and not _fails(collate, alike):
+                at_fault = [number for number, shape in enumerate(shapes) if shape != usual]
+        if not at_fault:
             error.add_note(f"while collating {place}")
             return None
-        wrong, way_out = alone[0], "Mend the sample, or Datasets.collate."
-    beside = f"; sample {names[0]} is {shapes[0]}" if wrong else ""
+        wrong, way_out = at_fault[0], "Mend the sample, or Datasets.collate."
+    beside = f"; sample {names[0]} is {shapes[0]}" if wrong and shapes[0] != shapes[wrong] else ""
     return DataError(
         f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
         f"It is {shapes[wrong]}{beside}. {way_out}"
     )
 
 
-def _fails(collate: Callable[[list[Any]], Batch], sample: Any) -> bool:
+def _fails(collate: Callable[[list[Any]], Batch], samples: list[Any]) -> bool:
     try:
-        collate([sample])
+        collate(samples)
     except Exception:  # noqa: BLE001  whatever a user's function raises
         return True
     return False

@@ -62,6 +62,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         way_on: what can be typed where the card is the matter, if it is something else than for a training.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
+    if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+        error = error.__context__  # Lightning makes an exit of it
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
         is_of_all = isinstance(error, Stopped) and error.is_of_all

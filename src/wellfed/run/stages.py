@@ -39,7 +39,7 @@ from wellfed.run.outcome import outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.run.resume import Target, checkpoints_of
+from wellfed.run.resume import CHECKPOINTS, Target, checkpoints_of
 from wellfed.stop_request import EXIT_TIME_LIMIT, StopRequest
 from wellfed.units import show_text
 
@@ -320,8 +320,9 @@ class Run:
 
     @property
     def _newest_saved(self) -> Mapping[str, int]:
-        """Step of each checkpoint that was written in this process, by file name; before a restart too."""
-        return {**self._saved, **({} if self._passes is None else self._passes.saved)}
+        """Step of each checkpoint that was written in this process and is there, by file name; before a restart too."""
+        saved = {**self._saved, **({} if self._passes is None else self._passes.saved)}
+        return {name: step for name, step in saved.items() if (self.folder / CHECKPOINTS / name).is_file()}
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
         """File and step of what ``resume=`` would go on from in this folder."""

@@ -100,6 +100,8 @@ class TrainStep:
         self._is_finite: Tensor | None = None
         self._is_left_out = False
         self._num_empty = 0
+        self._is_undoable = False
+        """A step is under way that has changed no weight yet."""
         self._may_split = ladder is not None and retry_on_oom and may_adapt
         self._is_split_checked = False
         self._start = StepStart(model, device) if retry_on_oom or on_nan != "raise" else None
@@ -138,6 +140,7 @@ class TrainStep:
             """An optimizer may ask for them more than once."""
             if self._start is not None and self._takes_start:
                 self._start.take()
+            self._is_undoable = not losses
             with torch.enable_grad():  # its step may run without
                 losses.append(self._retry.gradients(passes))
             self.totals.hold()
@@ -152,6 +155,7 @@ class TrainStep:
                 listener.before_optimizer_step(self._optimizer)
             if self._clip is not None:
                 self._clip()
+            self._is_undoable = False
             return losses[-1]
 
         def step() -> bool:
@@ -162,6 +166,7 @@ class TrainStep:
         try:
             is_thrashing = self._retry.optimizer_step(self._optimizer, step, self._precision.scaler_state)
         except _NoWeight:
+            self._is_undoable = False
             return self._changed_nothing()
         self.totals.commit()
         if self._is_left_out:
@@ -175,6 +180,18 @@ class TrainStep:
             self._loss.has_compiled = self._retry.has_retried = False
             self.was_disturbed = True
         return losses[0]
+
+    def undo(self) -> bool:
+        """Puts generators and buffers back to the start of a step that an error has ended before it changed a weight.
+
+        Returns whether it could. Gradients are gone.
+        """
+        if not self._is_undoable or self._start is None or not self._start.is_taken:
+            return False
+        self._is_undoable = False
+        self._forget()
+        self._start.restore()
+        return True
 
     def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
         """Make the gradients of all micro-batches, in place of what is there; their loss."""

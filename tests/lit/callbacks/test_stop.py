@@ -135,6 +135,21 @@ class FailsAtFetch(tiny.TinyData):
         return super().fetch(indices, rng)
 
 
+def fail_in(module: Any, what: str, step: int) -> None:
+    """The model's forward or backward pass raises in the step after so many, when it has drawn random numbers."""
+
+    def fail(*_: Any) -> None:
+        if module.trainer.global_step == step:
+            torch.rand(3)
+            raise KeyError("the model's own fault")
+
+    def fail_in_backward(_: Any, __: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(fail)
+
+    module.model.register_forward_hook(fail if what == "forward" else fail_in_backward)
+
+
 @pytest.mark.parametrize(
     ("what", "step", "is_users"),
     [
@@ -149,16 +164,23 @@ class FailsAtFetch(tiny.TinyData):
         ("validation data", 3, False),
         ("training data", 3, False),
         ("training data", 4, False),
+        ("forward", 4, False),
+        ("backward", 2, False),
+        ("on_before_optimizer_step", 2, True),
     ],
 )
 def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, step: int, is_users: bool) -> None:
     """The run that goes on ends with the weights of the one that nothing happened to, bit for bit."""
 
-    def trained(folder: Path, own: list[Any], checkpoint: Path | None, data: Any, val: Any) -> Any:
+    def trained(
+        folder: Path, own: list[Any], checkpoint: Path | None, data: Any, val: Any, fails_in: str | None = None
+    ) -> Any:
         saves = tiny.checkpoints(folder)
         request = StopRequest()
         callbacks = [saves, StopAtStepEnd(request, saves.save_before_end)]
         module = tiny.module(dropout=0.3)
+        if fails_in is not None:
+            fail_in(module, fails_in, step)
         users = {"users": own} if is_users else {}
         trainer = lit.make_trainer(tiny.options(max_steps=8), [*([] if is_users else own), *callbacks], folder, **users)
         loader = tiny.loader(data=data) if data is not None else tiny.loader()
@@ -170,18 +192,34 @@ def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, st
     val = FailsAtFetch(2 * 3 if step > 3 else 0) if what == "validation data" else None
     own = [fails(what, step)] if what.startswith("on_") else []
     with pytest.raises((KeyError, MemoryError, DataError)):
-        trained(tmp_path / "two", own, None, data, val)
+        trained(tmp_path / "two", own, None, data, val, what if what in ("forward", "backward") else None)
     last = tmp_path / "two" / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == step
     assert torch.equal(trained(tmp_path / "two", [], last, None, None), undisturbed)
 
 
-@pytest.mark.parametrize("hook", ["on_before_optimizer_step", "on_before_zero_grad"])
-def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path, hook: str) -> None:
+def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    class FailsHalfWay(torch.optim.SGD):
+        """Changes a weight, then raises."""
+
+        def step(self, closure: Any = None) -> Any:
+            loss = closure() if closure is not None else None
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].add_(1.0)
+            if saves_trainer[0].global_step == 2:
+                raise KeyError("half way")
+            return loss
+
+    saves_trainer: list[Any] = []
+
+    class Remember(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+            saves_trainer.append(trainer)
+
     saves = tiny.checkpoints(tmp_path)
-    callbacks = [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
+    callbacks = [Remember(), saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
     with pytest.raises(KeyError):
-        tiny.fit(tiny.module(), tmp_path, callbacks, users=[fails(hook, 2)])
+        tiny.fit(tiny.module(optimizer=FailsHalfWay), tmp_path, callbacks)
     assert not list(tmp_path.glob("*.ckpt"))
 
 

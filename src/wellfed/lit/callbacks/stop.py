@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 
 from wellfed.errors import first_line
 from wellfed.lit.callbacks.clock import is_within_step
+from wellfed.lit.module import StepModule
 from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped, StopRequest
 
@@ -70,7 +71,8 @@ class StopAtStepEnd(pl.Callback):
         """Keeps the state after the last whole step, whatever ended the training, where the state is sound."""
         self._request.is_stepping = False
         is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
-        if self._is_stopping or not is_sound or not _is_between_steps(trainer):
+        may_undo = not isinstance(exception, Stopped)  # a second signal is of someone who won't wait
+        if self._is_stopping or not is_sound or not _is_after_a_whole_step(trainer, module, may_undo):
             return
         try:
             self._stop(trainer)
@@ -79,20 +81,26 @@ class StopAtStepEnd(pl.Callback):
             _LOG.info("saving it", exc_info=True)
 
 
-def _is_between_steps(trainer: pl.Trainer) -> bool:
-    """Whether no step is under way on the only rank; puts the loader's position back to the last whole step.
+def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:
+    """Whether the only rank's state is that after a step; puts it and the loader's position back there if need be.
 
-    A batch may have been delivered for a step that has not begun. In a stream there is no way back to before it.
+    A batch may have been delivered for a step that has not begun, or has changed no weight yet. In a stream there is no
+    way back to before it.
     """
     loader = trainer.train_dataloader
     if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
         return False
     progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
     steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)
-    if progress.started != progress.processed or parts or "batch" not in position:
+    if parts or "batch" not in position:
         return False
     is_before_epoch = steps == 0 and position["epoch"] < trainer.current_epoch
-    if position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position:
+    is_delivered = position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position
+    if progress.started != progress.processed:
+        step = module.step if isinstance(module, StepModule) else None
+        if not (may_undo and is_delivered and step is not None and step.undo()):
+            return False
+    if is_delivered:
         loader.load_state_dict({**position, "batch": steps})
         return True
     return is_before_epoch or bool(position["batch"] == steps)
