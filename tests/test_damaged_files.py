@@ -224,7 +224,7 @@ def test_a_damaged_run_is_passed_over_where_the_latest_is_looked_for(run: Path, 
     folder = tmp_path / "logs" / "recsys" / "runs" / "2026-01-01_00-00-00_aaaa"
     folder.mkdir(parents=True)
     (folder / FILE_NAME).write_text("[" * 100_000)
-    assert find_latest(compose([f"paths.log_dir={tmp_path / 'logs'}"]).config) is None
+    assert find_latest(compose([f"paths.log_dir={tmp_path / 'logs'}"]).config) == (None, [])
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_the_files_import_what_workloads_may():
     for file in BLANK.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("wellfed"):
-                allowed = ("contract", "errors", "units", "sample_rng", "memory.features")
+                allowed = ("contract", "errors", "units", "sample_rng", "prepared", "memory.features")
                 assert node.module in {f"wellfed.{name}" for name in allowed}
 
 

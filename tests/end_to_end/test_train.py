@@ -54,7 +54,8 @@ def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> No
     assert record["wandb"]["mode"] == "offline"
     assert list((folder / "wandb").glob("offline-run-*/*.wandb"))
     assert all(
-        item["because"] and item["source"] in ("set", "predicted", "measured") for item in record["plan"].values()
+        item["because"] and item["source"] in ("set", "predicted", "measured", "data")
+        for item in record["plan"].values()
     )
     assert record["plan"]["loader.backend"]["value"] == "threads"
     steps = rows_of(folder / "steps.csv")

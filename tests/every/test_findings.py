@@ -23,7 +23,8 @@ Change = tuple[str, tuple[str, ...], tuple[str, ...]]
 WITHOUT_OVERRIDES = {
     *("healthy", "too_few_steps", "machine_was_slower", "unexplained", "slow_start", "clocks_limited"),
     *("cpu_bound_loading", "slow_samples", "slow_callbacks", "synchronisation", "memory_creeps", "utilisation_swings"),
-    *("unknown", "busy_machine"),
+    *("unknown", "busy_machine", "busy_thread", "contended_loading", "step_time_trend"),
+    *("few_threads", "many_tensors", "wide_batches"),
     *("slow_handover", "data_parallel"),  # as planted here: without fetch, with one device
 }
 

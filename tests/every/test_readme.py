@@ -21,6 +21,8 @@ import pytest
 import yaml
 
 from wellfed import errors
+from wellfed.forking import STOPS
+from wellfed.stop_request import exit_code_of
 from wellfed.commands.add import write_workload
 from wellfed.config.compose import compose
 
@@ -217,4 +219,5 @@ def test_the_memory_table_has_all_options():
 
 def test_all_exit_codes_are_listed():
     listed = {int(code) for codes in rows("exit code") for code in codes.split(", ")}
-    assert listed == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    of_signals = {exit_code_of(signum) for signum in STOPS}
+    assert listed == {value for name, value in vars(errors).items() if name.startswith("EXIT_")} | of_signals

@@ -200,6 +200,7 @@ def hold(run: Path, texts: list[str], capsys: pytest.CaptureFixture[str]) -> Non
     found = with_texts(json.loads(whole), lambda: texts[next(number) % len(texts)])
     for name in ("metrics", "plan", "config", "phases"):
         found[name] = {f"{texts[place % len(texts)]}{place}": of for place, of in enumerate(found[name].values())}
+    found["status"] = json.loads(whole)["status"]  # another is no record's
     found["events"] = [{"kind": texts[0], "step": 1, texts[1]: texts[2]}]
     found["metrics"] |= {f"val/{texts[-1]}": 1.0}
     found["error"] = dict.fromkeys(("kind", "message", "advice"), texts[-1])

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from tests.lit import tiny
 from wellfed.contract import LossOutput
-from wellfed.errors import OutOfMemoryExhausted
+from wellfed.errors import ModelError, OutOfMemoryExhausted
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.module import StepModule
 from wellfed.step.non_finite import NonFiniteLoss
@@ -195,13 +195,27 @@ def test_a_compile_that_fails_goes_on_eagerly(tmp_path: Path, monkeypatch: pytes
     assert torch.equal(tiny.weights(module), tiny.weights(reference))
 
 
-def test_a_loss_of_another_type_is_named(tmp_path: Path) -> None:
+def test_a_tensor_of_one_number_is_a_loss(tmp_path: Path) -> None:
     class ReturnsTensor(tiny.TinyModel):
         def loss(self, batch: Any) -> Any:
             return super().loss(batch).loss
 
-    with pytest.raises(TypeError, match=r"ReturnsTensor.loss returned Tensor, not a LossOutput"):
-        tiny.fit(tiny.module(model=ReturnsTensor()), tmp_path)
+    trained = []
+    for model in (tiny.TinyModel(), ReturnsTensor()):
+        torch.manual_seed(3)
+        model.load_state_dict(tiny.TinyModel().state_dict())
+        tiny.fit(module := tiny.module(model=model), tmp_path)
+        trained.append(tiny.weights(module))
+    assert torch.equal(*trained)
+
+
+def test_a_loss_of_another_type_is_named(tmp_path: Path) -> None:
+    class ReturnsText(tiny.TinyModel):
+        def loss(self, batch: Any) -> Any:
+            return "0.5"
+
+    with pytest.raises(ModelError, match=r"ReturnsText.loss"):
+        tiny.fit(tiny.module(model=ReturnsText()), tmp_path)
 
 
 class DrawsEverywhere(tiny.TinyModel):

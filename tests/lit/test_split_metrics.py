@@ -15,7 +15,7 @@ from torchmetrics.retrieval import RetrievalMRR
 
 from tests.lit import tiny
 from wellfed.contract import LossOutput
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, ModelError
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.split_metrics import SplitMetrics, can_be_shared
@@ -185,7 +185,7 @@ def test_a_loss_that_fails_after_it_was_taken_is_an_error(model: Classes) -> Non
     metrics = SplitMetrics(model, Evaluated())
     metrics.reset()
     metrics.update(batch(0, 8), 8, None)
-    with pytest.raises(KeyError):
+    with pytest.raises(ModelError, match=r"batch has no key 'label'"):
         metrics.update({"x": torch.ones(4, tiny.WIDTH)}, 4, None)
 
 

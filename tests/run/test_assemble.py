@@ -194,9 +194,9 @@ def measured(width=None):
 
 @pytest.mark.parametrize(("lr", "width"), [(None, None), (0.1, 7)])
 def test_the_data_fill_in_what_is_left_open_and_nothing_that_is_typed(lr, width):
-    given = config({"_target_": "torch.optim.AdamW", "lr": lr}, sparse=None)
+    given = config({"_target_": "torch.optim.SGD", "lr": lr}, sparse=None)
     given.workload.data = {"_target_": f"{__name__}.measured", "width": width}
-    planner = Planner.start(Composed(given, {}, {}, (), None, None, None), LAPTOP)
+    planner = Planner.start(Composed(given, {}, {}, (), frozenset(), None, None, None), LAPTOP)
     assert planner.parts.model.table.sparse is True
     knobs = {knob: one for knob, one in planner.rough().to_dict().items() if one["source"] == "data"}
     found = planner.config.workload

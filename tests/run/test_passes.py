@@ -436,7 +436,7 @@ def test_a_broken_validation_ends_a_run_before_its_first_step(tmp_path: Path) ->
     with pytest.raises(KeyError) as caught:
         passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: started.append(True))
     assert (started, model.sizes) == ([], [])
-    assert "in a batch of val before training; trainer.sanity_batches=0" in caught.value.__notes__[0]
+    assert "in the val batches that are tried before training" in caught.value.__notes__
 
 
 MAX_ACCURACY = ("trainer.best_metric=accuracy", "trainer.best_mode=max")

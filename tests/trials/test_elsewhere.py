@@ -93,7 +93,7 @@ class Machines:
 def trial(point: str, *, devices: int = 1, accelerator: str = "auto", gpu: str = "auto") -> TrialOrder:
     config = RunConfig()
     config.trainer.devices, config.trainer.accelerator = devices, Accelerator(accelerator)
-    composed = Composed(config, {}, {"gpu": gpu}, (), None, DictConfig({}), DictConfig({}))
+    composed = Composed(config, {}, {"gpu": gpu}, (), frozenset(), None, DictConfig({}), DictConfig({}))
     return TrialOrder(RunPoint(GridPoint(point, {}, ()), composed), Row(point, "trial", (), "failed", 1, folder=point))
 
 

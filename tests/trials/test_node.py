@@ -126,7 +126,9 @@ def test_what_a_trial_asks_of_torch_does_not_stay_for_the_next(
     monkeypatch.setattr(os, "environ", os.environ.copy())
     config = RunConfig()
     config.gpu.allocator = Allocator.expandable
-    point = RunPoint(GridPoint("p", {}, ()), Composed(config, {}, {}, (), None, DictConfig({}), DictConfig({})))
+    point = RunPoint(
+        GridPoint("p", {}, ()), Composed(config, {}, {}, (), frozenset(), None, DictConfig({}), DictConfig({}))
+    )
     with closing(ForkServers(fail, lambda shared, task: 0, lambda number: tmp_path / "log", 60)) as servers:
         row = node._NodeTrials(greeting, tmp_path, servers).run(TrialOrder(point, Row("p", "trial", (), "failed", 1)))
     assert (row.status, (row.error or {})["message"]) == ("failed", "x.csv is cut.")

@@ -83,7 +83,8 @@ def make_parts(config: RunConfig) -> Parts:
     else:
         data, data_module = _datasets(build(workload.data, "workload.data"), workload.data.get("_target_"))
         config, data = with_derived(config, data)
-        model = build(config.workload.model, "workload.model", **data.model_args)
+        workload = config.workload
+        model = build(workload.model, "workload.model", **data.model_args)
     data = _described(without_loaders(data, config.seed))
     if callable(collating := getattr(model, "collating", None)):
         own = data.eval_collate

@@ -85,6 +85,8 @@ class RunFolder:
                 shutil.rmtree(place, ignore_errors=True)
             else:
                 place.unlink(missing_ok=True)
+        if not is_run and self.before.get(Path(lock.FILE_NAME)) == 0:  # made by this run, before it looked
+            (self.path / lock.FILE_NAME).unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path) -> None:

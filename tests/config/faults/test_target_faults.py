@@ -104,9 +104,9 @@ def data(**entries):
             "Change workload.model.in_features.",
         ),
         (
-            {"workload.data": {"_target_": DATACLASS, "_args_": list(range(11))}},
+            {"workload.data": {"_target_": DATACLASS, "_args_": list(range(12))}},
             "workload.data._args_",
-            f"{DATACLASS} takes 10, not 11.",
+            f"{DATACLASS} takes 11, not 12.",
             "Leave some out.",
         ),
     ],
