@@ -62,9 +62,10 @@ def may_mount() -> bool:
 
 def trained(plant: str, *overrides: str, **more: str) -> Plant:
     """One command with this plant."""
+    around = 'exec "$@"' if ":full" in plant else ""  # what it says goes through pipes, not to a file on the full disk
 
     def of(box: Box) -> None:
-        box.train(*overrides, plant=plant, **more)
+        box.train(*overrides, plant=plant, around=around, **more)
 
     return of
 
@@ -288,7 +289,7 @@ SIGNALS = (
 DISK = (
     full("disk full from step 12 on", trained("step:12:full"), f"{LAST_SAVED} 8 of 24"),
     refused("disk full from the start", mounted("{box}/logs", "64k"), "No space left", needs_root=True),
-    full("disk full at the last save", trained("save:6:full; test:1:room")),
+    full("disk full at the last save", trained("save:5:full; test:1:room")),
     fine("disk full at one save, then free", trained("save:1:full; step:12:room")),
     fine("$TMPDIR of 12 KB", mounted("{box}/tmp", "12k", TMPDIR="{box}/tmp"), needs_root=True),
     full("a file in place of the checkpoints' folder", without_checkpoints_folder, f"{LAST_SAVED} 0 of 24"),

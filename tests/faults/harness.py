@@ -232,16 +232,20 @@ def _claims(box: Box, case: Case, done: Done) -> None:
 
 
 def _resume(box: Box, case: Case) -> None:
-    before, holds = box.run, kept(box.run)
+    before, holds = box.runs, kept(box.run)
     again = box.train("resume=auto", is_resumed=bool(holds))
     if again.code != 0:
         case.faults.append(f"resume=auto: exit code {again.code}: {_last_word(again)}")
         return
-    if holds and (box.run != before or len(box.runs) > 1):
+    began = [run for run in box.runs if run not in before]
+    if holds and began:
         case.faults.append("resume=auto began another run though there is a checkpoint")
-    elif (record := box.record)["steps"] != STEPS or record["status"] != "ok":
+        return
+    run = began[0] if began else before[-1]
+    record = json.loads((run / "run.json").read_text())
+    if record["status"] != "ok" or record["steps"] != STEPS:
         case.faults.append(f"resumed: status {record['status']}, {record['steps']} of {STEPS} steps")
-    elif max(kept(box.run), default=0) != STEPS:
+    elif max(kept(run), default=0) != STEPS:
         case.faults.append("resumed: the last weights are not on the disk")
 
 

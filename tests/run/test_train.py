@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,12 @@ def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):
         logging.getLogger("wellfed").warning("look")
     assert bar.getvalue() == "WARNING: look\n"
     assert "look" in (tmp_path / "train.log").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_log_on_a_full_disk_prints_no_traceback(tmp_path, capsys):
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    with log_file(tmp_path / "train.log"):
+        logging.getLogger("wellfed").info("something")
+        logging.getLogger("wellfed").warning("what the terminal shows")
+    assert capsys.readouterr().err == "WARNING: what the terminal shows\n"

@@ -208,6 +208,14 @@ def own_git_state() -> GitState | None:
     return git_state(Path(__file__).parent)
 
 
+class _LogFile(logging.FileHandler):
+    """Keeps quiet about a full disk, which the run's tables report: logging would print a traceback for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 class _Stderr(logging.StreamHandler[TextIO]):
     """Whatever is Python's stderr by then: a bar that is drawn puts itself there, to go on below what is said."""
 
@@ -223,7 +231,7 @@ def log_file(path: Path) -> Iterator[None]:
     terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
     handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
     try:
-        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append((root, file))
     except OSError as error:
