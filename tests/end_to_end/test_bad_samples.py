@@ -86,7 +86,10 @@ def train(cwd: Path, *arguments: str) -> Done:
     "arguments",
     [
         pytest.param(("loader.backend=inline",), marks=pytest.mark.slow),  # tests/loading/test_bad_samples.py
-        ("loader.backend=processes", "loader.num_workers=1", "workload.data.how=kill"),
+        pytest.param(
+            ("loader.backend=processes", "loader.num_workers=1", "workload.data.how=kill"),
+            marks=pytest.mark.slow,  # tests/loading/test_bad_samples.py
+        ),
         pytest.param(
             ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "workload.data.how=hang"),
             marks=pytest.mark.slow,  # each look for the sample waits for a timeout

@@ -76,6 +76,7 @@ def leaks(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_no_secret(user: Path) -> None:
     more = ["logger=[wandb,csv]", "logger.mode=offline", "trainer.max_epochs=3", "workload.data.fails=true"]
     typed = [text.replace("workload.data.fails", "+workload.data.fails") for text in more]

@@ -260,6 +260,7 @@ def test_a_sample_that_is_no_number_is_named_and_not_the_learning_rate(tmp_path:
     assert passes._books.bad_sample == {"sample": 13, "epoch": epoch, "batch": batch, "value": "NaN"}
 
 
+@pytest.mark.slow
 def test_so_is_that_of_a_step_that_was_left_out(tmp_path: Path) -> None:
     passes, journal, _ = passes_of(tmp_path, "trainer.max_epochs=1", "trainer.on_nan=skip", data="with_holes")
     fit(passes)

@@ -73,6 +73,7 @@ def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plans_of):
         assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
 
 
+@pytest.mark.slow
 def test_another_plan_has_a_file_of_its_own(plan_of):
     own = plan_of().remembered_in
     assert own == plan_of("memory.micro_batch=32", "seed=7", "trainer.max_steps=3").remembered_in

@@ -501,7 +501,7 @@ def claims(search: TuneSearch) -> list[Any]:
     return [step for step in search.steps if step.is_kept and step.before and "within noise" not in step.why]
 
 
-@pytest.mark.parametrize("noise", [0.03, 0.10])
+@pytest.mark.parametrize("noise", [0.03, pytest.param(0.10, marks=pytest.mark.slow)])
 def test_noise_between_runs_is_seldom_kept_as_a_gain(noise: float) -> None:
     searches = [searched_in_noise(seed, noise, lambda change: 1.0) for seed in range(60)]
     assert sum(bool(claims(search)) for search in searches) < 0.1 * len(searches)

@@ -66,6 +66,7 @@ def test_a_small_set_is_passed_over_several_times_in_an_epoch(clips, passes):
     assert chosen_passes(clips)[0] == passes
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_follows_from_the_clips(tmp_path):
     place = voices(tmp_path / "wavs")
     words = ["workload=speech", f"workload.data.path={place}", f"paths.cache_dir={tmp_path / 'cache'}"]
