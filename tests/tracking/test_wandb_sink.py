@@ -98,8 +98,9 @@ def opened(folder, run_id=None, **changes):
 
 
 @pytest.fixture
-def runs(bare, tmp_path):
+def runs(bare, tmp_path, monkeypatch):
     """Two runs in one process; the first is not finished by its owner. Then the second is continued."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "+workload.data.api_key=PLANTED-abc", "seed=2"])
     first = opened(tmp_path)
     first.log({"step": 5, "epoch": 0, "train/loss": 0.5, "val/loss": None})
     first.log({"step": 10, "epoch": 1, "train/loss": 0.25})
@@ -128,6 +129,11 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     assert one.hidden == {"step", "telemetry/time_s"}
     assert {"test/loss": 0.125} in [entry.get("update") for entry in two.of_type("summary")]
     assert [found.exit_code for found in (one, two, three)] == [0, 0, 3]
+    for sink, found in zip(runs, (one, two, three), strict=True):  # it keeps the command line
+        kept = json.dumps(found.entries) + "".join(path.read_text() for path in sink.folder.glob("files/*.json"))
+        assert "PLANTED" not in kept
+        assert "+workload.data.api_key='***'" in kept
+    assert sys.argv[1].endswith("PLANTED-abc")
     (run,) = one.of_type("run")
     assert (run["project"], run["display_name"], run["run_group"]) == ("p", "n", "g")
     assert run["config"]["update"]["seed"] == 1
