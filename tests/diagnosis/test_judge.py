@@ -75,6 +75,14 @@ def test_time_lost_between_steps_at_the_ceiling_is_named(wall, cause, said):
     assert "Stop tuning" not in found[0].text
 
 
+def test_a_gap_is_named_only_if_it_takes_most_of_what_is_missing():
+    events = [{"kind": "checkpoint", "step": 100, "file": "last.ckpt"}]
+    wall = walled(steps_s=87.0, validation_s=3.0, checkpoint_s=3.0, epoch_end_s=3.0, logging_s=4.0)
+    found = judge(evidence(ceiling=1.02, wall=wall, events=events))
+    assert [one.id for one in found] == ["unknown"]
+    assert "The rest: logging 4.0 %" in found[0].text
+
+
 def test_little_between_the_steps_is_no_reason_to_tune():
     wall = walled(steps_s=95.0, validation_s=2.0, checkpoint_s=2.0, start_s=1.0)
     (found,) = judge(evidence(ceiling=1.02, wall=wall))

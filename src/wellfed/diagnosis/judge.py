@@ -98,7 +98,8 @@ OF_STEPS: tuple[Rule, ...] = (
 
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
 """Name what takes time between the steps; take the least share that they name."""
-_LEAST_GAP_FRAC = 0.02
+_EXPLAINED_FRAC = 0.5
+"""Share of what is missing that a gap must take to be named for it."""
 
 
 def conclude(evidence: Evidence) -> None:
@@ -132,12 +133,12 @@ def judge(evidence: Evidence) -> list[Finding]:
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """What took the most time between the steps, where too little of the wall time went into steps at the ceiling's
-    rate, though none of it is much by itself."""
+    """What took most of the time that is missing, where too little of the wall time went into steps at the ceiling's
+    rate, though it is not much by itself."""
     frac = evidence.at_ceiling_frac
     if frac is None or frac >= LEAST_AT_CEILING_FRAC:
         return None
-    named = [check(evidence, _LEAST_GAP_FRAC) for check in OF_GAPS]
+    named = [check(evidence, _EXPLAINED_FRAC * (1 - frac)) for check in OF_GAPS]
     return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
 
 
