@@ -268,7 +268,8 @@ def sentence(found: dict[str, Any]) -> str:
     """The summary in words."""
     error = found["gain_error_frac_median"]
     said = f"The cause was first in {found['right']} of {found['planted']} planted runs ({found['kinds']} kinds); "
-    said += f"of the kinds that were added last, for which rules were then written, in {found['untuned_right']} of {found['untuned']}; "
+    said += "of the kinds that were added last, for which rules were then written, in "
+    said += f"{found['untuned_right']} of {found['untuned']}; "
     if found["busy"]:
         said += f"{found['busy']} runs had no verdict, as other programs took the machine (beside them, the cause came "
         said += f"next in {found['busy_right']}); "
