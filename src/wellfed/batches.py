@@ -328,7 +328,7 @@ class Delivery:
     weights: tuple[list[int], list[int]] | None = None
     """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
     indices: Tensor | None = None
-    """Of its samples in the data set; None = not known."""
+    """Indices of the samples in the data set; None = unknown."""
     took: BuildTime | None = None
     """None: built by a DataLoader of the user's, or of what was left at the end of a stream."""
 

@@ -125,7 +125,7 @@ class ModelError(WellfedError):
     """A mistake in a user's model, or in what it makes of a batch: the message names both."""
 
     row: int | None = None
-    """Of what the model was given, from 0, the row that is at fault."""
+    """Row at fault in what the model was given, from 0."""
 
 
 class NotShown(WellfedError):

@@ -232,7 +232,7 @@ class MaskedFormatter(logging.Formatter):
     """Log lines and their tracebacks without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As the base class, masked."""
+        """Formats the record and masks secrets in it."""
         return hidden(super().format(record))
 
 

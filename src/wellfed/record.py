@@ -223,8 +223,8 @@ class WallEntry(TypedDict):
     logging_s: float
     """Writing rows of figures, and handing them to loggers."""
     callbacks: dict[str, float]
-    """By ``ClassName.hook``: callbacks, hooks of the user's LightningModule, and learning-rate schedulers as
-    ``ClassName.step``; the costliest first."""
+    """Seconds by ``ClassName.hook``, the costliest first: callbacks, hooks of the user's LightningModule, and
+    learning-rate schedulers as ``ClassName.step``."""
     end_s: float
     """After the last step."""
     other_s: float

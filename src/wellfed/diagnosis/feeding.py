@@ -175,7 +175,7 @@ class Feeding:
         }
 
     def gain(self, workers: int, prefetch: int | None = None) -> Gain:
-        """Of that many workers, each with so many batches ready (None = as many as now)."""
+        """Predicts the gain of ``workers``, each with ``prefetch`` batches ready; None = as many as now."""
         if workers > self.num_workers and self.contention is not None:
             return Gain(1.0, 1.0, 1.0)
         prefetch = prefetch or self.prefetch

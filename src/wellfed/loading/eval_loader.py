@@ -68,7 +68,7 @@ class EvalLoader:
         if num_own < 2:  # there is nothing that one could be built beside
             settings = LoaderSettings(pin_memory=settings.pin_memory)
         self.settings = replace(settings, num_workers=min(settings.num_workers, num_own))
-        """Who builds."""
+        """Backend and workers that build the batches."""
         self._source = BatchSource(self._builder, self.settings)
 
     def limit(self, num_workers: int, prefetch_factor: int) -> None:

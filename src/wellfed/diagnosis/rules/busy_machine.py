@@ -18,7 +18,7 @@ from wellfed.telemetry.machines import HOST
 from wellfed.units import show_percent
 
 _PERCENT = 100.0
-"""Of a core, in the readings."""
+"""Readings count a whole core as 100."""
 
 
 def check(evidence: Evidence) -> Finding | None:

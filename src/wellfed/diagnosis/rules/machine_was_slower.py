@@ -11,7 +11,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """That the ceiling promises, or denies, what the time that went into data and callbacks does not bear out."""
+    """Returns a note where the ceiling contradicts the time that went into data and callbacks."""
     found, factor = contradiction(evidence.record), evidence.ceiling_factor
     if found is None or factor is None or workers_crowd(evidence):  # then it is known what made it slower
         return None

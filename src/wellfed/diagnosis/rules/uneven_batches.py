@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
-    """Of batches that are late by far, and not for the same samples each time."""
+    """Returns the finding for batches that come far too late, with other samples each time."""
     feeding, slow = waiting.feeding, slow_steps(evidence, waiting.feeding)
     waited_ms = evidence.wait_ms[slow]
     share = float(waited_ms.sum() / evidence.wait_ms.sum())

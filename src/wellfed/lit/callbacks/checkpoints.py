@@ -175,7 +175,7 @@ class Checkpoints(pl.Callback):
             _LOG.warning("%s %s", error, self._way_back())
 
     def save_at_end(self, trainer: pl.Trainer) -> None:
-        """As `save_last`; tried a second time if it failed, in the room of the file that the save would drop anyway."""
+        """Calls `save_last`. After a failure it deletes the oldest checkpoint, which would go anyway, and tries once more."""
         self.save_last(trainer)
         is_missing = self._saved_step != trainer.global_step
         if trainer.world_size > 1:
@@ -271,7 +271,7 @@ def is_disk_error(error: BaseException) -> bool:
 
 
 def is_finite(module: pl.LightningModule, unset: Collection[str] = ()) -> bool:
-    """Of this rank's trained weights, and of a `StepModule`'s losses since its last row; waits for the device once.
+    """Returns whether weights and the losses since the last row are finite on this rank; waits for the device once.
 
     Buffers may be infinite, as masks are, but not NaN; those named in ``unset`` may.
     """

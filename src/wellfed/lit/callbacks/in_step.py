@@ -18,7 +18,7 @@ IN_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on
 
 
 def hooks_of(owner: Any, among: Sequence[str] = HOOKS, base: type = pl.Callback) -> list[str]:
-    """Those that a callback, or another owner of hooks, does not leave as Lightning's base class has them."""
+    """Returns the hooks that a callback or module overrides."""
     own = ((name, getattr(getattr(owner, name), "__func__", None)) for name in among)
     return [name for name, function in own if function is not getattr(base, name)]
 
