@@ -175,7 +175,7 @@ class Checkpoints(pl.Callback):
             _LOG.warning("%s %s", error, self._way_back())
 
     def save_at_end(self, trainer: pl.Trainer) -> None:
-        """Calls `save_last`. After a failure, deletes the oldest checkpoint, which is due anyway, and tries once more."""
+        """Calls `save_last`. After a failure, deletes the oldest checkpoint, due to go anyway, and tries again."""
         self.save_last(trainer)
         is_missing = self._saved_step != trainer.global_step
         if trainer.world_size > 1:
