@@ -20,6 +20,9 @@ from tests.required_tools import find_tool
 
 __all__ = ["pytest_runtest_protocol"]
 
+# Tests stand in folders of their own, and so do the programs that they start.
+os.environ["WELLFED_PROJECT"] = str(Path(__file__).resolve().parents[1])
+
 # The same verdict every time, on a busy machine too; `make test-all` tries examples of its own each time.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("fresh", deadline=None)

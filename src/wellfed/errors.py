@@ -46,7 +46,7 @@ def in_environment() -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if missing not in _NEEDED or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        venv = _OURS.parents[1] / ".venv"
+        venv = Path(sys.argv[0]).absolute().parents[1] / ".venv"
         way_out = "Activate the environment: source .venv/bin/activate." if venv.is_dir() else ""
         way_out = f"{way_out} make train makes .venv where there is none, and trains.".lstrip()
         print(f"The package {missing} is not installed for {sys.executable}. {way_out}", file=sys.stderr)
@@ -200,7 +200,7 @@ MOST_FRAMES = 5
 """Of code that is not the user's, in a traceback that is shown."""
 _NOT_THE_USERS = (
     _OURS,
-    *(_OURS.with_name(name) for name in ("hydra_plugins", "train.py", "evaluate.py", "tune.py")),
+    _OURS.with_name("hydra_plugins"),
     *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
 )
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
+from wellfed import __version__, project
 from wellfed.errors import ErrorKind
 from wellfed.masking import hidden_in, masked_diff
 
@@ -94,6 +95,18 @@ class GitState(TypedDict):
     """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
     digest: NotRequired[str]
     """Tells two uncommitted changes apart, whatever ``diff`` shows of them; empty without one."""
+
+
+class EngineState(TypedDict):
+    """The engine that a run used."""
+
+    version: str
+    commit: str | None
+    """None: installed from a wheel, or outside of git."""
+    dirty: bool
+    """That checkout has uncommitted changes."""
+    within_project: bool
+    """It is part of the project's checkout: ``git`` tells it."""
 
 
 class WandbEntry(TypedDict):
@@ -398,6 +411,9 @@ class RunRecord:
     launch: LaunchEntry | None = None
     """None: this process was started alone."""
     git: GitState | None = None
+    """Of the project."""
+    engine: EngineState | None = None
+    """None: as in records of earlier versions."""
     wandb: WandbEntry | None = None
     mlflow: MlflowEntry | None = None
     workload: str = ""
@@ -777,6 +793,27 @@ def git_state(folder: Path) -> GitState | None:
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""
     shown = masked_diff(diff[: _LONGEST_DIFF + 4096])[:_LONGEST_DIFF]  # no secret is cut before it is masked
     return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": shown, "digest": digest}
+
+
+@cache
+def engine_state() -> EngineState:
+    """Returns which engine this process uses, asking git once where it is a checkout of its own."""
+    within = project.is_engine_within(project.root())
+    git = None if within or project.is_engine_installed() else git_state(project.ENGINE)
+    return {
+        "version": __version__,
+        "commit": None if git is None else git["commit"],
+        "dirty": git is not None and git["dirty"],
+        "within_project": within,
+    }
+
+
+def engine_version(engine: EngineState | None) -> str:
+    """As ``wellfed 0.2.0``, with the commit of a checkout that it was used from."""
+    if engine is None:  # of a record from before it was told
+        return f"wellfed {__version__}"
+    commit = f" at {engine['commit'][:10]}{'+' if engine['dirty'] else ''}" if engine["commit"] else ""
+    return f"wellfed {engine['version']}{commit}"
 
 
 def plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ QUIET = ("logger=none", "telemetry=none")
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of one workload, to which the command adds."""
     root = project_with(tmp_path / "project", "recsys", "workloads.recsys.model.Recommender")
-    monkeypatch.setattr(add, "ROOT", root)
+    monkeypatch.setenv("WELLFED_PROJECT", str(root))
     return root
 
 
@@ -196,7 +196,9 @@ def test_what_stops_in_the_middle_leaves_nothing(
 
 
 def test_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(add, "ROOT", tmp_path)
+    (tmp_path / "configs" / "workload").mkdir(parents=True)
+    (tmp_path / "configs" / "train.yaml").touch()
+    monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
     with pytest.raises(ConfigError, match="does not tell where workloads are: .* Run from a full clone"):
         add.write_workload("mine")
 

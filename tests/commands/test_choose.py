@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from tests.sweep import made
-from wellfed.commands import choose, cli
+from wellfed import project
+from wellfed.commands import cli
 from wellfed.config import option_file
 from wellfed.config.compose import compose
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.record import RunRecord
 from wellfed.sweep.ledger import Read
 from wellfed.sweep.ranking import leaderboard
@@ -64,8 +64,8 @@ BEST = BOARD.ranked[0]
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the project's, which alone is written to."""
     copy = tmp_path / "project" / "configs"
-    shutil.copytree(default_config_dir(), copy)
-    monkeypatch.setattr(choose, "default_config_dir", lambda: copy)
+    shutil.copytree(project.configs(), copy)
+    monkeypatch.setenv(project.VARIABLE, str(copy.parent))
     return copy
 
 

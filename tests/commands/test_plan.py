@@ -100,9 +100,8 @@ def test_planning_imports_no_lightning_and_what_the_model_needs_alone():
 
 
 def test_a_plan_that_is_written_is_the_same_plan_again(tmp_path, monkeypatch, capsys):
-    configs = shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    for module in ("hydra_session", "experiment_file"):
-        monkeypatch.setattr(f"wellfed.config.{module}.default_config_dir", lambda: configs)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
     given = [*SMALL, "experiment=recsys_8gb", "loader=aggressive", "--json", "--write", "mine"]
     assert app.main(given) == 0
     first = json.loads(capsys.readouterr().out)

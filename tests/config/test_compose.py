@@ -12,13 +12,13 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
+from wellfed import project
 from wellfed.config.compose import Composed, compose
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import Backend, EvaluateConfig, FeatureMode, LoggerMode, RunConfig, Strategy
 from wellfed.errors import ConfigError
 
-CONFIGS = default_config_dir()
+CONFIGS = project.configs()
 
 
 def options(group: str) -> list[str]:

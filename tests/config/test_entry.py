@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from wellfed import project
 from wellfed.config.entry import main
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, DataError, Fault
 
-REPO = default_config_dir().parent
+REPO = project.configs().parent
 
 PROBE = """
 import json, runpy, sys

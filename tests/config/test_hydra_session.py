@@ -5,15 +5,16 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
+from wellfed import project
 from wellfed.config.compose import compose
-from wellfed.config.hydra_session import COMPOSE_ERRORS, default_config_dir, open_hydra, register_schemas
+from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra, register_schemas
 from wellfed.config.schema import TuneConfig, TuneRunConfig
 from wellfed.errors import ConfigError
 
 
 def test_the_projects_configs():
-    assert (default_config_dir() / "train.yaml").is_file()
-    assert default_config_dir().is_absolute()
+    assert (project.configs() / "train.yaml").is_file()
+    assert project.configs().is_absolute()
 
 
 def test_schemas_are_registered_once():

@@ -12,12 +12,13 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from wellfed.config.hydra_session import default_config_dir, open_hydra
+from wellfed import project
+from wellfed.config.hydra_session import open_hydra
 from wellfed.config.multirun import Multirun
 from wellfed.errors import ConfigError
 from wellfed.sweep.grid import OF_THE_SWEEP, Grid, group_of
 
-TRAIN = default_config_dir().with_name("src") / "train.py"
+TRAIN = project.sources() / "train.py"
 
 
 def multirun(*typed: str, params: dict[str, str] | None = None) -> Multirun:

@@ -321,7 +321,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"config.allow_targets": ["torch", "a-b"]},
         "config.allow_targets=a-b",
         "is not the name of a package.",
-        "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,my_package].",
+        "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,my_package].",
     ),
 ]
 

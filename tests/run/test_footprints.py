@@ -165,8 +165,7 @@ def typed(tmp_path, monkeypatch):
     configs = shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (configs / "workload" / "rows.yaml").write_text(yaml.safe_dump(WORKLOAD))
     (tmp_path / "theirs.py").write_text(MODULE)
-    for module in ("hydra_session", "experiment_file"):
-        monkeypatch.setattr(f"wellfed.config.{module}.default_config_dir", lambda: configs)
+    monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     yield ["workload=rows", "config.allow_targets=[theirs,torch]", "gpu=8gb", f"paths.cache_dir={tmp_path / 'cache'}"]
     sys.modules.pop("theirs", None)

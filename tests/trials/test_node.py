@@ -15,11 +15,12 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import ConfigError, DataError
 from wellfed.forking import MAY_FORK
+from wellfed.project import root, source_digest
 from wellfed.run.lock import only_one
 from wellfed.sweep.grid import GridPoint
 from wellfed.sweep.ledger import Row
 from wellfed.trials import node
-from wellfed.trials.node_orders import SRC, Greeting, TrialOrder, process_settings, source_digest
+from wellfed.trials.node_orders import Greeting, TrialOrder, process_settings
 from wellfed.trials.tasks import RunPoint
 from wellfed.trials.trial_pool import ForkServers
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 def greeting(tmp_path: Path) -> Greeting:
     alive = tmp_path / "alive"
     alive.touch()
-    return Greeting(str(tmp_path), str(alive), source_digest(), "abc", 60, 60, "sweep", ("train.py", "-m"))
+    return Greeting(str(tmp_path), str(alive), str(root()), source_digest(), "abc", 60, 60, "sweep", ("train.py", "-m"))
 
 
 def problem(greeting: Greeting) -> str:
@@ -48,7 +49,7 @@ def test_a_machine_with_this_code_that_sees_the_sweep_is_fit(greeting: Greeting)
 
 def test_other_code_is_told_with_both_versions(greeting: Greeting) -> None:
     told = problem(replace(greeting, source="0123456789ab"))
-    assert told.startswith(f"it has other code ({SRC}: ")
+    assert told.startswith(f"it has other code ({root()}: ")
     assert "and the sweep has abc; digest " in told
     assert "not 0123456789ab). Bring it to the same" in told
 
@@ -64,25 +65,6 @@ def test_a_folder_that_is_another_one_there_is_told(greeting: Greeting, monkeypa
 def test_a_folder_that_can_not_be_written_there_is_told(greeting: Greeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (greeting.sweep, os.W_OK))
     assert node._problem(greeting).startswith(f"it can't write to the sweep's folder {greeting.sweep}.")
-
-
-def test_the_digest_of_the_code_is_that_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wellfed.trials import node_orders
-
-    src = tmp_path / "src"
-    for name in ("wellfed/a.py", "mine/model.py"):
-        (src / name).parent.mkdir(parents=True)
-        (src / name).write_text("x = 1\n")
-    monkeypatch.setattr(node_orders, "SRC", src)
-    installed = source_digest()
-    (tmp_path / "pyproject.toml").touch()
-    checkout = source_digest()
-    assert installed != checkout  # the project's own files count where they belong to it
-    (src / "mine" / "__pycache__").mkdir()
-    (src / "mine" / "__pycache__" / "model.pyc").write_bytes(b"1")
-    assert source_digest() == checkout
-    (src / "mine" / "model.py").write_text("x = 2\n")
-    assert source_digest() != checkout
 
 
 def test_a_folder_in_which_another_still_writes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,5 +119,5 @@ def test_what_a_trial_asks_of_torch_does_not_stay_for_the_next(
 
 def test_the_process_is_started_with_the_code_of_this_checkout(greeting: Greeting) -> None:
     settings = process_settings(greeting)
-    assert settings.python_path[0] == str(SRC)
+    assert settings.python_path[0] == str(root() / "src")
     assert all(Path(folder).is_absolute() for folder in settings.python_path)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from wellfed.project import VARIABLE
 from wellfed.trials.tune_code import tune_code
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With an option that a tune has written and somebody has committed."""
-    for name in ("src/model.py", "configs/loader/mine.yaml", "configs/loader/baseline.yaml"):
+    for name in ("configs/train.yaml", "src/model.py", "configs/loader/mine.yaml", "configs/loader/baseline.yaml"):
         write(tmp_path, name, "first\n")
     git(tmp_path, "init", "-q")
     commit(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     return tmp_path
 
 
@@ -36,7 +38,7 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 def code(checkout: Path, **choices: str) -> str:
-    return tune_code(checkout / "src", [checkout / "configs"], choices, "mine")
+    return tune_code([checkout / "configs"], choices, "mine")
 
 
 @pytest.mark.parametrize(
@@ -69,10 +71,13 @@ def test_options_of_its_name_that_the_start_names_count(checkout: Path) -> None:
     assert code(checkout, loader="mine") != before
 
 
-def test_a_commit_counts_and_outside_a_checkout_the_version_of_wellfed(checkout: Path, tmp_path_factory) -> None:
+def test_a_commit_counts_and_outside_a_checkout_the_version_of_wellfed(checkout, tmp_path_factory, monkeypatch) -> None:
     before = code(checkout)
     assert len(before) == 10
     write(checkout, "src/model.py", "second\n")
     commit(checkout)
     assert code(checkout) != before
-    assert tune_code(tmp_path_factory.mktemp("none"), [], {}, "mine").startswith("wellfed ")
+    elsewhere = tmp_path_factory.mktemp("none")
+    write(elsewhere, "configs/train.yaml", "")
+    monkeypatch.setenv(VARIABLE, str(elsewhere))
+    assert tune_code([], {}, "mine").startswith("wellfed ")

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from tests.planning.machines import card, machine
+from wellfed import project
 from wellfed.config.compose import compose
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import check_name
 from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrite, WorkloadConfig
 from wellfed.errors import ConfigError
@@ -35,7 +35,7 @@ def step(*turned: str) -> Step:
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
     """A copy of the project's, which alone is written to."""
-    return Path(shutil.copytree(default_config_dir(), tmp_path / "configs"))
+    return Path(shutil.copytree(project.configs(), tmp_path / "configs"))
 
 
 def record_of(words: tuple[str, ...], configs: Path) -> RunRecord:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from wellfed.config.hydra_session import default_config_dir
+from wellfed import project
 from wellfed.errors import ConfigError
 from wellfed.trials import written_options
 from wellfed.trials.written_options import free_paths, option_text, words_beside
@@ -75,4 +75,4 @@ def test_a_file_that_may_be_replaced_is_no_fault(tmp_path: Path):
 def test_all_shipped_options_are_known():
     assert set(written_options._SHIPPED) == {"loader", "memory"}
     for group, names in written_options._SHIPPED.items():
-        assert {path.stem for path in (default_config_dir() / group).glob("*.yaml")} == set(names)
+        assert {path.stem for path in (project.configs() / group).glob("*.yaml")} == set(names)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import yaml
 
+from wellfed import project
 from wellfed.config.option_file import in_ascii, is_read_as_value
 from wellfed.errors import EXIT_OK, ConfigError
 
-ROOT = Path(__file__).resolve().parents[3]
-_BLANK = Path(__file__).resolve().parents[1] / "blank"
+_BLANK = project.ENGINE / "blank"
 _KINDS = {"workload": "model, data and yaml, to be replaced by your own"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         problem = "under which name?" if asked.what in _KINDS else f"{problem} There is: {what_there_is}."
         raise ConfigError.of(where, problem, "Write python -m wellfed add workload my_workload.")
     written = write_workload(asked.name)
-    print("\n".join(["Written:", *(f"  {path.relative_to(ROOT)}" for path in written)]))
+    print("\n".join(["Written:", *(f"  {path.relative_to(project.root())}" for path in written)]))
     print(f"Try it: python src/train.py workload={asked.name} trainer.max_steps=50")
     print("Then put your own model and data in its place; README.md beside them and docs/workloads.md say how.")
     return EXIT_OK
@@ -58,13 +58,15 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
         ConfigError: the name will not do, something of that name is there already, or can't be written.
     """
     _check_name(name)
-    root = root or ROOT
+    root = root or project.root()
     package = home_of_workloads(root)
     folder = root.joinpath("src", *package.split("."), name)
     option = root / "configs" / "workload" / f"{name}.yaml"
     asked = f"add workload {name}"
     if not option.parent.is_dir():
-        raise ConfigError.of(asked, f"{option.parent} is no folder of configurations.", "Run from a full clone.")
+        raise ConfigError.of(
+            asked, f"{option.parent} is no folder of configurations.", "Make it, or change to a project."
+        )
     for path in (folder, folder.with_suffix(".py"), option):
         if os.path.lexists(path):
             raise ConfigError.of(asked, f"{path} is there already.", "Take another name, or move it away.")

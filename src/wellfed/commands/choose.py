@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from wellfed import project
 from wellfed.commands.answer import Answer
 from wellfed.commands.leaderboard import add_sweep
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.record import RunRecord
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--point", metavar="ID", help="another than the best")
     parser.add_argument("--force", action="store_true", help="replace files of that name")
     asked = parser.parse_args(argv)
-    paths = free_paths(asked.name, _GROUPS, default_config_dir(), flag="--name", may_replace=lambda _: asked.force)
+    paths = free_paths(asked.name, _GROUPS, project.configs(), flag="--name", may_replace=lambda _: asked.force)
     folder = folders.find(asked.sweep, Path(asked.log_dir))
     board = leaderboard(*folders.load(folder))
     entry = chosen(board, asked.point)

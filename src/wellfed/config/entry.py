@@ -16,11 +16,12 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
+from wellfed import project
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.faults.find import find_faults
 from wellfed.config.help_text import help_text
 from wellfed.config.hydra_internals import command_line_parser, show
-from wellfed.config.hydra_session import COMPOSE_ERRORS, default_config_dir, open_hydra
+from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
 from wellfed.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -236,6 +237,6 @@ def _places(args: Namespace) -> dict[str, Any]:
     """Where configurations are; ``--config-path`` is relative to the entry script, as in Hydra."""
     path, beside = args.config_path, args.config_dir
     return {
-        "config_dir": None if path is None else default_config_dir().with_name("src") / path,
+        "config_dir": None if path is None else project.sources() / path,
         "extra_dirs": [] if beside is None else [beside],
     }

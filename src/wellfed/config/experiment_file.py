@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from wellfed import project
 from wellfed.config.compose import Composed, unchecked_values
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.errors import ConfigError, Fault
 from wellfed.masking import SECRET_SHOWN
@@ -25,7 +25,7 @@ def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> P
         ConfigError: the name will not do, or a file is there already and may not be replaced.
     """
     check_name(name, "--write")
-    path = (config_dir or default_config_dir()) / "experiment" / f"{name}.yaml"
+    path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
     if path.exists() and not replaces:
         raise ConfigError([Fault(f"--write {name}", f"{path} is there already.", "Add --force, or take another name.")])
     return path

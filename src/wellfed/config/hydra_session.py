@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from wellfed import project
 from wellfed.config.hydra_internals import Hydra, hydra_over
 from wellfed.config.knobs import OPEN_NODES
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
@@ -35,11 +36,6 @@ SCHEMAS = {"run_schema": RunConfig, "evaluate_schema": EvaluateConfig}
 """By the name under which a primary config lists them, first in its defaults."""
 EXTENSIONS = {"tune_schema": (RunConfig, TuneRunConfig)}
 """By the name under which a primary config lists them behind the config that it extends: its schema, and the whole."""
-
-
-def default_config_dir() -> Path:
-    """The project's ``configs/``: beside ``src/``, wherever the current directory is."""
-    return Path(__file__).resolve().parents[3] / "configs"
 
 
 def register_schemas() -> None:
@@ -82,9 +78,9 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     """
     version.setbase("1.3")
     register_schemas()
-    main_dir = (config_dir or default_config_dir()).absolute()
+    main_dir = (config_dir or project.configs()).absolute()
     if not main_dir.is_dir():
-        raise ConfigError([Fault(str(main_dir), "is no folder of configurations.", "Run from a full clone.")])
+        raise ConfigError([Fault(str(main_dir), "is no folder of configurations.", "Name one that is.")])
     for extra_dir in extra_dirs:
         if not Path(extra_dir).is_dir():
             raise ConfigError([Fault(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")])

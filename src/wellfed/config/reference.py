@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
-from wellfed.config.hydra_session import default_config_dir
+from wellfed import project
 from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 
@@ -41,7 +41,7 @@ _DEBUG = "A quick look: sets knobs of other groups."
 
 def page(config_dir: Path | None = None) -> str:
     """The whole page; ``config_dir``: where the groups are, None = the project's ``configs/``."""
-    folder = config_dir or default_config_dir()
+    folder = config_dir or project.configs()
     knobs = [entry for entry in entries(RunConfig).values() if not entry.is_group]
     parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob.name)]
     for group in dict.fromkeys(knob.name.partition(".")[0] for knob in knobs if "." in knob.name):

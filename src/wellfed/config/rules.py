@@ -309,7 +309,7 @@ def packages(config: RunConfig) -> Iterator[Fault]:
     """config.allow_targets holds names of packages."""
     for entry in config.config.allow_targets:
         if not _PACKAGE.fullmatch(entry):
-            way_out = "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,my_package]."
+            way_out = "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,my_package]."
             yield Fault(f"config.allow_targets={entry}", "is not the name of a package.", way_out)
 
 

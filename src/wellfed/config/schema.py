@@ -455,7 +455,7 @@ class GuardConfig:
     """What a configuration may name."""
 
     allow_targets: list[str] = knob(
-        ["torch", "lightning", "torchmetrics", "wellfed", "workloads"],
+        ["torch", "lightning", "torchmetrics", "wellfed"],
         "Packages that a `_target_` may come from, beside those in src/, your own.",
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from wellfed.record import RunRecord
+from wellfed.record import RunRecord, engine_version
 from wellfed.report import run_lines
 from wellfed.units import show_percent
 
@@ -170,6 +170,8 @@ def started_lines(record: RunRecord) -> list[str]:
     ]
     if record.git:
         lines.append(f"commit {record.git['commit']}{', with uncommitted changes' if record.git['dirty'] else ''}")
+    if record.engine and not record.engine["within_project"]:
+        lines.append(engine_version(record.engine))
     if record.resumed_from:
         lines.append(f"resumed from {record.resumed_from}")
     return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -15,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
+from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, WellfedError
@@ -103,19 +103,9 @@ def _facts(launch: Launch, git: GitState | None) -> RankFacts:
         socket.gethostname(),
         None if git is None else git["commit"],
         change,
-        _source_digest(Path(__file__).parents[2]),
+        project.source_digest(),
         tuple(versions),
     )
-
-
-def _source_digest(folder: Path) -> str:
-    """Of all Python files there."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-        with suppress(OSError):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _mark_of(folder: Path) -> Path:

@@ -13,13 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
 from wellfed.launcher import launched, own_rank
 from wellfed.masking import MaskedFormatter, learn, masked_override
 from wellfed.planning.nodes import launch_faults
-from wellfed.record import GitState, RunRecord, git_state
+from wellfed.record import GitState, RunRecord, engine_state, git_state
 from wellfed.run import resume, run_folder, screen
 from wellfed.run.lock import only_one
 from wellfed.stop_request import Stopped, StopRequest, exit_code_of
@@ -189,6 +190,7 @@ def begin_record(
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
         git=_git_state(composed.config) if own_rank() == 0 else None,  # the record of another rank goes nowhere
+        engine=engine_state(),
         launch=None if launch is None else {"by": launch.by, "job": launch.job, "attempt": launch.attempt},
         resumed_from=None if target is None else str(target.checkpoint),
     )
@@ -204,8 +206,8 @@ def _git_state(config: RunConfig) -> GitState | None:
 
 @cache
 def own_git_state() -> GitState | None:
-    """Of the checkout that this process runs: asked once, which takes git 50 ms."""
-    return git_state(Path(__file__).parent)
+    """Of the project: asked once, which takes git 50 ms."""
+    return git_state(project.root())
 
 
 class _LogFile(logging.FileHandler):

@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-import wellfed
 from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, ErrorKind
 from wellfed.masking import hidden
-from wellfed.record import ErrorEntry, GitState, RunRecord, Status
+from wellfed.record import EngineState, ErrorEntry, GitState, RunRecord, Status, engine_version
 from wellfed.sweep.ledger import Row
 
 R = TypeVar("R", bound=Row)
@@ -96,7 +95,7 @@ def recorded_row(row: R, sweep: Path) -> R | None:
         seconds=found.duration_s,
         stderr=() if status == "ok" else tuple(last_lines(sweep / row.folder / ERR, _STDERR_LINES)),
         overrides=tuple(found.overrides),
-        code=code_version(found.git),
+        code=code_version(found.git, found.engine),
     )
     return with_figures(ended, found)
 
@@ -108,13 +107,17 @@ def _as_told(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
     return "invalid" if is_refused else found.status, error
 
 
-def code_version(git: GitState | None) -> str:
-    """By a record's ``git``: the commit, with a digest of what was changed since; elsewhere wellfed's version."""
+def code_version(git: GitState | None, engine: EngineState | None) -> str:
+    """By a record's ``git`` and ``engine``: the project's commit, with a digest of what was changed since.
+
+    The engine's version stands behind it where it is no part of the project's checkout, and alone without one.
+    """
     if git is None:
-        return f"wellfed {wellfed.__version__}"
+        return engine_version(engine)
+    own = "" if engine is None or engine["within_project"] else f", {engine_version(engine)}"
     # Records of earlier versions have no digest.
     digest = git.get("digest") or (hashlib.sha256(git["diff"].encode()).hexdigest() if git["diff"].strip() else "")
-    return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}"
+    return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}{own}"
 
 
 def _read(folder: Path) -> RunRecord | None:

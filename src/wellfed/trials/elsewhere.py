@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from wellfed import project
 from wellfed.clusters.cluster import Cluster, ClusterLost, Order
 from wellfed.clusters.keeper import OrderEnd
 from wellfed.clusters.ray_cluster import RayCluster
@@ -26,7 +27,7 @@ from wellfed.hardware.detect import machine
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.rows import ended_row, refused_row, started_at
-from wellfed.trials.node_orders import Greeting, TrialOrder, process_settings, source_digest
+from wellfed.trials.node_orders import Greeting, TrialOrder, process_settings
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
 from wellfed.trials.tasks import RunPoint, is_for_cpu
@@ -77,7 +78,8 @@ class TrialsElsewhere:
         greeting = Greeting(
             sweep=str(self.folder.absolute()),
             alive=str(alive.absolute()),
-            source=source_digest(),
+            project=str(project.root()),
+            source=project.source_digest(),
             code=code,
             timeout_s=timeout_s,
             prepare_s=prepare_s,

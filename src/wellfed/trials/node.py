@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import wellfed.cpus
+from wellfed import project
 from wellfed.clusters.keeper import read_frame, write_frame
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.forking import MAY_FORK, die_with_parent
+from wellfed.record import engine_state
 from wellfed.run.lock import FILE_NAME as LOCK
 from wellfed.run.lock import only_one
 from wellfed.run.train import own_git_state
@@ -35,7 +37,7 @@ from wellfed.search.search_rows import SearchRow
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.rows import code_version, refused_row
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
-from wellfed.trials.node_orders import SRC, Greeting, TrialOrder, source_digest
+from wellfed.trials.node_orders import Greeting, TrialOrder
 from wellfed.trials.sweep import prepare_to_fork
 from wellfed.trials.tasks import PlanPoints, PointPlan, RunPoint, shared_key
 from wellfed.trials.trial_execution import open_trial_folder, queued, row_of
@@ -57,6 +59,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever is printed goes where its keeper looks for a last word
     orders = sys.stdin.buffer
     greeting = Greeting(**json.loads(read_frame(orders)))
+    os.environ[project.VARIABLE] = greeting.project
     sys.argv = list(greeting.argv)
     write_frame(rows, _problem(greeting).encode())
     with _trials_here(greeting) as run:
@@ -72,12 +75,12 @@ def _problem(greeting: Greeting) -> str:
     """What keeps this machine from running trials of that sweep; empty where nothing does."""
     if not MAY_FORK:
         return "trials are forked, which its system does not offer."
-    if (source := source_digest()) != greeting.source:
-        here, there = code_version(own_git_state()), greeting.code
+    if (source := project.source_digest()) != greeting.source:
+        here, there = code_version(own_git_state(), engine_state()), greeting.code
         versions = "with changes of its own" if here == there else f"{here}, and the sweep has {there}"
         return (
-            f"it has other code ({SRC}: {versions}; digest {source}, not {greeting.source}). Bring it to the same, or "
-            "share the folder of the project."
+            f"it has other code ({project.root()}: {versions}; digest {source}, not {greeting.source}). "
+            "Bring it to the same, or share the folder of the project."
         )
     end_s = time.monotonic() + _SEEN_WITHIN_S
     while not Path(greeting.alive).exists():

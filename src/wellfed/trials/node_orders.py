@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import wellfed
+from wellfed import project
 from wellfed.clusters.keeper import ProcessSettings
 from wellfed.search.search_file import SearchFile
 from wellfed.sweep.ledger import Row
 from wellfed.trials.tasks import RunPoint
-
-SRC = Path(wellfed.__file__).resolve().parents[1]
-"""Holds the code that runs."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +22,8 @@ class Greeting:
     """Its folder, absolute."""
     alive: str
     """A file in it that is there as long as the sweep is: a job that has outlived its sweep ends itself."""
+    project: str
+    """Its folder, absolute."""
     source: str
     """Digest of the code."""
     code: str
@@ -57,16 +55,6 @@ def process_settings(greeting: Greeting) -> ProcessSettings:
     return ProcessSettings(
         arguments=("-c", "from wellfed.trials.node import main; main()"),
         folder=str(Path.cwd()),
-        python_path=(str(SRC), *searched),
+        python_path=(*map(str, project.import_paths()), *searched),
         greeting=json.dumps(asdict(greeting)).encode(),
     )
-
-
-def source_digest() -> str:
-    """Of all Python files that a trial may run, the project's own too: what git calls them doesn't matter."""
-    is_checkout = (SRC.parent / "pyproject.toml").exists()
-    roots = [SRC] if is_checkout else [SRC / "wellfed"]
-    digest = hashlib.sha256()
-    for path in sorted(path for root in roots for path in root.rglob("*.py")):
-        digest.update(f"{path.relative_to(SRC).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]

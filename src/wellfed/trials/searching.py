@@ -29,7 +29,7 @@ from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError
 from wellfed.forking import MAY_FORK
 from wellfed.masking import masked_override
-from wellfed.record import Status
+from wellfed.record import Status, engine_state
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state
@@ -310,7 +310,7 @@ class RunningSearch:
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             max_trials=options.max_trials,
-            code=code_version(own_git_state()),
+            code=code_version(own_git_state(), engine_state()),
             machine="" if self.cluster is not None else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
             flags=tuple(where_flags(sys.argv[1:])),

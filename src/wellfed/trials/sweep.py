@@ -26,6 +26,7 @@ from wellfed.config.schema import RunConfig, SweepConfig
 from wellfed.errors import EXIT_FAILED, ConfigError, Fault
 from wellfed.forking import MAY_FORK
 from wellfed.masking import SECRET_SHOWN, masked_override
+from wellfed.record import engine_state
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state, set_environment
@@ -161,7 +162,7 @@ def _sweep_file(base: Composed[RunConfig], grid: Grid) -> SweepFile:
         axes={axis: masked_values(axis, values) for axis, values in grid.axes.items()},
         fixed=tuple(map(masked_override, grid.fixed)),
         ids=tuple(point.id for point in grid.points()),
-        code=code_version(own_git_state()),
+        code=code_version(own_git_state(), engine_state()),
         machine="",
         trial_steps=config.sweep.trial_steps,
         flags=tuple(where_flags(sys.argv[1:])),

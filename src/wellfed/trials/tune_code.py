@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from wellfed.record import git_state
+from wellfed import project
+from wellfed.record import engine_state, git_state
 from wellfed.sweep.rows import code_version
 
 
-def tune_code(folder: Path, config_dirs: Sequence[Path], choices: Mapping[str, str], name: str) -> str:
-    """As a ledger tells it, of the checkout that holds ``folder``.
+def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str) -> str:
+    """As a ledger tells it, of the project and the engine.
 
     New files that nobody has added yet count where a trial may read them: Python, and the options that the start names.
 
@@ -20,9 +21,10 @@ def tune_code(folder: Path, config_dirs: Sequence[Path], choices: Mapping[str, s
         choices: group -> option, of the start.
         name: of the options that the tune writes.
     """
+    folder, engine = project.root(), engine_state()
     state = git_state(folder)
     if state is None:
-        return code_version(None)
+        return code_version(None, engine)
     chosen = {path.resolve() for path in _files(config_dirs, choices)}
     written = {path.resolve() for path in _files(config_dirs, {"loader": name, "memory": name})} - chosen
     try:
@@ -37,8 +39,8 @@ def tune_code(folder: Path, config_dirs: Sequence[Path], choices: Mapping[str, s
             if path.suffix == ".py" or path in chosen
         ]
     except (OSError, subprocess.SubprocessError):
-        return code_version(state)
-    return code_version({**state, "diff": "".join([diff, *texts]), "digest": ""})
+        return code_version(state, engine)
+    return code_version({**state, "diff": "".join([diff, *texts]), "digest": ""}, engine)
 
 
 def _files(config_dirs: Sequence[Path], choices: Mapping[str, str]) -> list[Path]:

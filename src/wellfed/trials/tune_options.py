@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from wellfed import project
 from wellfed.config.compose import Composed, compose
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import check_name, in_ascii, write_files
 from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
 from wellfed.errors import ConfigError
@@ -77,7 +77,7 @@ class TuneOptions:
 
     @property
     def _config_dir(self) -> Path:
-        return Path(self.where["config_dir"] or default_config_dir())
+        return Path(self.where["config_dir"] or project.configs())
 
     @property
     def config_dirs(self) -> list[Path]:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import wellfed
+from wellfed import project
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
@@ -105,7 +105,7 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
     options = TuneOptions(name, composed.config.tune, start, places(sys.argv[1:]), where_flags(sys.argv[1:]))
     options.check()
     # Lightning starts the other ranks of a trial by this process's command line.
-    sys.argv[0] = str(Path(sys.argv[0]).with_name("train.py"))
+    sys.argv[0] = str(project.sources() / "train.py")
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     is_new = not folder.exists()
     with only_one(made(folder)):
@@ -116,7 +116,7 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
             start=tuple(map(masked_override, start.overrides)),
             objective=config.sweep.objective.value,
             trial_steps=config.sweep.trial_steps,
-            code=tune_code(Path(wellfed.__file__).parent, options.config_dirs, start.choices, name),
+            code=tune_code(options.config_dirs, start.choices, name),
             machine=in_words(facts),
             flags=tuple(where_flags(sys.argv[1:])),
         )

@@ -42,7 +42,7 @@ def data(**entries):
             {"workload.data": {"_target_": "os.system", "command": "true"}},
             "workload.data._target_=os.system",
             "os is not among the packages that a configuration may name (torch, lightning, torchmetrics, wellfed,",
-            "config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,os]",
+            "config.allow_targets=[torch,lightning,torchmetrics,wellfed,os]",
         ),
         ({"workload.data": {"_target_": "torch.os.system"}}, "workload.data._target_=torch.os.system", "os is not", ""),
         (

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
+from wellfed import project
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
 from wellfed.config.faults.static_signature import NotThere, Unread, last_word, signature_of
-from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -161,7 +161,7 @@ def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Re
 
 def own_packages() -> list[str]:
     """Returns the packages and modules of the project's ``src/``."""
-    found = default_config_dir().with_name("src").glob("[!._]*")
+    found = project.sources().glob("[!._]*")
     return sorted({path.stem for path in found if path.is_dir() or path.suffix == ".py"})
 
 

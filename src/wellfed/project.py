@@ -1,0 +1,124 @@
+"""Finds the project that a process belongs to: its configurations, its code, and the engine beside it.
+
+A project is a folder with ``configs/train.yaml``; its own packages lie in ``src/``. The engine is this package,
+wherever it lies. Nothing else asks where files of the project are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+from wellfed.errors import ConfigError
+
+ENGINE = Path(__file__).resolve().parent
+VARIABLE = "WELLFED_PROJECT"
+"""Names the project where no script of one was started."""
+_MARK = Path("configs", "train.yaml")
+
+
+def root() -> Path:
+    """Returns the folder of the project, absolute.
+
+    It is that of the script that was started; else the one that `VARIABLE` names; else the nearest around the working
+    directory. A script of the environment, as ``.venv/bin/wellfed``, belongs to no project.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    script = _script()
+    if script is not None and (found := _around(script.parent)) is not None:
+        return found
+    if named := os.environ.get(VARIABLE):
+        folder = Path(named).expanduser().absolute()
+        if not (folder / _MARK).is_file():
+            raise ConfigError.of(
+                f"{VARIABLE}={named}", f"has no {_MARK}.", "Name the folder of a project, or unset it."
+            )
+        return folder
+    if (found := _around(Path.cwd())) is not None:
+        return found
+    raise ConfigError.of(
+        "project",
+        f"neither {Path.cwd()} nor a folder around it has {_MARK}.",
+        f"Change to the folder of a project, or name it: {VARIABLE}=<folder>.",
+    )
+
+
+def configs() -> Path:
+    """Returns the project's folder of configurations.
+
+    Raises:
+        ConfigError: there is no project.
+    """
+    return root() / _MARK.parent
+
+
+def sources() -> Path:
+    """Returns the folder of the project's own packages.
+
+    Raises:
+        ConfigError: there is no project.
+    """
+    return root() / "src"
+
+
+def add_sources() -> None:
+    """Puts the project's packages first on the path, as ``python src/train.py`` does; nothing where there is none."""
+    with suppress(ConfigError):
+        folder = str(sources())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def is_engine_within(folder: Path) -> bool:
+    """Whether the engine is part of that checkout, not a package installed for it."""
+    return ENGINE.is_relative_to(folder.resolve()) and not is_engine_installed()
+
+
+def is_engine_installed() -> bool:
+    """Whether the engine lies where an installer has put it, so that no checkout has its code."""
+    places = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    return any(ENGINE.is_relative_to(place) for place in places)
+
+
+def import_paths() -> list[Path]:
+    """Returns what another process of this environment must have on its path, the project's packages first.
+
+    Raises:
+        ConfigError: there is no project.
+    """
+    return list(dict.fromkeys([sources(), *([] if is_engine_installed() else [ENGINE.parent])]))
+
+
+def source_digest() -> str:
+    """Identifies all Python files that a run may execute: the project's packages and the engine.
+
+    Raises:
+        ConfigError: there is no project.
+    """
+    digest = hashlib.sha256()
+    for folder in dict.fromkeys([sources().resolve(), ENGINE]):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+            with suppress(OSError):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _script() -> Path | None:
+    """Returns the file that Python was started with, unless it is one of the environment's."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None:
+        return None
+    script = Path(file).absolute()
+    installed = [Path(sysconfig.get_path(name)) for name in ("scripts", "stdlib", "purelib", "platlib")]
+    return None if any(script.resolve().is_relative_to(each.resolve()) for each in (*installed, ENGINE)) else script
+
+
+def _around(folder: Path) -> Path | None:
+    return next((each for each in (folder, *folder.parents) if (each / _MARK).is_file()), None)
