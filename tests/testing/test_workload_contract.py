@@ -14,18 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from wellfed.testing import WorkloadContract
 from wellfed.testing.made_workload import cut_sizes, differences
 
 ROOT = Path(__file__).parents[2]
-CONFTEST = 'pytest_plugins = ["wellfed.testing"]\n'
-TESTS = '''"""All workloads of this project."""
-
-from wellfed.testing import WorkloadContract
-
-
-class TestWorkloads(WorkloadContract):
-    """What docs/workloads.md promises."""
-'''
+PAGE = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
+SHOWN = dict(re.findall(r"^```python (tests/\S+)\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL))
+CONFTEST, TESTS = SHOWN["tests/conftest.py"], SHOWN["tests/test_workloads.py"]
 PYPROJECT = (
     '[tool.pytest.ini_options]\naddopts = "--strict-markers"\nfilterwarnings = ["error"]\ntestpaths = ["tests"]\n'
 )
@@ -281,6 +276,14 @@ CASES = {
 SOUND = {"blank", "by_index", "plain", "stream"}
 
 
+SLOW = {"test_it_is_planned", "test_it_trains_and_is_evaluated"}
+LEFT_OUT = "test_a_batch_is_the_same_however_it_is_cut"
+EXPERIMENTS = "test_every_experiment_composes"
+OF_WORKLOADS = {name for name in vars(WorkloadContract) if name.startswith("test_")} - {EXPERIMENTS}
+    "test_every_experiment_composes"
+}
+
+
 def option(name: str, model: str = "mine.broken.Network", data: str = "mine.broken.datasets", more: str = "") -> str:
     return (
         f"name: {name}\neffective_batch_size: 16\nmodel:\n  _target_: {model}\ndata:\n  _target_: {data}\n"
@@ -402,34 +405,46 @@ def test_all_of_it_from_another_folder_leaves_nothing_in_the_project(tmp_path: P
     assert files(project) == before
 
 
-@pytest.mark.parametrize(
-    ("body", "conftest", "code", "words"),
-    [
-        ("    workloads = ['blnk']\n", CONFTEST, 1, "workload=blnk: .*Did you mean workload=blank"),
-        (
-            "    workloads = ['blank']\n    overrides = {'blank': ['workload.data.num_rows=3']}\n",
-            CONFTEST,
-            1,
-            "num_rows=3",
-        ),
-        ("", "", 2, r'pytest_plugins = \["wellfed.testing"\] in tests/conftest.py'),
-    ],
-    ids=["a typo", "overrides", "no plugin"],
-)
-def test_what_a_project_chooses(tmp_path: Path, body: str, conftest: str, code: int, words: str):
+def test_a_choice_that_is_wrong_fails_with_the_engines_message(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
-    (project / "tests" / "conftest.py").write_text(conftest)
-    (project / "tests" / "test_workloads.py").write_text(TESTS + body)
-    done = run_pytest(project, "-k", "trains_it")
-    assert done.returncode == code, done.stdout + done.stderr
-    assert re.search(words, " ".join(done.stdout.split())), done.stdout
-    assert "Traceback" not in done.stdout
+    bodies = {"typo": "workloads = ['blnk']", "few": "overrides = {'blank': ['workload.data.num_rows=3']}"}
+    for name, body in bodies.items():
+        (project / "tests" / f"test_{name}.py").write_text(f"{TESTS}    {body}\n")
+    done = run_pytest(project, "-k", "trains_it", "tests/test_typo.py", "tests/test_few.py")
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search("workload=blnk: .*Did you mean workload=blank", told), told
+    assert "workload.data.num_rows=3 are fewer than the 10" in told
+    assert "Traceback" not in told
+
+
+def test_without_the_plugin_the_line_to_write_is_told(tmp_path: Path):
+    project = make_project(tmp_path, {"blank": BLANK})
+    (project / "tests" / "conftest.py").unlink()
+    done = run_pytest(project, "--collect-only")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert 'pytest_plugins = ["wellfed.testing"] in tests/conftest.py' in done.stdout
+
+
+def test_the_example_of_the_page_collects_what_it_chooses(tmp_path: Path):
+    project = make_project(tmp_path, {"blank": BLANK, "mine": BLANK.replace("name: blank", "name: mine")})
+    (project / "tests" / "test_workloads.py").unlink()
+    (project / "tests" / "test_mine.py").write_text(SHOWN["tests/test_mine.py"])
+    done = run_pytest(project, "--collect-only", "-m", "not slow")
+    found = set(re.findall(r"::(test_\w+)\[(\w+)\]", done.stdout))
+    own = {(test, "mine") for test in OF_WORKLOADS - SLOW - {LEFT_OUT}}
+    assert found == own | {(EXPERIMENTS, "None")}, done.stdout + done.stderr
+
+
+def test_the_page_names_every_test():
+    rows = PAGE.partition("| test | fails where |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(test_\w+)`", rows)) == sorted(OF_WORKLOADS | {EXPERIMENTS})
 
 
 def test_a_project_without_workloads_is_told(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
     (project / "configs" / "workload" / "blank.yaml").unlink()
-    done = run_pytest(project)
+    done = run_pytest(project, "--collect-only")
     assert done.returncode == 2
     assert "has no workload. Write one: python -m wellfed add workload NAME." in " ".join(done.stdout.split())
 
