@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import wellfed
-from wellfed.config.faults.static_signature import signature_of
+from wellfed.config.faults.static_signature import NotThere, signature_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "public_names.md").read_text(encoding="utf-8")
@@ -108,6 +108,9 @@ def test_all_names_can_be_imported_at_once():
 def test_a_yaml_may_name_a_public_name_as_target():
     """Its arguments are checked without importing it."""
     assert "path" in signature_of("wellfed.from_transformers", ["wellfed"]).parameters
+    with pytest.raises(NotThere, match="wellfed has no from_transfomers") as caught:
+        signature_of("wellfed.from_transfomers", ["wellfed"])
+    assert "from_transformers" in caught.value.names
 
 
 # -- who uses nothing else ------------------------------------------------------------------------------------------

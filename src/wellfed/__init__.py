@@ -69,27 +69,23 @@ _HOMES = {
 
 __all__ = list(_HOMES)
 
-if not TYPE_CHECKING:  # mypy would accept any name
-
-    def __getattr__(name: str) -> Any:
-        """Imports a public name when it is first used."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
 
 class _Package(ModuleType):
-    """Keeps `prepared` the function: importing the submodule of that name would replace it."""
+    """Imports a public name when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = vars(self)[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return value
 
     def __setattr__(self, name: str, value: object) -> None:
+        # Importing the submodule `prepared` would put it in the place of the function.
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
 
 
 sys.modules[__name__].__class__ = _Package
