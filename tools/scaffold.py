@@ -4,8 +4,8 @@
     python tools/scaffold.py new "My Nets" [key=value ...]
 
 A project's files are copies of the template's (`SAME`), those of `THIN` with the answers put in, the workload to start
-from under the package's name, and the engine as a wheel. All of it is made in memory before the first file is written, so
-that a fault leaves nothing behind. Needs Python and, where the template is a repository, git.
+from under the package's name, and the engine as a wheel. All of it is made in memory before the first file is written:
+a fault leaves nothing behind. Needs Python and, where the template is a repository, git.
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ SAME = (
     "src/train.py", "src/tune.py",
 )  # fmt: skip
 """Beginnings of paths that are the same in every project, but for what belongs to an example."""
-EXTRAS = {"forecast": "tables", "hyperspectral": "mat", "recsys": "hf", "restoration": "images", "speech": "audio"}
-"""Example -> extra of the engine that its code needs, beside `plots`."""
+EXTRAS = {
+    "PIL": "images",
+    "pandas": "tables",
+    "peft": "hf",
+    "scipy": "mat",
+    "soundfile": "audio",
+    "tokenizers": "hf",
+    "transformers": "hf",
+}
+"""Library that the code of a workload imports -> extra of the engine that brings it."""
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
 """License -> how pyproject.toml calls it, where that differs."""
 LINE_LENGTH = 120
@@ -133,8 +141,12 @@ def of_example(path: str, name: str) -> bool:
 # ---- the project's files ----
 
 
-def project_files(source: Files, answers: Answers) -> Files:
+def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own: Files | None = None) -> Files:
     """Returns all files of the project.
+
+    Args:
+        more: dependencies beside the engine.
+        own: code of the project that decides about the engine's extras; None = the workload to start from.
 
     Raises:
         ScaffoldError: an answer is none of the choices, or the template lacks a file.
@@ -148,7 +160,8 @@ def project_files(source: Files, answers: Answers) -> Files:
         for path, file in source.items()
         if path.startswith(SAME) and not any(of_example(path, name) for name in known)
     }
-    files |= starting_workload(source, answers)
+    start = starting_workload(source, answers)
+    files |= start
     text = source[f"tools/licenses/{answers['license']}.txt"].content.decode()
     files["LICENSE"] = File(text.replace("<author>", str(answers["author"])).encode())
     try:
@@ -159,7 +172,7 @@ def project_files(source: Files, answers: Answers) -> Files:
     pins = program("engine")
     files[f"vendor/{name}"] = File(wheel)
     files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
-    return files | rendered(source, answers, version)
+    return files | rendered(source, answers, [f"wellfed[{','.join(extras_of(own or start))}]=={version}", *more])
 
 
 def program(name: str) -> dict[str, Any]:
@@ -173,16 +186,22 @@ def licenses(source: Files) -> list[str]:
     return sorted(path.split("/")[2].removesuffix(".txt") for path in source if path.startswith("tools/licenses/"))
 
 
-def rendered(source: Files, answers: Answers, version: str) -> Files:
+def extras_of(files: Files) -> list[str]:
+    """Returns the extras of the engine that this code needs; pictures are for every project."""
+    code = b"\n".join(file.content for path, file in files.items() if path.startswith("src/")).decode(errors="replace")
+    imported = set(re.findall(r"(?m)^ *(?:from|import) (\w+)", code))
+    return sorted({"plots", *(extra for library, extra in EXTRAS.items() if library in imported)})
+
+
+def rendered(source: Files, answers: Answers, dependencies: Iterable[str]) -> Files:
     """Returns the files of `THIN` with the answers in the place of ``{{ cookiecutter.<key> }}``.
 
     ``{{ made.<key> }}`` is what follows from the answers. In toml and yaml an answer stands within double quotes.
     """
-    extras = ",".join(filter(None, [EXTRAS.get(str(answers["workload"])), "plots"]))
     made = {
         "license": SPDX.get(str(answers["license"]), answers["license"]),
         "entity": json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null",
-        "engine": f"wellfed[{extras}]=={version}",
+        "dependencies": "\n".join(f"  {json.dumps(each)}," for each in dependencies),
     }
 
     def render(path: str, text: str) -> str:

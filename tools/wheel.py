@@ -3,8 +3,8 @@
     python tools/wheel.py FOLDER
 
 A new project gets its wheel this way, without network or setuptools. The same files give the same bytes on every
-machine: nothing is compressed, since zlib's output differs by version. git compresses the wheel, and stores the next one
-as what changed.
+machine: nothing is compressed, since zlib differs by version. git compresses the wheel, and keeps the next one as what
+changed.
 """
 
 from __future__ import annotations
