@@ -25,7 +25,8 @@ COPIED = ("docs/", "tests/every/", "benchmarks/")
 """Folders with files of the template and of the user."""
 REPLACED = (
     ".github/workflows/ci.yml", ".pre-commit-config.yaml", "Makefile", "constraints.txt", "engine.txt",
-    "pyproject.toml", "src/evaluate.py", "src/train.py", "src/tune.py", "tests/test_workloads.py", "tools/engine.py", "vendor/",
+    "pyproject.toml", "src/evaluate.py", "src/train.py", "src/tune.py", "tests/test_workloads.py",
+    "tools/engine.py", "vendor/",
 )  # fmt: skip
 """Files that a thin project needs as they are in a new one."""
 ASIDE = "before_thin"
@@ -213,7 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"  {path}" for path in sorted(change.aside)))
     if change.dependencies:
         print(f"Dependencies of yours that pyproject.toml still has: {', '.join(change.dependencies)}")
-    print("Try it with make test, look at it with git status, keep it with git add -A and git commit.")
+    print(
+        "Try it with make format (imports have a new order) and make test, look at it with git status, keep it with git add -A and git commit."
+    )
     return 0
 
 
