@@ -51,7 +51,8 @@ LIBRARIES = {
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {
-    "hydra_core", "import_linter", "nvidia_ml_py", "pillow", "pip", "pre_commit", "pytest_xdist", "setuptools",
+    "hydra_core", "import_linter", "nvidia_ml_py", "pillow", "pip", "pre_commit", "pytest_xdist", "pyyaml",
+    "setuptools",
 }  # fmt: skip
 """What pip knows these by: a project of that name would take its place."""
 WORDS = {"false", "inf", "n", "nan", "no", "none", "null", "off", "on", "true", "y", "yes"}

@@ -223,7 +223,7 @@ def test_pins_of_the_templates_tools_are_all_that_only_they_pull():
         *project["dependencies"],
         *(entry for extra in project["optional-dependencies"].values() for entry in extra),
     ]
-    names = {re.split(r"[<>=]", entry)[0] for entry in wanted}
+    names = {re.split(r"[\[<>=]", entry)[0] for entry in wanted}
     tools = {"cookiecutter", "cruft"}
     # python-dateutil and requests are matplotlib's and transformers' too.
     own = pulled(*tools) - pulled(*(names - tools))
