@@ -215,7 +215,8 @@ def main(arguments: list[str] | None = None) -> int:
     if change.dependencies:
         print(f"Dependencies of yours that pyproject.toml still has: {', '.join(change.dependencies)}")
     print(
-        "Try it with make format (imports have a new order) and make test, look at it with git status, keep it with git add -A and git commit."
+        "Try it with make format (imports have a new order) and make test. Look at it with git status, keep it with "
+        "git add -A and git commit."
     )
     return 0
 

@@ -95,12 +95,17 @@ def _requirements(wanted: Iterable[str], extra: str) -> list[str]:
     lines = []
     for text in wanted:
         requirement, _, marker = (part.strip() for part in text.partition(";"))
-        found = re.fullmatch(r"([\w.-]+(?:\[[^\]]*\])?)\s*(.*)", requirement)
+        found = re.fullmatch(r"([\w.-]+)(?:\[([^\]]*)\])?\s*(.*)", requirement)
         assert found is not None, text
-        versions = ",".join(sorted(each.strip() for each in found[2].split(",")))
+        name, extras, versions = (found[group] or "" for group in (1, 2, 3))
+        extras = f"[{_sorted(extras)}]" if extras else ""
         condition = " and ".join(filter(None, [marker, extra]))
-        lines.append(f"Requires-Dist: {found[1]}{versions}" + (f"; {condition}" if condition else ""))
+        lines.append(f"Requires-Dist: {name}{extras}{_sorted(versions)}" + (f"; {condition}" if condition else ""))
     return lines
+
+
+def _sorted(listed: str) -> str:
+    return ",".join(sorted(each.strip() for each in listed.split(",")))
 
 
 def main(folder: str) -> None:

@@ -15,6 +15,7 @@ import re
 import sys
 import tomllib
 import zipfile
+import zlib
 from pathlib import Path
 
 NAME = "wellfed"
@@ -116,7 +117,8 @@ def change(root: Path, source: str) -> str:
     if path.is_dir():
         said = f"the checkout {source}, version {_version_of_checkout(path)}"
         folder = os.path.relpath(path, root) if not Path(source).expanduser().is_absolute() else str(path)
-        version, pin = None, f'{HEAD}-e "{Path(folder).as_posix()}"\n'
+        name = Path(folder).as_posix()
+        version, pin = None, f"{HEAD}-e {name}\n" if " " not in name else f'{HEAD}-e "{name}"\n'
     elif path.is_file() or source.endswith(".whl") or "/" in source:
         wheel, version = _read_wheel(path)
         said, pin = f"{VENDOR}/{wheel_name(version)}", pin_of_wheel(wheel, version)
@@ -152,11 +154,13 @@ def _read_wheel(path: Path) -> tuple[bytes, str]:
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():
                 problem = f"is damaged at {broken}"
-            (place,) = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
-            text = archive.read(place).decode("utf-8")
+            places = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+            if len(places) != 1:
+                raise ValueError("it has no METADATA")
+            text = archive.read(places[0]).decode("utf-8")
     except FileNotFoundError as error:
         raise EngineError(f"FROM={path}: there is no such file. Name a wheel, a folder or a version.") from error
-    except (OSError, ValueError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise EngineError(f"FROM={path}: is no wheel, or a damaged one ({error}). Copy or build it again.") from error
     fields = dict(line.split(": ", 1) for line in text.partition("\n\n")[0].splitlines() if ": " in line)
     if fields.get("Name") != NAME:
