@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 
 import wellfed
-from wellfed import prepared as module
 from wellfed.errors import DataError
 from wellfed.prepared import BLOCK_BYTES, MANIFEST, NUM_BLOCKS, digest, nobody_uses, prepared, read_manifest
+
+module = importlib.import_module("wellfed.prepared")  # `wellfed.prepared` is the function
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 BUILDER = """

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.sample_rng import SampleRng, mix
+from wellfed.sample_rng import SampleRng, seed_from
 
 INDICES = torch.arange(20_000)
 small = st.integers(0, 2**40)
@@ -18,18 +18,18 @@ def correlation(first, second):
 
 @given(st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=4))
 def test_a_mixed_seed_is_one_that_every_generator_takes(parts):
-    assert 0 <= mix(*parts) < 2**63
-    assert mix(*parts) == mix(*parts)
+    assert 0 <= seed_from(*parts) < 2**63
+    assert seed_from(*parts) == seed_from(*parts)
 
 
 def test_mixed_seeds_differ_by_value_place_and_number_of_parts():
     cases = [(), (0,), (0, 0), (0, 0, 0), (1, 2), (2, 1), (1, 2, 0), (12,), (-1,)]
     cases += [(seed, epoch, index) for seed in range(12) for epoch in range(12) for index in range(12)]
-    assert len({mix(*case) for case in set(cases)}) == len(set(cases))
+    assert len({seed_from(*case) for case in set(cases)}) == len(set(cases))
 
 
 def test_each_bit_of_a_mixed_seed_is_set_half_of_the_time():
-    values = [mix(1, epoch, index) for epoch in range(50) for index in range(100)]
+    values = [seed_from(1, epoch, index) for epoch in range(50) for index in range(100)]
     for bit in range(63):
         assert 0.45 < statistics.fmean(value >> bit & 1 for value in values) < 0.55
 

@@ -78,7 +78,7 @@ class TrainData(Protocol):
     """A map-style training set. Optional methods are looked up by name; see ``docs/workloads.md``.
 
     - ``fetch(indices, rng) -> batch``: a whole batch at once, CPU tensors; randomness through ``rng`` only
-      (``indices``: long tensor on the CPU, ``rng``: `wellfed.sample_rng.SampleRng`).
+      (``indices``: long tensor on the CPU, ``rng``: `wellfed.SampleRng`).
     - ``on_device(batch, rng)``: augmentation and float conversion on the device; with features,
       ``on_device(batch, rng, features)``. Called once per micro-batch.
     - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose parts do not share the

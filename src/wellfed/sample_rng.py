@@ -17,9 +17,13 @@ _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
-def mix(*parts: int) -> int:
-    """A 63-bit seed from integers; any change of any part gives an unrelated seed (splitmix64 finaliser)."""
+def seed_from(*parts: int) -> int:
+    """Returns a 63-bit seed made from integers; any change of any of them gives an unrelated seed (splitmix64)."""
     return _mix_on(0, parts) >> 1
+
+
+mix = seed_from
+"""Earlier name of `seed_from`."""
 
 
 def _mix_on(state: int, parts: tuple[int, ...]) -> int:
@@ -69,7 +73,7 @@ class SampleRng(torch.Generator):
 
     def bits_at(self, indices: Tensor, draw: int = 0) -> Tensor:
         """63 random bits for each index, int64 >= 0, same shape and device as ``indices``."""
-        state = indices.to(torch.int64) * _signed(_GOLDEN) + _signed(mix(self.epoch_seed, draw))
+        state = indices.to(torch.int64) * _signed(_GOLDEN) + _signed(seed_from(self.epoch_seed, draw))
         state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
         state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
         return _shift(state ^ _shift(state, 31), 1)

@@ -3,11 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from wellfed import ConfigError, DataError, Datasets, SampleRng, TrainData
 from wellfed.blank.data import Accuracy, Rows, datasets
 from wellfed.blank.model import Network
-from wellfed.contract import Datasets, TrainData
-from wellfed.errors import ConfigError, DataError
-from wellfed.sample_rng import SampleRng
 
 GOOD = "height,weight,kind\n" + "".join(
     f"{1 + 0.1 * row},{row * row},{'cat' if row < 6 else ' dog '}\n" for row in range(12)

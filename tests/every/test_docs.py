@@ -105,15 +105,6 @@ def test_the_doors_are_what_import_linter_holds():
     assert doors == held
 
 
-def test_what_workloads_may_import_is_what_import_linter_holds():
-    (workloads,) = contracts("forbidden")
-    text = page("docs/architecture.md").split("Workloads import", 1)[1]
-    allowed = set(re.findall(r"`wellfed\.([\w.]+)`", text.split("beside", 1)[0]))
-    files = {f"memory.{path.stem}" for path in (ROOT / "src" / "wellfed" / "memory").glob("[a-z]*.py")}
-    everything = (ROOMS - {"memory"}) | files
-    assert {f"wellfed.{name}" for name in everything - allowed} == set(workloads["forbidden_modules"])
-
-
 def test_every_key_of_the_record_is_described():
     keys = names(table("docs/record.md", "key"))
     assert sorted(keys) == sorted(field.name for field in dataclasses.fields(record.RunRecord))

@@ -27,6 +27,7 @@ DOORS = {
     "workloads": ("workloads/",),
 }
 BY_VARIABLE = {
+    "wellfed/__init__.py": "imports the public names of its own table",
     "wellfed/config/build.py": "imports what a _target_ of the configuration names",
     "wellfed/commands/cli.py": "imports the commands of its own table",
 }

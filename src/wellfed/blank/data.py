@@ -12,10 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from wellfed.contract import Datasets, FeatureSource
-from wellfed.errors import ConfigError, DataError, Fault
-from wellfed.prepared import check_file
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, DataError, Datasets, Fault, FeatureSource, SampleRng, check_file
 from wellfed.units import counted, show_percent
 
 MIN_ROWS = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wellfed.contract import LossOutput
+from wellfed import LossOutput
 
 
 class Network(nn.Module):

@@ -13,11 +13,11 @@ from itertools import filterfalse, groupby
 from pathlib import Path
 from typing import Any
 
-from wellfed import prepared
 from wellfed.commands.answer import Answer
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.memory import remembered
+from wellfed.prepared import DIGEST, MANIFEST, nobody_uses, read_manifest, remove
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
 FOOTPRINT = "footprint.json"
@@ -104,15 +104,15 @@ def entries(home: Path) -> list[CacheEntry]:
 def _is_entry(folder: Path) -> bool:
     """Whole, damaged or half built; a digest alone is not enough to remove something."""
     digest, _, rest = folder.name.partition(".")
-    if prepared.DIGEST.fullmatch(digest) is None or not folder.is_dir() or folder.is_symlink():
+    if DIGEST.fullmatch(digest) is None or not folder.is_dir() or folder.is_symlink():
         return False
     is_named = folder.with_name(f"{digest}.lock").exists() and (not rest or "-" in rest)
-    return is_named or (not rest and any((folder / name).is_file() for name in (*_ONE_FILE, prepared.MANIFEST)))
+    return is_named or (not rest and any((folder / name).is_file() for name in (*_ONE_FILE, MANIFEST)))
 
 
 def _is_empty_kind(folder: Path) -> bool:
     """All that is left in it, if anything, are locks."""
-    locks = (path.suffix == ".lock" and prepared.DIGEST.fullmatch(path.stem) for path in folder.glob("*"))
+    locks = (path.suffix == ".lock" and DIGEST.fullmatch(path.stem) for path in folder.glob("*"))
     return folder.is_dir() and all(locks)
 
 
@@ -122,7 +122,7 @@ def _entry(folder: Path) -> CacheEntry:
         made_of = _lowered(folder / remembered.FILE_NAME)
     elif not (folder / FOOTPRINT).is_file():
         made_of = _made_of(folder)
-        with contextlib.suppress(OSError), prepared.nobody_uses(folder.with_name(folder.name[:16])) as is_free:
+        with contextlib.suppress(OSError), nobody_uses(folder.with_name(folder.name[:16])) as is_free:
             in_use = not is_free
     size, changed_at = 0, 0.0
     for path in (folder, *folder.rglob("*")):
@@ -136,7 +136,7 @@ def _made_of(folder: Path) -> str:
     if "." in folder.name:
         return "half built"
     try:
-        manifest = prepared.read_manifest(folder)
+        manifest = read_manifest(folder)
     except (OSError, ValueError):
         return "damaged"
     settings = ", ".join(f"{name}={_value(value)}" for name, value in dict(manifest.get("settings", {})).items())
@@ -210,6 +210,6 @@ def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json
 
 def _removed(folder: Path) -> bool:
     if not any((folder / name).is_file() for name in _ONE_FILE):
-        return prepared.remove(folder)
+        return remove(folder)
     shutil.rmtree(folder)
     return True

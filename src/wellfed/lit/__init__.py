@@ -2,7 +2,7 @@
 
 Knows models, loaders, memory and the journal; knows nothing of Hydra, wandb or the command line.
 Start from `trainer.fit` (one run) and `module.StepModule` (a plain model within it).
-For a Trainer of your own: ``from wellfed.lit import GPUCurves``.
+For a Trainer of your own: ``from wellfed import GPUCurves``.
 """
 
 from __future__ import annotations

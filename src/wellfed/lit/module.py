@@ -29,7 +29,7 @@ from wellfed.memory import oom
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.record import OnEvent
-from wellfed.sample_rng import mix
+from wellfed.sample_rng import seed_from
 from wellfed.step.compiled import Loss
 from wellfed.step.feature_table import FeatureStage, FeatureTable
 from wellfed.step.micro_batches import Preparation
@@ -232,7 +232,7 @@ class StepModule(pl.LightningModule):
         assert self.step is not None
         if (rank := self.trainer.global_rank) and isinstance(self.trainer.strategy, DDPStrategy):
             # With the seed of rank 0 all would drop out alike. Shards of a model do: they must run the same blocks.
-            generators.seed_all(mix(self.options.seed, rank))
+            generators.seed_all(seed_from(self.options.seed, rank))
         for config in self.trainer.lr_scheduler_configs if self.scheduling is None else ():
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):

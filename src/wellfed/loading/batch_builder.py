@@ -25,7 +25,7 @@ from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_
 from wellfed.loading.bad_samples import NoSampleAtFaultError, failing_samples
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
-from wellfed.sample_rng import SampleRng, mix
+from wellfed.sample_rng import SampleRng, seed_from
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _UNREAD = Heartbeat()
@@ -224,7 +224,7 @@ class BatchBuilder:
         if self._collate is default_collate:
             return default_collate(samples)
         with generators.kept():
-            generators.seed_for_sample(mix(self.seed, request.epoch, request.batch, self._rank))
+            generators.seed_for_sample(seed_from(self.seed, request.epoch, request.batch, self._rank))
             return self._collate(samples)
 
     def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
@@ -233,7 +233,7 @@ class BatchBuilder:
             if self._takes_rng:
                 return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
             if seeds:
-                generators.seed_for_sample(mix(self.seed, epoch, index))
+                generators.seed_for_sample(seed_from(self.seed, epoch, index))
             return self.dataset[index]
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wellfed.errors import DataError
 from wellfed.loading.sampled_epochs import SampledEpochs
-from wellfed.sample_rng import mix
+from wellfed.sample_rng import seed_from
 from wellfed.shares import share_of
 
 
@@ -122,7 +122,7 @@ class EpochOrder:
             return self.sampled.indices(epoch)
         if not self._shuffle:
             return torch.arange(self._num_samples)
-        return torch.randperm(self._num_samples, generator=torch.Generator().manual_seed(mix(self._seed, epoch)))
+        return torch.randperm(self._num_samples, generator=torch.Generator().manual_seed(seed_from(self._seed, epoch)))
 
 
 class BatchOrder:

@@ -20,7 +20,7 @@ from torch import Tensor
 from wellfed import generators
 from wellfed.errors import DataError
 from wellfed.record import OnEvent, ignore_event
-from wellfed.sample_rng import mix
+from wellfed.sample_rng import seed_from
 
 _LOG = logging.getLogger(__name__)
 _KEPT, _FEWEST_KEPT = 2**22, 4
@@ -113,7 +113,7 @@ class SampledEpochs:
         for one in each:
             if callable(getattr(one, "set_epoch", None)):
                 one.set_epoch(epoch)
-        seed, own = mix(self._seed, epoch), getattr(sampler, "generator", None)
+        seed, own = seed_from(self._seed, epoch), getattr(sampler, "generator", None)
         if self._is_torchs and isinstance(own, torch.Generator):
             own.manual_seed(seed)
         with generators.kept():

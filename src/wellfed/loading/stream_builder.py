@@ -21,7 +21,7 @@ from wellfed.loading.batch_builder import BatchBuilder, ExitInData, Stopwatch, c
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
 from wellfed.loading.stream import PartOf, Stream, as_worker, has_states
-from wellfed.sample_rng import mix
+from wellfed.sample_rng import seed_from
 
 _UNREAD = Heartbeat()
 _LOOK_S = 0.05
@@ -172,7 +172,7 @@ class StreamBuilder(BatchBuilder):
 
     def drawing(self, *place: int) -> AbstractContextManager[None]:
         """Within, the process's generators are those of a place, and are put back after."""
-        seed = mix(self.seed, *place)
+        seed = seed_from(self.seed, *place)
         if get_worker_info() is not None:
             generators.seed_for_sample(seed)  # a worker process has nobody else who draws
         elif threading.current_thread() is threading.main_thread():
@@ -260,7 +260,7 @@ class _PartReader:
         assert self._iterator is not None
         if self._start.shuffle_buffer and not isinstance(self._iterator, _Shuffled):
             start = self._start
-            rng = random.Random(mix(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
+            rng = random.Random(seed_from(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
             self._iterator = _Shuffled(self._iterator, start.shuffle_buffer, rng)
         return self._iterator
 

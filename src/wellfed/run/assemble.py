@@ -233,7 +233,7 @@ def _datasets(given: Any, target: str) -> tuple[Datasets, Any]:
     if isinstance(given, (tuple, list)) and 0 < len(given) < 4 and all(map(is_split, given)) and given[0] is not None:
         return Datasets(*given), None
     problem = (
-        f"{target} returned {type(given).__name__}, and a workload's data is a wellfed.contract.Datasets, a "
+        f"{target} returned {type(given).__name__}, and a workload's data is a wellfed.Datasets, a "
         "LightningDataModule, or torch datasets or DataLoaders for train, val and test."
     )
     raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")

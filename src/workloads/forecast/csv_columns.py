@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.forecast.cells import coded, different, looks_like_dates, looks_like_numbers
 from workloads.forecast.steps import Dates
 from workloads.forecast.text_table import TextTable

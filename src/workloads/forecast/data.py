@@ -9,8 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError, Fault
+from wellfed import ConfigError, DataError, Datasets, Fault
 from wellfed.units import counted
 from workloads.forecast.evaluation import Forecasts
 from workloads.forecast.lengths import derived_horizon, derived_passes, derived_windows

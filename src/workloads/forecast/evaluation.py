@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from wellfed.contract import FeatureSource
+from wellfed import FeatureSource
 from workloads.forecast.seasonal_naive import seasonal_naive
 
 Floats = NDArray[np.float64]

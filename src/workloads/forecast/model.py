@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, huber_loss
 
-from wellfed.contract import LossOutput
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault, LossOutput
 from workloads.forecast.seasonal_naive import in_seasons
 
 WindowBatch = dict[str, Tensor]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import counted, show_count, show_line
 from workloads.forecast.cells import Bools, Unclear, coded, different, is_missing, parse_dates, parse_numbers
 from workloads.forecast.csv_columns import Columns, describe, find_columns, find_dates, listed

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import counted, show_count
 from workloads.forecast.steps import Frequency, show_date
 

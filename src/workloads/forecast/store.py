@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellfed.contract import Features
+from wellfed import Features
 from workloads.forecast.series import Flags, Floats, Parts, SeriesSet
 from workloads.forecast.steps import Calendar, Dates
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wellfed.errors import DataError
-from wellfed.prepared import check_file
+from wellfed import DataError, check_file
 from wellfed.units import counted, show_line
 
 SEPARATORS = (",", ";", "\t", "|")

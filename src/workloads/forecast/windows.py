@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from wellfed.contract import FeatureModeName, FeatureSource
-from wellfed.sample_rng import SampleRng
+from wellfed import FeatureModeName, FeatureSource, SampleRng
 from workloads.forecast.series import Parts
 from workloads.forecast.store import SeriesStore
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import DataError, first_line
-from wellfed.prepared import check_file
+from wellfed import DataError, check_file, first_line
 from wellfed.units import show_line
 
 SUFFIXES = (".mat", ".npy")

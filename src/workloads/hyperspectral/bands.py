@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from wellfed.units import counted
 
 USUAL_COMPONENTS = 15

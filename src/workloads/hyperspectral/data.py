@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError, Fault
-from wellfed.prepared import prepared
+from wellfed import ConfigError, DataError, Datasets, Fault, prepared
 from wellfed.units import counted, show_bytes, show_count, show_percent
 from workloads.hyperspectral.bands import (
     USUAL_COMPONENTS,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from wellfed.contract import FeatureSource
+from wellfed import FeatureSource
 
 SMALLEST_SIDE = 256
 """Pixels of a map on the screen: small scenes are enlarged by a whole factor."""

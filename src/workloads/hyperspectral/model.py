@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, gelu
 
-from wellfed.contract import LossOutput
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault, LossOutput
 
 SPECTRAL_REACH = 7
 """Bands that a filter along the spectrum sees."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.hyperspectral.scene_files import RawScene
 
 CUBE_FILE, LABELS_FILE, ABOUT_FILE = "cube.bin", "labels.npy", "scene.json"

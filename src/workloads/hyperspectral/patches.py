@@ -12,8 +12,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from wellfed.contract import FeatureModeName, Features, FeatureSource
-from wellfed.sample_rng import SampleRng
+from wellfed import FeatureModeName, Features, FeatureSource, SampleRng
 from workloads.hyperspectral.bands import BandScaling, PrincipalComponents
 from workloads.hyperspectral.padded_cube import PaddedCube, cut_patches
 

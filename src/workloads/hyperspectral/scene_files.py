@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import DataError
-from wellfed.prepared import check_file
+from wellfed import DataError, check_file
 from wellfed.units import show_line
 from workloads.hyperspectral.array_files import SUFFIXES, Array, read_arrays
 

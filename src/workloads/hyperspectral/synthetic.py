@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault
 
 WAVELENGTHS_UM = (0.4, 2.5)
 WATER_UM = (1.38, 1.87)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wellfed.errors import DataError
-from wellfed.prepared import check_file
+from wellfed import DataError, check_file
 from wellfed.units import counted
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Datasets, Fault
 from wellfed.units import counted
 from workloads.recsys.evaluation import RankedUsers, Ranking
 from workloads.recsys.interactions import Interactions, LeaveLastOut, leave_last_out

@@ -17,7 +17,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import show_count
 from workloads.recsys.movielens import LAYOUTS
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.recsys.text import NUM_SPECIAL, PAD, UNKNOWN, build_vocabulary, pad_rows, words
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

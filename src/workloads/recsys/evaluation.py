@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from wellfed.contract import FeatureSource
-from wellfed.sample_rng import SampleRng
+from wellfed import FeatureSource, SampleRng
 from workloads.recsys.interactions import Ints
 
 if TYPE_CHECKING:

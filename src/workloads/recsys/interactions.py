@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import counted, show_count
 
 Ints = NDArray[np.int64]

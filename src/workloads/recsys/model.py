@@ -12,8 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
-from wellfed.contract import Features, LossOutput
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault, Features, LossOutput
 from workloads.recsys.encoder import GPT2Shape, TextEncoder, pretrained_encoder, small_encoder
 
 TripletBatch = dict[str, Tensor]

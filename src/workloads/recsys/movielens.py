@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import counted
 from workloads.recsys.bad_lines import BadLines, decode, fetch_command, read_file
 from workloads.recsys.interactions import Interactions, Ints

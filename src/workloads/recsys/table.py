@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from wellfed.errors import DataError, first_line
+from wellfed import DataError, first_line
 from wellfed.units import counted, show_count, show_line
 from workloads.recsys.bad_lines import decode, read_file
 from workloads.recsys.interactions import Interactions, Ints

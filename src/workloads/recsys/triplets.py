@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellfed.contract import FeatureSource
-from wellfed.errors import DataError
-from wellfed.sample_rng import SampleRng
+from wellfed import DataError, FeatureSource, SampleRng
 from wellfed.units import counted, show_count
 from workloads.recsys.interactions import Ints
 

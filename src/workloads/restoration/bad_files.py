@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import counted
 
 

@@ -12,8 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from wellfed.contract import FeatureModeName, Features, FeatureSource
-from wellfed.sample_rng import SampleRng
+from wellfed import FeatureModeName, Features, FeatureSource, SampleRng
 from workloads.restoration.images import ImagePixels, StoredImage, cut_rows
 
 PLACE_DRAW, TURN_DRAW = 0, 1

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError, Fault
-from wellfed.prepared import prepared
+from wellfed import ConfigError, DataError, Datasets, Fault, prepared
 from wellfed.units import counted, show_bytes, show_count
 from workloads.restoration import degradations
 from workloads.restoration.bad_files import BadFiles

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 # Pillow knows the last three once they are imported; threads that would make it look for them disturb one another.
 from PIL import BmpImagePlugin, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
 
-from wellfed.errors import first_line
+from wellfed import first_line
 from wellfed.units import show_count
 
 Pixels = NDArray[np.uint8]

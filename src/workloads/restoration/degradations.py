@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wellfed.errors import ConfigError, Fault
-from wellfed.sample_rng import SampleRng, mix
+from wellfed import ConfigError, Fault, SampleRng, seed_from
 
 Task = Literal["denoise", "deblur", "super_resolve"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -79,7 +78,7 @@ class Degradation:
     def for_evaluation(self, image_CHW: Tensor, image_index: int) -> Tensor:
         """Degraded float32 [C, H, W] of a uint8 image of any size; the noise belongs to ``image_index`` for ever."""
         degraded_CHW = self.without_noise(image_CHW.float().div(255).unsqueeze(0)).squeeze(0)
-        generator = torch.Generator().manual_seed(mix(NOISE_SEED, image_index))
+        generator = torch.Generator().manual_seed(seed_from(NOISE_SEED, image_index))
         shape = (1, *image_CHW.shape[1:]) if self.is_grey else image_CHW.shape
         return degraded_CHW + torch.randn(shape, generator=generator) * (self.sigma / 255)
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from wellfed.contract import FeatureSource
+from wellfed import FeatureSource
 from workloads.restoration.degradations import gaussian_window
 
 WINDOW_REACH, WINDOW_SIGMA = 5, 1.5

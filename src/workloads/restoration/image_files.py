@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wellfed.errors import DataError
-from wellfed.prepared import no_file
+from wellfed import DataError
 from wellfed.units import counted, show_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -134,8 +134,8 @@ def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list
 def _problem(path: Path) -> str:
     """Why a file can't be opened; empty = it can."""
     try:
-        if kind := no_file(path):
-            return f"{kind}, not a file"
+        if not stat.S_ISREG(path.stat().st_mode):
+            return "a named pipe, a socket or a device, not a file"
         with path.open("rb") as file:
             return "" if file.read(1) else "empty file"
     except FileNotFoundError:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed.contract import LossOutput
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault, LossOutput
 from workloads.restoration.perceptual import PERCEPTUAL, FixedFeatures, vgg_features
 
 GREY = 0.5

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault
 
 PerceptualName = Literal["fixed", "vgg"]
 PERCEPTUAL: tuple[PerceptualName, ...] = get_args(PerceptualName)

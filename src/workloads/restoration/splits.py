@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.units import counted
 from workloads.restoration.image_files import SPLITS
 from workloads.restoration.images import ImageIndex, StoredImage

@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault
 
 GROUP = 24
 """Images that are drawn at once: their leaves have the same shapes, at other places, in other colours."""

@@ -14,20 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import DataError
-from wellfed.shards.class_folders import (
-    CLASSES,
-    LISTS,
-    class_of,
-    files_below,
-    folders,
-    in_order,
-    sample_key,
-    splits_of,
-)
-from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
-from wellfed.shards.shard_reader import Bytes, ShardReader, read_into
-from wellfed.shards.tar_members import NOT_CLOSED
+from wellfed import DataError
+from wellfed.shards import NOT_CLOSED, Bytes, ShardIndex, ShardReader, find_shards, index_shards, read_into
+from wellfed.shards.class_folders import CLASSES, LISTS, class_of, files_below, folders, in_order, sample_key, splits_of
 from wellfed.units import counted
 
 Ints = NDArray[np.int64]

@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellfed.contract import FeatureModeName, Features, FeatureSource
-from wellfed.prepared import prepared
-from wellfed.sample_rng import SampleRng
+from wellfed import FeatureModeName, Features, FeatureSource, SampleRng, prepared
 from workloads.speech.clip_files import Ints
 from workloads.speech.log_mel import LogMel
 from workloads.speech.waveforms import Waveforms

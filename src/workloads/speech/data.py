@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError, Fault
-from wellfed.prepared import prepared
+from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed.shards import write_shards
 from wellfed.shards.class_folders import SPLITS
-from wellfed.shards.write_shards import write_shards
 from wellfed.units import counted, show_bytes, show_count
 from workloads.speech.clip_files import FoundClips, Ints, find_clips
 from workloads.speech.clips import ClipData, LogMelTable, Masking

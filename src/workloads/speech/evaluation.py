@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from wellfed.contract import FeatureSource
+from wellfed import FeatureSource
 from wellfed.shards.class_folders import SPLITS
 
 Floats = NDArray[np.float64]

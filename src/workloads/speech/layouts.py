@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.prepared import prepared
+from wellfed import prepared
 from workloads.speech import sound_files
 from workloads.speech.clip_files import ClipReader, FoundClips, Ints
 from workloads.speech.wav_layout import DamagedClip, wav_layout

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed.contract import LossOutput
-from wellfed.errors import ConfigError, Fault
+from wellfed import ConfigError, Fault, LossOutput
 
 WIDTH = 9
 """Frames that a convolution of a block sees."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.speech.wav_layout import DamagedClip
 
 Sound = NDArray[np.float32]

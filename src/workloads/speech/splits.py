@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from wellfed.shards.class_folders import SPLITS, sample_key
 from wellfed.units import counted
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed.sample_rng import mix
+from wellfed import seed_from
 
 Floats = NDArray[np.float64]
 Sound = NDArray[np.float32]
@@ -68,9 +68,9 @@ def spoken_words(
     num_clips: int, num_speakers: int, sample_rate: int, seed: int
 ) -> Iterator[tuple[str, int, NDArray[np.int16]]]:
     """Word, number of the speaker, and a second of sound."""
-    speakers = [_speaker(np.random.default_rng(mix(seed, 1, number))) for number in range(num_speakers)]
+    speakers = [_speaker(np.random.default_rng(seed_from(seed, 1, number))) for number in range(num_speakers)]
     for number in range(num_clips):
-        rng = np.random.default_rng(mix(seed, 2, number))
+        rng = np.random.default_rng(seed_from(seed, 2, number))
         word, speaker = WORDS[number % len(WORDS)], int(rng.integers(num_speakers))
         yield word, speaker, _recorded(_said(word, speakers[speaker], sample_rate, rng), sample_rate, rng)
 

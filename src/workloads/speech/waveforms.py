@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.speech import sound_files
 from workloads.speech.clip_files import ClipReader, Ints
 from workloads.speech.layouts import Layouts, content

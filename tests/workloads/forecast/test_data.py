@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed.contract import TrainData
-from wellfed.errors import ConfigError, DataError
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, DataError, SampleRng, TrainData
 from workloads.forecast.data import build, datasets
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.steps import Frequency

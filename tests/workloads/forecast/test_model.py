@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellfed.errors import ConfigError
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, SampleRng
 from workloads.forecast.data import datasets
 from workloads.forecast.model import LSTMForecaster, Smoothing
 from workloads.forecast.seasonal_naive import seasonal_naive

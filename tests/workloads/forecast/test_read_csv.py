@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.text_table import read_text_table

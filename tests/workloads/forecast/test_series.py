@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.forecast.series import Parts, SeriesSet, cut_by_time, filled, split_by_time
 from workloads.forecast.steps import Frequency
 

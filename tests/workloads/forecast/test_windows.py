@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.loading.sets import loader_of
-from wellfed.errors import DataError
+from wellfed import DataError, SampleRng
 from wellfed.loading.settings import LoaderSettings
-from wellfed.sample_rng import SampleRng
 from workloads.forecast.data import build
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.steps import Frequency

@@ -8,7 +8,7 @@ import pytest
 from scipy.io import savemat
 from scipy.sparse import csc_matrix
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.hyperspectral.array_files import read_arrays
 
 

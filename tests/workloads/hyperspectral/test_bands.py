@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.hyperspectral import bands
 from workloads.hyperspectral.bands import chosen_components, fit_components, fit_scaling
 

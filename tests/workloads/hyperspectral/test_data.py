@@ -9,11 +9,9 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from wellfed import ConfigError, DataError, Datasets, SampleRng
 from wellfed.config.compose import compose
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError
 from wellfed.run.planner import plan_without_running
-from wellfed.sample_rng import SampleRng
 from workloads.hyperspectral.data import datasets
 from workloads.hyperspectral.model import SpectralPatchCNN
 
@@ -196,7 +194,7 @@ def test_the_network_learns_what_grows_there(cache):
 MEASURED = """
 import re, sys
 import numpy as np, torch
-from wellfed.sample_rng import SampleRng
+from wellfed import SampleRng
 from workloads.hyperspectral.data import datasets
 torch.set_num_threads(1)
 def peak():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.hyperspectral.model import SpectralPatchCNN
 
 SMALL = {"base_channels": 8, "num_blocks": 1, "spectral_filters": 2}

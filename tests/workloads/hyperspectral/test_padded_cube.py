@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.hyperspectral.padded_cube import PaddedCube, cut_patches, read_cube, write_scene
 from workloads.hyperspectral.scene_files import RawScene
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from wellfed.contract import FEATURE_MODES, Features, TrainData
-from wellfed.sample_rng import SampleRng
+from wellfed import Features, SampleRng, TrainData
+from wellfed.contract import FEATURE_MODES
 from workloads.hyperspectral.bands import fit_components, fit_scaling
 from workloads.hyperspectral.padded_cube import read_cube, write_scene
 from workloads.hyperspectral.patches import PatchData, PatchStore, mirrored, patch_features

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.hyperspectral.scene_files import RawScene, find_scene, read_scene
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.hyperspectral import synthetic
 from workloads.hyperspectral.synthetic import field_scene
 

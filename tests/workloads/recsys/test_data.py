@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from wellfed.contract import Datasets, TrainData
-from wellfed.errors import ConfigError
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, Datasets, SampleRng, TrainData
 from workloads.recsys.data import build, datasets
 from workloads.recsys.evaluation import metrics_of_ranks, popularity_ranks
 from workloads.recsys.model import TwoTowerRecommender

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.recsys.download import download, main
 
 FILES = {

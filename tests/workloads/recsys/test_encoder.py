@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from wellfed.contract import Features
-from wellfed.errors import DataError
+from wellfed import DataError, Features
 from workloads.recsys.model import TwoTowerRecommender
 
 TEXTS = ["male, writer", "female, farmer of many things", "a film", "another one", "a third film. Crime, Drama", ""]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.recsys.interactions import Interactions, leave_last_out
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.recsys.model import TwoTowerRecommender
 
 TEXTS = ["male, writer", "female, farmer of many things", "a film", "another one", "a third film. Crime, Drama"]

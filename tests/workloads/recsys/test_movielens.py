@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.recsys.bad_lines import BadLines, read_file
 from workloads.recsys.download import RELEASES
 from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens, read_ratings

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, DataError, Datasets, SampleRng
 from workloads.recsys.data import FULL_EPOCH, build, datasets
 from workloads.recsys.interactions import Interactions
 from workloads.recsys.table import read_table

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.errors import DataError
-from wellfed.sample_rng import SampleRng
+from wellfed import DataError, SampleRng
 from workloads.recsys.triplets import NegativeSampler, TripletData
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, TrainData
+from wellfed import FeatureModeName, Features, SampleRng, TrainData
+from wellfed.contract import FEATURE_MODES
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
-from wellfed.sample_rng import SampleRng
 from workloads.restoration.crops import CropData, crop_features, turned
 from workloads.restoration.decoding import Decoded
 from workloads.restoration.degradations import Degradation

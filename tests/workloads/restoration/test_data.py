@@ -11,9 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, DataError
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, DataError, Datasets, SampleRng
 from workloads.restoration.data import datasets
 
 Put = Callable[..., Path]

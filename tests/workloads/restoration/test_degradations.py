@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from wellfed.errors import ConfigError
-from wellfed.sample_rng import SampleRng
+from wellfed import ConfigError, SampleRng
 from workloads.restoration.degradations import BANK_NUMBERS, TASKS, Degradation, blur, shrink_and_enlarge
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.restoration.image_files import find_images
 
 Put = Callable[..., Path]
@@ -128,4 +128,4 @@ def test_a_named_pipe_is_no_image(photos: Path, put: Put):
     """To open one waits for its writer."""
     put("a.png")
     os.mkfifo(photos / "x.png")
-    assert find_images(photos, 0).unreadable == (("x.png", "a named pipe, not a file"),)
+    assert find_images(photos, 0).unreadable == (("x.png", "a named pipe, a socket or a device, not a file"),)

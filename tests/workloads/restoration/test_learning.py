@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.contract import Datasets
-from wellfed.sample_rng import SampleRng
+from wellfed import Datasets, SampleRng
 from workloads.restoration.data import datasets
 from workloads.restoration.model import RestorationCNN
 

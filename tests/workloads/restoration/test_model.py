@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.restoration.model import RestorationCNN, frequencies
 
 

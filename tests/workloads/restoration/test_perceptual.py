@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.restoration import perceptual
 from workloads.restoration.perceptual import FixedFeatures, gabor_pairs, orthogonal_patterns, vgg_features
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.workloads.speech.recordings import folder
-from wellfed.contract import Datasets
+from wellfed import Datasets
 from workloads.speech.data import datasets
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.workloads.speech.recordings import folder, shard, tone, wav
-from wellfed.errors import DataError
-from wellfed.shards.write_shards import write_shards
+from wellfed import DataError
+from wellfed.shards import write_shards
 from workloads.speech.clip_files import find_clips
 
 

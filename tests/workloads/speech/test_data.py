@@ -3,9 +3,8 @@ import pytest
 import torch
 
 from tests.workloads.speech.recordings import folder, shard, tone, wav
-from wellfed.errors import ConfigError, DataError
-from wellfed.sample_rng import SampleRng
-from wellfed.shards.write_shards import write_shards
+from wellfed import ConfigError, DataError, SampleRng
+from wellfed.shards import write_shards
 from workloads.speech.data import datasets
 from workloads.speech.model import ClipClassifier
 

@@ -8,9 +8,8 @@ import torch
 
 from tests.end_to_end.commands import record_of, run
 from tests.workloads.speech.recordings import tone, wav
+from wellfed import ConfigError, DataError, load_model
 from wellfed.config.compose import compose
-from wellfed.errors import ConfigError, DataError
-from wellfed.inference import load_model
 from wellfed.run.planner import plan_without_running
 from workloads.speech.data import datasets
 from workloads.speech.derived import chosen_mels, chosen_passes, chosen_rate, chosen_seconds

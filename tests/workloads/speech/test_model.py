@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from wellfed.errors import ConfigError
+from wellfed import ConfigError
 from workloads.speech.model import ClipClassifier
 
 

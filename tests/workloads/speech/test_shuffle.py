@@ -5,7 +5,7 @@ import torch
 
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
-from wellfed.shards.write_shards import write_shards
+from wellfed.shards import write_shards
 from workloads.speech.data import datasets
 
 READERS = {

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.speech.splits import SPEAKER, choose_splits
 
 

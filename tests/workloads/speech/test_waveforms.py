@@ -6,7 +6,7 @@ import soundfile
 import torch
 
 from tests.workloads.speech.recordings import shard, tone, wav
-from wellfed.errors import DataError
+from wellfed import DataError
 from workloads.speech.clip_files import find_clips
 from workloads.speech.layouts import look_at
 from workloads.speech.sound_files import decode
