@@ -45,7 +45,7 @@ class Change:
 
 
 def versions(repository: Path, changes: str) -> dict[str, set[str]]:
-    """Returns path -> all blobs that commits have added ("A"), or added and changed ("AM")."""
+    """Returns path -> the blob that a commit has first added ("A"), or all that were added and changed ("AM")."""
     found: dict[str, set[str]] = {}
     if not (repository / ".git").exists():  # a zip archive: the tree itself is what is known
         for path, file in scaffold.read(repository).items():
@@ -56,7 +56,8 @@ def versions(repository: Path, changes: str) -> dict[str, set[str]]:
     parts = iter(git(repository, *command).split("\0"))
     for part in parts:
         if part.startswith(":"):
-            found.setdefault(next(parts), set()).add(part.split(" ")[3])
+            path, blob = next(parts), part.split(" ")[3]
+            found[path] = {blob} | (found.get(path, set()) if "M" in changes else set())  # newest first
     return found
 
 

@@ -105,7 +105,7 @@ def test_the_engine_comes_along(default: Path, template: Path, tmp_path: Path):
 def test_no_trace_of_the_template(default: Path, template: Path):
     """In names of files and in texts."""
     examples = "|".join(path.name for path in (template / "src/workloads").iterdir())
-    words = rf"\b(?:{examples})(?:\b|_)|cookiecutter|scaffold|\bmake new\b|benchmarks/|WELLFED_REQUIRE|src/wellfed|\{{\{{ made"
+    words = rf"\b(?:{examples})(?:\b|_)|cookiecutter|scaffold|\bmake new\b|benchmarks/|src/wellfed|\{{\{{ made"
     traces = re.compile(words.encode())
     found = {
         path: trace[0]

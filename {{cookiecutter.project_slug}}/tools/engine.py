@@ -3,7 +3,7 @@
     python tools/engine.py check
     python tools/engine.py change FROM
 
-FROM is a wheel, the folder of a checkout, or a version of the package index. engine.txt holds the choice for pip and uv,
+FROM is a wheel, the folder of a checkout, or a version of the package index. engine.txt holds the choice, and
 pyproject.toml repeats the version. Needs Python alone: it runs before anything is installed.
 """
 
