@@ -78,7 +78,7 @@ def add_sources() -> None:
     """Puts the project's packages first on the path, as ``python src/train.py`` does; nothing where there is none."""
     with suppress(ConfigError):
         folder = str(sources())
-        if folder not in sys.path:
+        if sys.path[:1] != [folder]:
             sys.path.insert(0, folder)
 
 

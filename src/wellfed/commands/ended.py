@@ -78,9 +78,10 @@ def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Whether a ``print`` of a command has failed: commands write no file but by way of other rooms."""
+    """Whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).parent == Path(__file__).parent
+    printing = (Path(__file__).parent, Path(__file__).parents[1] / "config" / "entry.py")
+    return bool(frames) and any(Path(frames[-1].filename).is_relative_to(place) for place in printing)
 
 
 def _show(error: Exception) -> int:

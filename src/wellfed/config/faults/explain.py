@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from omegaconf.errors import GrammarParseError
 
+from wellfed.command_line import command
 from wellfed.config.faults.other_names import our_value, ours_for
 from wellfed.config.knobs import FREE_NODES, entries, is_free, nearest, nearest_knob
 
@@ -63,4 +64,4 @@ def _where_instead(schema_type: type, dotted: str) -> str:
     owner = entries(schema_type).get(group)
     if owner is not None and owner.is_group:
         return f"{group} has {', '.join(entry.name for entry in fields(owner.type))}."
-    return "All knobs: python src/train.py --cfg job"
+    return f"All knobs: {command('train')} --cfg job"
