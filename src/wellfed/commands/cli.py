@@ -90,6 +90,8 @@ def _expanded(argv: Sequence[str]) -> list[str]:
 
 def _run(asked: Command, words: Sequence[str]) -> int:
     if asked.composes:
+        if said := project.two_named():
+            print(said, file=sys.stderr)
         project.add_sources()
     return int(importlib.import_module(f"wellfed.commands.{asked.name}").main(words))
 
