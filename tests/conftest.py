@@ -20,6 +20,8 @@ from tests.required_tools import find_tool
 
 __all__ = ["pytest_runtest_protocol"]
 
+pytest_plugins = ["wellfed.testing"]
+
 # Tests stand in folders of their own, and so do the programs that they start.
 os.environ["WELLFED_PROJECT"] = str(Path(__file__).resolve().parents[1])
 

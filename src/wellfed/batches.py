@@ -105,6 +105,21 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
+def named_tensors(batch: Batch, name: str = "batch") -> list[tuple[str, Tensor]]:
+    """Returns all tensors of the batch with their names, as ``batch['inputs']``, depth first."""
+    if isinstance(batch, Tensor):
+        return [(name, batch)]
+    found: list[tuple[str, Tensor]] = []
+
+    def visit(key: Any, item: Any) -> Any:
+        found.extend(named_tensors(item, _member(name, batch, key)))
+        return item
+
+    if _is_container(batch):
+        _rebuilt(batch, visit)
+    return found
+
+
 def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
     """What a data set does itself with its batches. A ``split`` that can't be called is a name, as torchvision's."""
     named = {name: getattr(dataset, name, None) for name in ("split", "weight", "on_device")}

@@ -24,6 +24,7 @@ DOORS = {
     "optuna": ("wellfed/search/study.py",),
     "ray": ("wellfed/clusters/",),
     "submitit": ("wellfed/clusters/",),
+    "pytest": ("wellfed/testing/",),
     "workloads": ("workloads/",),
 }
 BY_VARIABLE = {

@@ -1,0 +1,43 @@
+"""Tests what every workload must hold: a pytest plugin and a class of tests for a project.
+
+Knows the objects of a run and pytest; nothing else of the engine imports pytest. A project has two files:
+
+- ``tests/conftest.py``: ``pytest_plugins = ["wellfed.testing"]``;
+- ``tests/test_workloads.py``: ``class TestWorkloads(WorkloadContract)`` with a docstring.
+
+Start from `workload_contract.WorkloadContract` (the promises) and `made_workload.MadeWorkload` (what they look at).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from wellfed import project
+from wellfed.testing.made_workload import MadeWorkload
+from wellfed.testing.workload_contract import WorkloadContract
+
+__all__ = ["WorkloadContract"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Names the project for tests that change the folder, and for the programs that they start."""
+    config.addinivalue_line("markers", "slow: takes seconds to minutes; leave out with -m 'not slow'")
+    if (config.rootpath / "configs" / "train.yaml").is_file():
+        os.environ.setdefault(project.VARIABLE, str(config.rootpath))
+    project.add_sources()
+
+
+@pytest.fixture(scope="class")
+def made_workload(
+    request: pytest.FixtureRequest, workload: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MadeWorkload]:
+    """The workload as its yaml has it, made once for all tests of it."""
+    words = request.cls.words_for(workload, tmp_path_factory.mktemp("workload"))
+    made = MadeWorkload.of(workload, words)
+    if made.runs_its_own_step:
+        pytest.skip("a LightningModule runs its own step")
+    yield made
+    made.end()

@@ -1,0 +1,209 @@
+"""Makes a workload of the project, and its first batches, for tests; a fault fails the test with its message alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wellfed import generators
+from wellfed.batches import Delivery, named_tensors
+from wellfed.config.compose import compose
+from wellfed.contract import FEATURE_MODES, Batch, Datasets, FeatureModeName, FeatureSource, LossOutput
+from wellfed.errors import WellfedError
+from wellfed.hardware.detect import machine
+from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.loading.batch_builder import BatchBuilder
+from wellfed.loading.batch_request import BatchRequest
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream import is_stream
+from wellfed.memory.features import hold
+from wellfed.run import assemble
+from wellfed.run.planner import Planner
+from wellfed.step.compiled import Loss
+from wellfed.step.micro_batches import Preparation
+from wellfed.step.train_step import parameter_groups
+
+SAMPLES = 8
+"""Samples of a batch that is looked at, at most."""
+CPU = torch.device("cpu")
+
+
+def fail(text: str) -> NoReturn:
+    """Fails the test with this text and no traceback: the cause is in the project, not in the test."""
+    pytest.fail(text, pytrace=False)
+
+
+@contextmanager
+def plainly(workload: str) -> Iterator[None]:
+    """Fails the test with the engine's message where it finds a fault of the workload."""
+    try:
+        yield
+    except WellfedError as error:
+        fail("\n".join([f"workload={workload}: {error}", *getattr(error, "__notes__", ())]))
+
+
+def differences(one: Batch, other: Batch, tolerance: float = 0.0) -> str:
+    """Describes how two batches that should be equal differ; empty if they are equal.
+
+    Args:
+        tolerance: absolute and relative, for floating point numbers.
+    """
+    left, right = named_tensors(one), named_tensors(other)
+    if [name for name, _ in left] != [name for name, _ in right]:
+        return f"they hold {_listed(left)} and {_listed(right)}"
+    found = (_difference(name, value, match, tolerance) for (name, value), (_, match) in zip(left, right, strict=True))
+    return "; ".join(filter(None, found))
+
+
+def _listed(named: list[tuple[str, Tensor]]) -> str:
+    return ", ".join(name for name, _ in named) or "no tensors"
+
+
+def _difference(name: str, one: Tensor, other: Tensor, tolerance: float) -> str:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return f"{name} is {_kind(one)} and {_kind(other)}"
+    if torch.equal(one, other):
+        return ""
+    if one.is_floating_point() or one.is_complex():
+        if torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return ""
+        gap = (one - other).abs().nan_to_num(torch.inf).masked_fill(one.isnan() & other.isnan(), 0)
+        return f"{name} differs by up to {float(gap.max()):.3g}"
+    return f"{name} differs in {int((one != other).sum())} of {one.numel()} values"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True)
+class MadeWorkload:
+    """Data and model of a workload as its yaml names them, on the CPU."""
+
+    name: str
+    planner: Planner
+
+    @classmethod
+    def of(cls, name: str, words: Sequence[str]) -> MadeWorkload:
+        """Composes the overrides, reads the data and builds the model."""
+        with plainly(name), generators.kept():
+            return cls(name, Planner.start(compose(words), machine(torch_cuda())))
+
+    def end(self) -> None:
+        """Tears down a LightningDataModule."""
+        assemble.end(self.planner.parts)
+
+    @property
+    def runs_its_own_step(self) -> bool:
+        """Whether the model is a LightningModule."""
+        return self.planner.parts.is_lightning_module
+
+    def fail(self, text: str) -> NoReturn:
+        """Fails the test; the text begins with the workload."""
+        fail(f"workload={self.name}: {text}")
+
+    @property
+    def loss_name(self) -> str:
+        """The model's loss, for messages."""
+        return f"{type(self.planner.parts.model).__name__}.loss"
+
+    @property
+    def data_name(self) -> str:
+        """The training data, for messages."""
+        return type(self.data.train).__name__
+
+    @property
+    def data(self) -> Datasets:
+        """All splits, before a mode of features is chosen."""
+        return self.planner.parts.data
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether training data are read in order."""
+        return is_stream(self.data.train)
+
+    @property
+    def splits_itself(self) -> bool:
+        """Whether the training data cut their batches by a method of their own."""
+        return callable(getattr(self.data.train, "split", None))
+
+    @property
+    def modes(self) -> tuple[FeatureModeName | None, ...]:
+        """Modes of features that are right for it, the usual first; None alone where there are no features."""
+        features = self.planner.parts.features
+        return (None,) if features is None else ("dynamic",) if features.trainable else FEATURE_MODES
+
+    def model(self) -> nn.Module:
+        """A copy of the model, as built."""
+        return copy.deepcopy(self.planner.parts.model)
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossOutput:
+        """What the model's loss returns for a prepared batch, checked as in training."""
+        with plainly(self.name):
+            return Loss(model, "none", lambda _: None)(batch)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The workload's optimizer for a copy of the model."""
+        planner, parts = self.planner, self.planner.parts
+        with plainly(self.name):
+            groups = parameter_groups(model)
+            return assemble.make_optimizer(planner.config, planner.rough(), groups, sparse=parts.has_sparse_gradients)
+
+    def data_for(self, mode: FeatureModeName | None) -> Datasets:
+        """The splits for a mode of features."""
+        return assemble.for_features(self.planner.parts, mode).data
+
+    def source(self, mode: FeatureModeName | None) -> FeatureSource | None:
+        """Feature rows in that mode; None where there are no features."""
+        features = self.planner.parts.features
+        return None if features is None or mode is None else hold(features, mode, CPU)
+
+    def first_batch(self, mode: FeatureModeName | None) -> Delivery:
+        """The first batch of training, of a few samples where it is made of samples."""
+        data = self.data_for(mode)
+        with plainly(self.name):
+            size = min(SAMPLES, len(data.train)) if hasattr(data.train, "__len__") and not self.is_stream else SAMPLES
+            config = self.planner.config
+            config = replace(config, workload=replace(config.workload, drop_last=False))
+            loader = assemble.make_train_loader(config, LoaderSettings(), data, batch_size=size)
+            try:
+                return next(iter(loader))
+            finally:
+                loader.close()
+
+    def preparation(self, mode: FeatureModeName | None, split: str = "train") -> Preparation:
+        """Calls ``on_device``, ``weight`` and ``split`` of a split's data."""
+        return Preparation(getattr(self.data_for(mode), split), self.planner.config.seed, self.planner.parts.model)
+
+    def prepared(self, mode: FeatureModeName | None) -> Batch:
+        """The first batch as the model is given it."""
+        delivery = self.first_batch(mode)
+        return self.preparation(mode)(delivery.batch, delivery, 0, self.source(mode))
+
+    def built(self, mode: FeatureModeName | None, *, by_item: bool, place: int = 0) -> Batch:
+        """A batch of the first training samples, by ``fetch`` or by ``__getitem__`` and collating.
+
+        Args:
+            place: number of the batch that it is built as; random numbers go by it.
+        """
+        data = self.data_for(mode)
+        builder = BatchBuilder(data.train, self.planner.config.seed, collate=data.collate, by_item=by_item)
+        with plainly(self.name):
+            built = builder(BatchRequest(0, place, torch.arange(min(SAMPLES, len(data.train)))))
+        if built.lost:
+            first, how = built.lost[0], "__getitem__" if by_item else "fetch"
+            self.fail(f"{self.data_name}.{how} raises for sample {first.index}: {first.reason}")
+        return built.batch
+
+
+def cut_sizes(num_samples: int) -> list[int]:
+    """Two unequal parts of a batch."""
+    first = max(1, 3 * num_samples // 8)
+    return [first, num_samples - first]
