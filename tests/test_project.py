@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wellfed import project
+from wellfed import __version__, project
 from wellfed.errors import ConfigError
 from wellfed.record import engine_state, engine_version
 
@@ -89,6 +91,58 @@ def test_an_engine_beside_the_project_tells_its_version_and_commit(
     finally:
         engine_state.cache_clear()
     assert engine_version(beside).startswith("wellfed ")
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "pinned"),
+    [
+        (["torch", "wellfed==0.3.1"], "0.3.1"),
+        (["wellfed[plots,hf] == 1.0rc1 ; python_version > '3'"], "1.0rc1"),
+        (["wellfed>=0.1"], None),
+        (["wellfed-extras==0.1"], None),
+    ],
+)
+def test_the_engine_that_a_project_pins(tmp_path: Path, monkeypatch, dependencies: list[str], pinned) -> None:
+    (made(tmp_path) / "pyproject.toml").write_text(f"[project]\ndependencies = {json.dumps(dependencies)}\n")
+    monkeypatch.setenv(project.VARIABLE, str(tmp_path))
+    assert project.pinned_engine() == pinned
+
+
+def test_another_engine_than_the_pinned_one_is_named_with_both_versions(tmp_path: Path, monkeypatch) -> None:
+    pyproject = made(tmp_path) / "pyproject.toml"
+    monkeypatch.setenv(project.VARIABLE, str(tmp_path))
+    pyproject.write_text(f"[project]\ndependencies = ['wellfed=={__version__}']\n")
+    assert project.engine_doubt() is None
+    pyproject.write_text("[project]\ndependencies = ['wellfed==99.1']\n")
+    assert f"pins wellfed 99.1, and this process runs wellfed {__version__} of" in str(project.engine_doubt())
+    pyproject.write_text("this is not toml")
+    assert project.engine_doubt() is None
+
+
+def test_two_engines_in_one_environment_are_named(tmp_path: Path) -> None:
+    """One on PYTHONPATH comes before the one that is installed."""
+    site, env = tmp_path / "site", tmp_path / "env"
+    (site / "wellfed-0.0.9.dist-info").mkdir(parents=True)
+    (site / "wellfed-0.0.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: wellfed\nVersion: 0.0.9\n")
+    made(env)
+    ask = f"import sys; sys.path.insert(0, {str(site)!r}); from wellfed import project; print(project.engine_doubt())"
+    said = told("-c", ask, cwd=env).stdout
+    assert said.startswith(
+        f"two engines: this process runs wellfed {__version__} of {project.ENGINE}, and wellfed 0.0.9 "
+    )
+    assert str(site) in said
+
+
+def test_a_knob_of_another_version_in_a_file_is_named_with_the_engine(tmp_path: Path) -> None:
+    """The configurations are the project's, the engine comes from elsewhere."""
+    shutil.copytree(project.configs(), tmp_path / "configs")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "configs" / "loader" / "auto.yaml").write_text("queue_depth: 3\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['wellfed==99.1']\n")
+    refused = told("-m", "wellfed", "plan", "workload=null", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "configs/loader/auto.yaml:1: loader.queue_depth=3: no such knob. loader has backend" in refused.stderr
+    assert "engine: pyproject.toml pins wellfed 99.1" in refused.stderr
 
 
 def test_nothing_else_looks_for_files_by_its_own_place() -> None:

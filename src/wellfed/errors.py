@@ -243,6 +243,12 @@ def _cut(shown: traceback.TracebackException) -> int:
 
 
 def is_the_users(filename: str) -> bool:
-    """Whether code is of the user's own project: not ours, not installed, not Python's."""
+    """Returns whether code is the user's own: not the engine's, not installed, not Python's, no entry script."""
     path = Path(filename).resolve()
-    return not (filename.startswith("<") or any(path.is_relative_to(place) for place in _NOT_THE_USERS))
+    is_ours = any(path.is_relative_to(place) for place in _NOT_THE_USERS) or _is_entry_script(path)
+    return not (filename.startswith("<") or is_ours)
+
+
+def _is_entry_script(path: Path) -> bool:
+    is_named_so = path.name in {"train.py", "tune.py", "evaluate.py"} and path.parent.name == "src"
+    return is_named_so and (path.parents[1] / "configs" / "train.yaml").is_file()

@@ -7,18 +7,25 @@ wherever it lies. Nothing else asks where files of the project are.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import sys
 import sysconfig
+import tomllib
 from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
+from wellfed import __version__
 from wellfed.errors import ConfigError
 
 ENGINE = Path(__file__).resolve().parent
 VARIABLE = "WELLFED_PROJECT"
 """Names the project where no script of one was started."""
 _MARK = Path("configs", "train.yaml")
+_PIN = re.compile(r"wellfed\s*(?:\[[^\]]*\])?\s*==\s*([\w.+!-]+)\s*(?:;.*)?")
 
 
 def root() -> Path:
@@ -84,6 +91,48 @@ def is_engine_installed() -> bool:
     """Whether the engine lies where an installer has put it, so that no checkout has its code."""
     places = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     return any(ENGINE.is_relative_to(place) for place in places)
+
+
+def pinned_engine() -> str | None:
+    """Returns the version of wellfed that the project's pyproject.toml pins; None without a pin or a project."""
+    try:
+        with (root() / "pyproject.toml").open("rb") as file:
+            asked = tomllib.load(file).get("project", {}).get("dependencies", [])
+    except (ConfigError, OSError, ValueError, AttributeError):
+        return None
+    pins = (_PIN.fullmatch(str(each).strip()) for each in asked)
+    return next((pin[1] for pin in pins if pin), None)
+
+
+def engine_doubt() -> str | None:
+    """Returns why this process may not run the engine that the project means, with the way out; None if it does."""
+    pinned = pinned_engine()
+    if pinned is not None and pinned != __version__:
+        return (
+            f"pyproject.toml pins wellfed {pinned}, and this process runs wellfed {__version__} of {ENGINE}. "
+            "make install installs the one that is pinned; make engine FROM=... pins another."
+        )
+    installed = _installed_engine()
+    if installed is not None and installed[0].resolve() != ENGINE:
+        where, version = installed
+        return (
+            f"two engines: this process runs wellfed {__version__} of {ENGINE}, and wellfed {version} of {where} is "
+            "installed in this environment. Remove one of them, or the folder on PYTHONPATH that comes first."
+        )
+    return None
+
+
+def _installed_engine() -> tuple[Path, str] | None:
+    """Returns where the environment has installed wellfed, and its version; a checkout's folder if it is editable."""
+    try:
+        found = Distribution.from_name("wellfed")
+        url = json.loads(found.read_text("direct_url.json") or "{}")
+        version = found.version
+    except (PackageNotFoundError, OSError, ValueError):
+        return None
+    if url.get("dir_info", {}).get("editable"):
+        return Path(unquote(urlparse(url["url"]).path)) / "src" / "wellfed", version
+    return Path(str(found.locate_file("wellfed"))), version
 
 
 def import_paths() -> list[Path]:

@@ -65,6 +65,7 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the project's, which alone is written to."""
     copy = tmp_path / "project" / "configs"
     shutil.copytree(project.configs(), copy)
+    (copy.parent / "src").symlink_to(project.sources())
     monkeypatch.setenv(project.VARIABLE, str(copy.parent))
     return copy
 

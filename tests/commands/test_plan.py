@@ -101,6 +101,7 @@ def test_planning_imports_no_lightning_and_what_the_model_needs_alone():
 
 def test_a_plan_that_is_written_is_the_same_plan_again(tmp_path, monkeypatch, capsys):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (tmp_path / "src").symlink_to(ROOT / "src")
     monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
     given = [*SMALL, "experiment=recsys_8gb", "loader=aggressive", "--json", "--write", "mine"]
     assert app.main(given) == 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from wellfed import __version__, project
 from wellfed.command_line import command
 from wellfed.errors import EXIT_OK
 from wellfed.hardware.detect import machine
@@ -43,6 +44,7 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
         has_wandb_login=is_logged_in(environ, home),
         has_compiler=any(shutil.which(name, path=environ.get("PATH")) for name in compilers),
         unofficial_pynvml=unofficial_pynvml(),
+        engine_doubt=project.engine_doubt(),
     )
 
 
@@ -81,6 +83,7 @@ def _machine_rows(facts: MachineFacts) -> list[tuple[str, str]]:
         rows.append((f"gpu {gpu.index}", f"{gpu.describe()}{free}{capability}, {gpu.uuid or 'no UUID'}"))
         if gpu.holders:
             rows.append(("", f"held by {gpu.held_by()}"))
+    rows.append(("engine", f"wellfed {__version__}, {project.ENGINE}"))
     rows.append(("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())))
     return rows
 

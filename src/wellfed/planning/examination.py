@@ -33,6 +33,8 @@ class Surroundings:
     has_wandb_login: bool
     has_compiler: bool
     unofficial_pynvml: str | None
+    engine_doubt: str | None = None
+    """Why the engine that runs may not be the one that the project means."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
 
 def _missing_software(around: Surroundings) -> list[Missing]:
     found = []
+    if around.engine_doubt is not None:
+        found.append(Missing("engine", around.engine_doubt, ""))
     if around.unofficial_pynvml is not None:
         found.append(Missing("pynvml", around.unofficial_pynvml, ""))
     if not around.has_wandb_login:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
@@ -231,13 +232,14 @@ class Run:
             _LOG.info(note)
         if self.rank == 0:
             screen.show_plan(self._console, config.workload.name, plan, notes)
-            for warning in plan.warnings:
+            for warning in filter(None, [project.engine_doubt(), *plan.warnings]):
                 _LOG.warning(warning)
             if config.rerun:  # what is not as it was in the run that is run again
                 earlier, record = RunRecord.read(Path(config.rerun)), self._books.record
                 found = differences(earlier.config, {**self.composed.resolved, "rerun": earlier.config.get("rerun")})
                 found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
                 found += differences(earlier.git, record.git, "git") if record.git else []
+                found += differences(earlier.engine, record.engine, "engine") if earlier.engine else []
                 screen.show_differences(self._console, str(Path(config.rerun)), found)
         return plan
 

@@ -17,6 +17,7 @@ from hydra.core.default_element import ConfigDefault, GroupDefault, ResultDefaul
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from wellfed import project
 from wellfed.config.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
@@ -89,6 +90,8 @@ class _Search:
                 if not any(dotted in str(fault) for fault in examined):
                     text, owner = self.typed[index].text, dotted.rpartition(".")[0]
                     self._tell(index, f"{owner} does not list it so far.", f"Add it: +{text}")
+        if self.from_files and (doubt := project.engine_doubt()):
+            self.from_files.append(Fault("engine", doubt, ""))
         ordered = [fault for _, fault in sorted(self.told, key=lambda pair: pair[0])]
         return list(dict.fromkeys([*ordered, *self.from_files, *examined]))
 
