@@ -135,7 +135,7 @@ def _overrides(config_name: str, words: Sequence[str]) -> list[str]:
     name, equals, _ = word.partition("=")
     knob = entries(_SCHEMAS[config_name]).get(name.lstrip("+~"))
     if equals and knob is not None and not knob.is_group:
-        values = list(knob.type.__members__) if knob.is_enum else ["true", "false"] if knob.type is bool else []
+        values = [one.name for one in knob.type] if knob.is_enum else ["true", "false"] if knob.type is bool else []
         values += ["null"] if knob.is_optional else []
         found = sorted({*found, *(f"{name}={value}" for value in values)})
     matching = [text for text in found if text.startswith(word)]

@@ -29,7 +29,7 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     if knob.is_enum:
         quoted = re.search(r"value '(.*?)'", reason, re.IGNORECASE)  # by OmegaConf's message
         typed = quoted.group(1) if quoted else ""
-        near = our_value(dotted, typed) or nearest(typed, knob.type.__members__)
+        near = our_value(dotted, typed) or nearest(typed, (one.name for one in knob.type))
         return f"must be {knob.takes}.", f"Did you mean {dotted}={near}?" if near else ""
     if error is not None and "{..}" in knob.takes:  # which part of an entry is wrong
         return f"must be {knob.takes}: {reason}.", f"{dotted}: {knob.text}"
