@@ -16,7 +16,7 @@ from markupsafe import Markup
 from wellfed.command_line import command
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.markdown_text import code_span, plain_line
-from wellfed.pages.picture import ACCENT, INK, picture
+from wellfed.pages.picture import ACCENT, INK, no_pictures, picture
 from wellfed.record import write_atomically
 from wellfed.search.board_columns import columns, figure_text
 from wellfed.search.search_board import SearchBoard, TrialEntry
@@ -67,7 +67,8 @@ def to_markdown(board: SearchBoard) -> str:
 
 def to_html(board: SearchBoard) -> str:
     """One file, with the learning curves. Every text of the user's is escaped."""
-    return _page("board.html.j2", board, autoescape=True, curves=_curves(board), axes=_axes(board))
+    curves, axes = (None, None) if no_pictures() else (_curves(board), _axes(board))
+    return _page("board.html.j2", board, autoescape=True, curves=curves, axes=axes)
 
 
 def _page(

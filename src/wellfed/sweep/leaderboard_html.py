@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from wellfed.command_line import command
 from wellfed.pages.html_page import fill_in
-from wellfed.pages.picture import ACCENT, INK, picture
+from wellfed.pages.picture import ACCENT, INK, no_pictures, picture
 from wellfed.sweep.leaderboard_columns import columns, interval
 from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import show_gib
@@ -63,7 +63,7 @@ def to_html(board: Leaderboard) -> str:
         effects=board.effects,
         maps=_heat_maps(board),
         most_maps=MOST_MAPS,
-        picture=_memory_picture(board),
+        picture=None if no_pictures() else _memory_picture(board),
         front=front,
     )
 

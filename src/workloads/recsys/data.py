@@ -15,7 +15,6 @@ from workloads.recsys.interactions import Interactions, LeaveLastOut, leave_last
 from workloads.recsys.model import USUAL_L2, text_of
 from workloads.recsys.movielens import read_movielens
 from workloads.recsys.synthetic import synthetic_interactions
-from workloads.recsys.table import read_table
 from workloads.recsys.triplets import TripletData
 
 FULL_EPOCH = 200_000
@@ -58,6 +57,8 @@ def datasets(
     if file is None:
         interactions = synthetic_interactions(scale, seed)
     elif is_table:
+        from workloads.recsys.table import read_table  # needs pandas
+
         interactions = read_table(file, max_bad_lines, seed)
     else:
         interactions = read_movielens(file, max_bad_lines)
