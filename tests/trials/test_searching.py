@@ -70,7 +70,10 @@ def test_without_optuna_the_way_to_it_is_told(
     monkeypatch.setattr(absent_packages, "is_installed", lambda name: name != "optuna" and known(name))
     assert main("train", lambda composed: 0, ["-m", "search=optuna", f"{LR}=interval(0.1,1)"]) == 2
     err = capsys.readouterr().err
-    assert "search.sampler=tpe: needs the package optuna (searches that choose their values), which is not installed." in err
+    assert (
+        "search.sampler=tpe: needs the package optuna (searches that choose their values), which is not installed."
+        in err
+    )
     assert "python -m pip install 'wellfed[search]'" in err
 
 
