@@ -36,16 +36,6 @@ SAME = (
     "src/train.py", "src/tune.py",
 )  # fmt: skip
 """Beginnings of paths that are the same in every project, but for what belongs to an example."""
-EXTRAS = {
-    "PIL": "images",
-    "pandas": "tables",
-    "peft": "hf",
-    "scipy": "mat",
-    "soundfile": "audio",
-    "tokenizers": "hf",
-    "transformers": "hf",
-}
-"""Library that the code of a workload imports -> extra of the engine that brings it."""
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
 """License -> how pyproject.toml calls it, where that differs."""
 LINE_LENGTH = 120
@@ -165,20 +155,19 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     text = source[f"tools/licenses/{answers['license']}.txt"].content.decode()
     files["LICENSE"] = File(text.replace("<author>", str(answers["author"])).encode())
     try:
-        name, wheel = program("wheel")["build"]({path: file.content for path, file in source.items()})
+        name, wheel = program("tools/wheel.py")["build"]({path: file.content for path, file in source.items()})
     except KeyError as error:
         raise ScaffoldError(f"The template has no {error}: no engine can be made of it. Clone it anew.") from error
     version = name.split("-")[1]
-    pins = program("engine")
+    pins = program(f"{THIN}tools/engine.py")
     files[f"vendor/{name}"] = File(wheel)
     files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
     return files | rendered(source, answers, [f"wellfed[{','.join(extras_of(own or start))}]=={version}", *more])
 
 
-def program(name: str) -> dict[str, Any]:
-    """Returns the functions of ``tools/wheel.py``, or of a project's ``tools/engine.py``."""
-    folder = TEMPLATE / THIN if name == "engine" else TEMPLATE
-    return runpy.run_path(str(folder / "tools" / f"{name}.py"))
+def program(path: str) -> dict[str, Any]:
+    """Returns the functions and tables of a file of the template that needs Python alone."""
+    return runpy.run_path(str(TEMPLATE / path))
 
 
 def licenses(source: Files) -> list[str]:
@@ -190,7 +179,8 @@ def extras_of(files: Files) -> list[str]:
     """Returns the extras of the engine that this code needs; pictures are for every project."""
     code = b"\n".join(file.content for path, file in files.items() if path.startswith("src/")).decode(errors="replace")
     imported = set(re.findall(r"(?m)^ *(?:from|import) (\w+)", code))
-    return sorted({"plots", *(extra for library, extra in EXTRAS.items() if library in imported)})
+    packages = program("src/wellfed/extras.py")["PACKAGES"]
+    return sorted({"plots", *(extra for package, (extra, _) in packages.items() if package in imported)})
 
 
 def rendered(source: Files, answers: Answers, dependencies: Iterable[str]) -> Files:
