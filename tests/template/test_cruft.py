@@ -11,7 +11,6 @@ import pytest
 
 from tests.template.commands import Done, commit, cookiecutter, git, run, tree
 
-
 WHEEL = "wellfed-0.1.0-py3-none-any.whl"
 
 
