@@ -16,6 +16,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -295,6 +296,25 @@ def write(files: Files, folder: Path) -> None:
             raise ScaffoldError(f"{target} can't be written: {error.strerror}. Check the disk and rights.") from error
 
 
+def remove(paths: Iterable[str], folder: Path) -> None:
+    """Removes files, and the folders that then hold nothing but bytecode."""
+    paths = list(paths)
+    for path in paths:
+        (folder / path).unlink()
+    for top in {path.partition("/")[0] for path in paths if "/" in path}:
+        _remove_if_empty(folder / top)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    for each in list(folder.iterdir()):
+        if each.name == "__pycache__":
+            shutil.rmtree(each)
+        elif each.is_dir() and not each.is_symlink():
+            _remove_if_empty(each)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def fill(template: Path, project: Path, answers: Answers) -> None:
     """Writes a new project, over what cookiecutter has copied."""
     write(project_files(read(template), answers), project)
@@ -368,12 +388,7 @@ def new(template: Path, name: str, given: Iterable[str]) -> Answers:
     source = read(template)
     files = project_files(source, answers)
     write(files, template)
-    for path in source.keys() - files.keys():
-        (template / path).unlink()
-        for folder in (template / path).parents:
-            if folder == template or any(folder.iterdir()):
-                break
-            folder.rmdir()
+    remove(source.keys() - files.keys(), template)
     return answers
 
 

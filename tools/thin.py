@@ -173,27 +173,11 @@ def carry_out(change: Change, project: Path) -> None:
         for path in change.aside:
             target = project / ASIDE / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(project / path, target)
-        for path in change.removed:
-            (project / path).unlink()
-        for top in (*ENGINE, *COPIED):
-            _remove_if_empty(project / top)
+            shutil.copy2(project / path, target)
+        scaffold.remove([*change.removed, *change.aside], project)
     except OSError as error:
         raise ScaffoldError(f"{error.filename}: {error.strerror}. git reset --hard undoes what was done.") from error
     scaffold.write(change.written, project)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Removes folders that hold no files but bytecode."""
-    if not folder.is_dir():
-        return
-    for each in list(folder.iterdir()):
-        if each.name == "__pycache__":
-            shutil.rmtree(each)
-        elif each.is_dir() and not each.is_symlink():
-            _remove_if_empty(each)
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def main(arguments: list[str] | None = None) -> int:

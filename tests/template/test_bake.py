@@ -323,9 +323,14 @@ def unchanged(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_in_place_gives_the_same_project(default: Path, own_template: Path):
+    (own_template / "src/wellfed/__pycache__").mkdir()
+    (own_template / "src/wellfed/__pycache__/x.pyc").write_bytes(b"")
     done = make_new(own_template, "NAME=My Nets")
     assert done.code == 0, done.text
     assert tree(own_template) == tree(default)
+    assert {path.name for path in (own_template / "src").iterdir()} == {
+        path.name for path in (default / "src").iterdir()
+    }
     assert not (own_template / "hooks").exists()
     assert "make train" in done.out
 

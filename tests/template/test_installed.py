@@ -41,11 +41,11 @@ class Project:
         python = str(self.root / ".venv/bin/python")
         return run(sys.executable, "-m", "pip", "--python", python, *words, cwd=self.root, home=self.root.parent)
 
-    def python(self, *words: str | Path, timeout_s: float = 300, **more: str) -> Done:
-        return self.run(".venv/bin/python", *words, timeout_s=timeout_s, **more)
+    def python(self, *words: str | Path, timeout_s: float = 300, cwd: Path | None = None) -> Done:
+        return self.run(".venv/bin/python", *words, timeout_s=timeout_s, cwd=cwd)
 
-    def run(self, *words: str | Path, timeout_s: float = 300, cwd: Path | None = None, **more: str) -> Done:
-        more = {"WELLFED_PROJECT": "", "PYTHONPATH": "", **more}
+    def run(self, *words: str | Path, timeout_s: float = 300, cwd: Path | None = None) -> Done:
+        more = {"WELLFED_PROJECT": "", "PYTHONPATH": ""}
         words = (self.root / words[0], *words[1:])
         return run(*words, cwd=cwd or self.root, home=self.root.parent, timeout_s=timeout_s, **more)
 
@@ -80,6 +80,9 @@ def test_it_trains_on_the_engine_of_its_environment(project: Project):
 
 
 def test_a_typo_is_told_before_torch_is_imported(project: Project):
+    done = project.run(".venv/bin/wellfed", "train", "loader=agressive")
+    assert done.code == 2
+    assert "Did you mean loader=aggressive?" in done.err
     done = project.python("-X", "importtime", "src/train.py", "loader=agressive")
     assert done.code == 2
     assert "aggressive" in done.err
@@ -103,18 +106,18 @@ def test_a_project_within_a_project_is_its_own(project: Project, tmp_path: Path)
 @pytest.mark.slow
 def test_a_day_with_a_project(project: Project):
     """A workload is added and trained, a sweep is measured, its winner chosen, a tune, a run killed and resumed."""
-    done = project.python("-m", "wellfed", "add", "workload", "cats")
+    done = project.run(".venv/bin/wellfed", "add", "workload", "cats")
     assert done.code == 0, done.text
-    done = project.python("src/train.py", "workload=cats", *QUICK)
+    done = project.run(".venv/bin/wellfed", "train", "workload=cats", *QUICK)
     assert done.code == 0, done.text
     few = ("gpu=cpu", "logger=none", "sweep.trial_steps=20")
     done = project.python("src/train.py", "-m", "sweep=quick", "loader=baseline,balanced", *few, timeout_s=600)
     assert done.code == 0, done.text
     (board,) = project.root.glob("logs/my_nets/sweeps/*/leaderboard.md")
-    done = project.python("-m", "wellfed", "choose", board.parent, "--name", "mine")
+    done = project.run(".venv/bin/wellfed", "choose", board.parent, "--name", "mine")
     assert done.code == 0, done.text
     assert (project.root / "configs/loader/mine.yaml").is_file()
-    done = project.python("src/tune.py", *few, "tune.max_minutes=1", "tune.max_trials=2", timeout_s=600)
+    done = project.run(".venv/bin/wellfed", "tune", *few, "tune.max_minutes=1", "tune.max_trials=2", timeout_s=600)
     assert done.code == 0, done.text
     more = ("gpu=cpu", "logger=none", "telemetry=none", "trainer.max_steps=4000", "trainer.checkpoint_every_steps=20")
     words = [str(project.root / ".venv/bin/python"), "src/train.py", *more]
@@ -149,3 +152,43 @@ def test_the_project_passes_its_own_checks(workload: str, template: Path, tmp_pa
         assert done.code == 0, done.text
     assert project.record()["steps"] == 3
     assert git(project.root, "status", "--porcelain") == ""
+
+
+@pytest.mark.slow
+def test_another_engine_and_back(template: Path, project: Project, tmp_path: Path):
+    """`make engine` with a wheel of the same version, a checkout, a version that is nowhere; then git's own."""
+    root = project.root
+    more = {"WELLFED_PROJECT": "", "PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+
+    def make(*words: str) -> Done:
+        return run("make", *words, cwd=root, home=tmp_path, timeout_s=600, **more)
+
+    def engine() -> Path:
+        return Path(project.python("-c", "import wellfed; print(wellfed.__file__)", cwd=tmp_path).out.strip()).parent
+
+    changed = Path(shutil.copytree(template, tmp_path / "eine Engine ü"))
+    (changed / "src/wellfed/newer.py").write_text("")
+    git(changed, "add", "-A")
+    wheel = run(sys.executable, "tools/wheel.py", tmp_path, cwd=changed, home=tmp_path).out.strip()
+    done = make("engine", f"FROM={wheel}")
+    assert done.code == 0, done.text
+    assert (engine() / "newer.py").is_file()
+    done = make("engine", f"FROM={changed}")
+    assert done.code == 0, done.text
+    assert engine() == changed / "src/wellfed"
+    assert make("train", f"ARGS={' '.join(QUICK)}").code == 0
+    assert engine() == changed / "src/wellfed"
+    assert project.record()["engine"]["dirty"] is True
+    done = make("engine", "FROM=99.9")
+    assert done.code == 2
+    assert "The former engine: git checkout -- engine.txt pyproject.toml vendor" in done.err
+    git(root, "checkout", "--", "engine.txt", "pyproject.toml", "vendor")
+    damaged = root / "vendor" / Path(wheel).name
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    done = make("train")
+    assert done.code == 2
+    assert f"vendor/{damaged.name} is not the file that engine.txt names" in done.err
+    git(root, "checkout", "--", "vendor")
+    assert make("train", f"ARGS={' '.join(QUICK)}").code == 0
+    assert engine() == project.site / "wellfed"
+    assert not (engine() / "newer.py").exists()

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     written = write_workload(asked.name)
     print("\n".join(["Written:", *(f"  {path.relative_to(project.root())}" for path in written)]))
     print(f"Try it: {command('train')} workload={asked.name} trainer.max_steps=50")
-    print("Then put your own model and data in its place; README.md beside them and docs/workloads.md say how.")
+    print("Then put your own model and data in its place; README.md beside them says how.")
     return EXIT_OK
 
 
