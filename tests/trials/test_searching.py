@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def test_what_no_search_can_be_made_of(
 @pytest.mark.parametrize("option", ["optuna", "grid"])
 def test_a_search_option_needs_multirun(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert main("train", lambda composed: 0, [f"search={option}"]) == 2
-    assert f"Add -m: python {sys.argv[0]} -m search={option}" in capsys.readouterr().err
+    assert f"Add -m: python src/train.py -m search={option}" in capsys.readouterr().err
 
 
 def test_without_optuna_the_way_to_it_is_told(

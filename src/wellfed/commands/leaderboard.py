@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError
@@ -19,7 +20,7 @@ from wellfed.sweep.ranking import leaderboard
 def main(argv: Sequence[str]) -> int:
     """Prints the ranks and writes the files anew."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed leaderboard",
+        prog=command("leaderboard"),
         description="The ranks of a sweep or a search, from its ledger; writes its files anew.",
     )
     add_sweep(parser)

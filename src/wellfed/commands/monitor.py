@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from wellfed.command_line import command
 from wellfed.errors import EXIT_OK, NotShown
 from wellfed.run.screen import Terminal
 from wellfed.stop_request import Stopped, StopRequest, exit_code_of
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed monitor",
+        prog=command("monitor"),
         description="How busy all GPUs and the host are, live, whatever runs there; then means, peaks and a verdict.",
     )
     parser.add_argument(
@@ -86,7 +87,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
     how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
     screen.say(f"Watching {what} {how_long}.")
     if sight.problem is not None:
-        screen.say(f"No GPU figures (NVML: {sight.problem}). python -m wellfed doctor says what is missing.")
+        screen.say(f"No GPU figures (NVML: {sight.problem}). {command('doctor')} says what is missing.")
     with monitor:
         stop.is_stepping = True
         try:
@@ -99,7 +100,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
     for line in [*monitor.told(), *monitor.summary()]:
         screen.say(line)
     if table is not None and sight.gpus:
-        screen.say(f"The curves again: python -m wellfed diagnose {shlex.quote(str(asked.csv))}")
+        screen.say(f"The curves again: {command('diagnose')} {shlex.quote(str(asked.csv))}")
     elif table is not None:
         screen.say(f"{asked.csv} has the readings of the host alone.")
 

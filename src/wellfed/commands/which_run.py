@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 from wellfed import record
+from wellfed.command_line import command
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.folder_lookup import FolderKind, find
 from wellfed.record import RunRecord
 from wellfed.units import show_text
 
-RUN = FolderKind("run", record.FILE_NAME, "python src/train.py", newest_first=True)
+RUN = FolderKind("run", record.FILE_NAME, command("train"), newest_first=True)
 
 
 _TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")

@@ -37,7 +37,18 @@ def knob(
 
 # What the knobs take that have a choice of names; as a mapping where mypy is to know the values, too.
 Precision = StrEnum("Precision", ["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"])
-Compile = StrEnum("Compile", ["none", "default", "reduce_overhead", "max_autotune"])
+Compile = StrEnum(
+    "Compile",
+    {
+        "none": "none",
+        "default": "default",
+        "reduce-overhead": "reduce-overhead",
+        "max-autotune": "max-autotune",
+        # Spelled otherwise than by torch until 0.1: they still read, as other names of the same.
+        "reduce_overhead": "reduce-overhead",
+        "max_autotune": "max-autotune",
+    },
+)
 Allocator = StrEnum("Allocator", ["default", "expandable"])
 Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes", "own"])
 FeatureMode = StrEnum("FeatureMode", ["cache", "cache_host", "dynamic"])
@@ -81,8 +92,8 @@ class GpuConfig:
     cudnn_benchmark: bool = knob(False, "Let cuDNN time its algorithms for each new shape. For fixed shapes only.")
     compile: Compile = knob(
         Compile.none,
-        "torch.compile: none, default, reduce_overhead or max_autotune. Costs seconds to minutes at the start; a "
-        "compile that fails warns and goes on eagerly.",
+        "torch.compile: none, or its mode: default, reduce-overhead or max-autotune. Costs seconds to minutes at the "
+        "start; a compile that fails warns and goes on eagerly.",
     )
     enforce: Optional[bool] = knob(
         None,

@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from wellfed.command_line import command
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.markdown_text import code_span, plain_line
 from wellfed.pages.picture import ACCENT, INK, no_pictures, picture
@@ -93,7 +94,7 @@ def _page(
 def again(board: SearchBoard) -> list[str]:
     """The words of the command that trains the best once more; none without one."""
     best = board.best
-    return [] if best is None else ["python", "src/train.py", *board.search.flags, *best.overrides]
+    return [] if best is None else [*command("train").split(), *board.search.flags, *best.overrides]
 
 
 def _curves(board: SearchBoard) -> Markup | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from wellfed.command_line import command
 from wellfed.errors import ConfigError
 from wellfed.folder_lookup import FolderKind
 from wellfed.search.curves import read_curve
@@ -12,7 +13,7 @@ from wellfed.search.search_file import FILE_NAME, SearchFile
 from wellfed.search.search_rows import SearchRow
 from wellfed.sweep import ledger
 
-_SEARCH = FolderKind("search", FILE_NAME, "python src/train.py -m workload.optimizer.lr=0.01,0.001")
+_SEARCH = FolderKind("search", FILE_NAME, f"{command('train')} -m workload.optimizer.lr=0.01,0.001")
 
 
 def find(asked: str, log_dir: Path) -> Path | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from wellfed import folder_lookup
+from wellfed.command_line import command
 from wellfed.errors import ConfigError
 from wellfed.folder_lookup import FolderKind
 from wellfed.sweep import grid, ledger
 from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.ledger import Read
 
-_SWEEP = FolderKind("sweep", grid.FILE_NAME, "python src/train.py -m sweep=quick")
+_SWEEP = FolderKind("sweep", grid.FILE_NAME, f"{command('train')} -m sweep=quick")
 
 
 def find(asked: str, log_dir: Path) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from wellfed.command_line import command
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.picture import ACCENT, INK, no_pictures, picture
 from wellfed.sweep.leaderboard_columns import columns, interval
@@ -76,7 +77,14 @@ def page(
     **more: Any,
 ) -> str:
     """A leaderboard by a template of this folder."""
-    values = {"board": board, "sweep": board.sweep, "objective": board.objective, "columns": columns(board), **more}
+    values = {
+        "board": board,
+        "sweep": board.sweep,
+        "objective": board.objective,
+        "columns": columns(board),
+        "command": command,
+        **more,
+    }
     return fill_in(Path(__file__).with_name(template), values, autoescape=autoescape, filters=filters)
 
 
