@@ -56,6 +56,8 @@ sys.exit(run())
         (["train", "gpu=42gb"], 2, "gpu=42gb"),
         (["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
         (["sweep", "gpu=42gb"], 2, "gpu=42gb"),
+        (["tune", "--force", "--cfg", "job"], 0, "replace: true"),
+        (["train", "--force"], 2, "--force: is no flag"),
         (["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
         (["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
     ],

@@ -526,7 +526,7 @@ class TuneConfig:
         "Whether to write what was found as options of loader and memory: auto = if the gain is beyond noise, always, "
         "or never.",
     )
-    replace: bool = knob(False, "Write over options of that name which no tune has written.")
+    replace: bool = knob(False, "Write over options of that name which no tune has written; `--force` does the same.")
 
 
 @dataclass

@@ -54,9 +54,9 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     if (resume is None) == (rerun is None):  # the rules refuse both together, with the other faults
         return typed
     if rerun is not None:
-        folder = _folder("rerun", rerun, typed, compose)
-        typed = [assigned("rerun", str(folder)) if key_value(text)[0] == "rerun" else text for text in typed]
-        earlier = _read(folder, f"rerun={rerun}")
+        replayed = _folder("rerun", rerun, typed, compose)
+        typed = [assigned("rerun", str(replayed)) if key_value(text)[0] == "rerun" else text for text in typed]
+        earlier = _read(replayed, f"rerun={rerun}")
         # Of a trial of a sweep: the run that it was measured for.
         return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
     assert resume is not None
