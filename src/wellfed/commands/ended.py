@@ -8,6 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from wellfed import project
 from wellfed.errors import (
     EXIT_FAILED,
     EXIT_NOTHING_RUN,
@@ -80,7 +81,7 @@ def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
 def _is_of_printing(error: OSError) -> bool:
     """Whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
     frames = traceback.extract_tb(error.__traceback__)
-    printing = (Path(__file__).parent, Path(__file__).parents[1] / "config" / "entry.py")
+    printing = (Path(__file__).parent, project.ENGINE / "config" / "entry.py")
     return bool(frames) and any(Path(frames[-1].filename).is_relative_to(place) for place in printing)
 
 
