@@ -334,11 +334,10 @@ DATA = (
     Fault("a class that the model lacks", trained("train_sample:40!:class"), says="7"),
     refused("a validation sample that raises", trained("val_sample:5!:raise"), "sample 5"),
     refused("data that can't be made", trained("data:1:raise"), "planted failure"),
-    Fault(
+    refused(
         "a member that can't be cut into micro-batches",
         trained("", "memory.micro_batch=4", PLANTED_TEXT="uneven"),
-        says="numbers",
-        resumes=False,
+        r"batch\['numbers'\] can't be cut",
     ),
     fine("texts that are cut into micro-batches", trained("", "memory.micro_batch=4", PLANTED_TEXT="even")),
     Fault("a loss that becomes NaN", trained("loss:12:nan"), says="(?i)nan"),
