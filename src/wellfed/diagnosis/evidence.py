@@ -273,6 +273,26 @@ class Evidence:
         found = self.curve(name, gpu)
         return float(found.mean()) if len(found) else None
 
+    @cached_property
+    def others_cores(self) -> Series:
+        """Cores that other programs took of those this run may use, by reading; nan where nobody looked.
+
+        A run that may use a part of the machine has the rest of it between itself and others: what fits in there took
+        nothing from the run.
+        """
+        taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
+        cores = self.cores
+        if cores is None:
+            return taken
+        elsewhere = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
+        return np.clip(taken - elsewhere, 0.0, cores)
+
+    @property
+    def mean_others_cores(self) -> float | None:
+        """Mean of `others_cores`; None without readings."""
+        known = self.others_cores[np.isfinite(self.others_cores)]
+        return float(known.mean()) if len(known) else None
+
     @property
     def gpus(self) -> list[int]:
         """Numbers of the GPUs that were watched."""
