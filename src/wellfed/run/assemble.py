@@ -42,6 +42,7 @@ from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnL
 from wellfed.record import OnEvent, ignore_event
 from wellfed.shares import largest_share
 from wellfed.step.train_step import parameter_groups
+from wellfed.units import counted
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -710,7 +711,7 @@ def make_eval_loader(
         reading = StreamReading(Stream.of(dataset), settings, batch_size=size, purpose="evaluation", **more)
         return EvalStream(reading, limit_batches=limit)
     check_items(dataset, by_item=False)
-    return EvalLoader(
+    made = EvalLoader(
         dataset,
         size,
         settings=settings,
@@ -721,6 +722,10 @@ def make_eval_loader(
         worker_init=loader.worker_init if loader else None,
         **more,
     )
+    if len(made) == 0:
+        name, way_out = type(dataset).__name__, f"Check workload.data, or leave {split} out of Datasets."
+        raise DataError(f"{name} makes no {split} batch of its {counted(len(dataset), 'sample')}. {way_out}")
+    return made
 
 
 def of_split(given: Any, split: str) -> Any:

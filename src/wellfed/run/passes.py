@@ -180,6 +180,9 @@ class Passes:
         ``judge`` may end it after any of them.
         """
         config, clock = self._config, self._clock()
+        for split in ("val", "test"):
+            if self._learner.evaluates(split):  # an empty one is refused before training, not after it
+                assemble.make_eval_loader(config, self._plan, self._parts.data, split).close()
         total_steps = lit.total_steps(self._options, self.steps_per_epoch)
         bar = ProgressBar(
             console,
