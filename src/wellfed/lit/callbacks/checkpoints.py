@@ -143,9 +143,10 @@ class Checkpoints(pl.Callback):
             return None
 
     def _is_best(self, value: float) -> bool:
+        """Returns whether no earlier value is better; of equal ones the later is best, since it was trained longer."""
         if self.best_value is None or not math.isfinite(value):
             return math.isfinite(value)
-        return value > self.best_value if self.best_mode == "max" else value < self.best_value
+        return value >= self.best_value if self.best_mode == "max" else value <= self.best_value
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._every_steps is None:
