@@ -173,7 +173,7 @@ def out_of_memory_is_survived(m: Machine) -> Row:
 def compiled_runs_learn_the_same(m: Machine) -> Row:
     """Every mode of torch.compile, CUDA graphs among them, against the eager run."""
     losses = {}
-    for mode in ("none", "default", "reduce_overhead", "max_autotune"):
+    for mode in ("none", "default", "reduce-overhead", "max-autotune"):
         record = run(m, f"gpu.compile={mode}", "gpu.precision=32-true", "gpu.tf32=false", m.steps(60))
         failed = [event for event in record["events"] if event["kind"] == "compile_failed"]
         losses[mode] = None if failed else last_loss(record["folder"])

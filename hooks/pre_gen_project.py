@@ -32,8 +32,10 @@ PROJECT = {
     "hydra_plugins",
     "src",
     "tests",
+    "tools",
     "train",
     "tune",
+    "vendor",
     "wellfed",
     "workloads",
 }
@@ -49,7 +51,8 @@ LIBRARIES = {
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {
-    "hydra_core", "import_linter", "nvidia_ml_py", "pillow", "pip", "pre_commit", "pytest_xdist", "setuptools",
+    "hydra_core", "import_linter", "nvidia_ml_py", "pillow", "pip", "pre_commit", "pytest_xdist", "pyyaml",
+    "setuptools",
 }  # fmt: skip
 """What pip knows these by: a project of that name would take its place."""
 WORDS = {"false", "inf", "n", "nan", "no", "none", "null", "off", "on", "true", "y", "yes"}
@@ -70,7 +73,7 @@ def faults(answers: Mapping[str, object]) -> list[str]:
             found.append(f'{key}={answers[key]!r}: it must not be empty. Write {key}="{suggestion}".')
     if str(answers["project_name"]).strip():  # else the other names, which follow from it, are no fault of their own
         found += _slug_faults(str(answers["project_slug"]))
-        found += _package_faults(str(answers["package_name"]), str(answers["workload"]), bool(answers["keep_examples"]))
+        found += _package_faults(str(answers["package_name"]), str(answers["workload"]))
     entity = str(answers["wandb_entity"])
     if not ENTITY.fullmatch(entity):
         rule = "a wandb user or team has letters a-z, digits, '-', '_' and '.' only"
@@ -95,7 +98,7 @@ def _slug_faults(slug: str) -> list[str]:
     return [f"project_slug={slug!r}: {rule}. Take project_slug={_other(slug, '-')}."]
 
 
-def _package_faults(package: str, workload: str, keep_examples: bool) -> list[str]:
+def _package_faults(package: str, workload: str) -> list[str]:
     longest = LONGEST_COPY if workload in EXAMPLES else LONGEST_PACKAGE
     if not PACKAGE.fullmatch(package):
         rule = "letters a-z, digits and '_', with a letter first"
@@ -112,8 +115,6 @@ def _package_faults(package: str, workload: str, keep_examples: bool) -> list[st
         rule = "the project itself uses this name"
     elif package in WORDS | DEVICES:
         rule = "yaml, Hydra or Windows read it as something else than a name"
-    elif keep_examples and package in EXAMPLES:
-        rule = "an example that you keep has this name"
     else:
         return []
     return [f"package_name={package!r}: {rule}. Take package_name={_other(package, '_')}."]

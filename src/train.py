@@ -1,18 +1,18 @@
-"""Train, validate, test: ``python src/train.py [overrides]``; ``--help`` tells the rest.
-
-The configuration is composed and checked here, before torch is imported: a typo costs half a second.
-"""
-
-from __future__ import annotations
+"""Trains, validates, tests: ``python src/train.py [overrides]``, or ``wellfed train``; ``--help`` shows the rest."""
 
 import sys
 
-from wellfed.errors import in_environment
-
-with in_environment():
-    from wellfed.config.entry import main
-    from wellfed.run.launched import on_all_ranks
-    from wellfed.run.resume import expand
+try:
+    from wellfed.commands.cli import main
+except ModuleNotFoundError as error:
+    if error.name != "wellfed":
+        raise
+    print(
+        f"The package wellfed is not installed for {sys.executable}. Activate the environment: "
+        "source .venv/bin/activate. make train makes .venv where there is none, and trains.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 if __name__ == "__main__":
-    sys.exit(on_all_ranks(lambda job: main("train", job, expand=expand)))
+    sys.exit(main(["train", *sys.argv[1:]]))

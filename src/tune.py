@@ -1,27 +1,18 @@
-"""Find faster settings: ``python src/tune.py [overrides]``; ``--help`` tells the rest.
-
-The start is composed and checked here, before torch is imported: a typo costs half a second.
-"""
-
-from __future__ import annotations
+"""Finds faster settings: ``python src/tune.py [overrides]``, or ``wellfed tune``; ``--help`` shows the rest."""
 
 import sys
 
-from wellfed.errors import in_environment
-
-with in_environment():
-    from wellfed.config.compose import Composed
-    from wellfed.config.entry import main
-    from wellfed.config.schema import TuneRunConfig
-    from wellfed.trials.tune_words import NOT_MANY, expand
-
-
-def job(composed: Composed[TuneRunConfig]) -> int:
-    """One tune; its exit code."""
-    from wellfed.trials.tuning import tune
-
-    return tune(composed)
-
+try:
+    from wellfed.commands.cli import main
+except ModuleNotFoundError as error:
+    if error.name != "wellfed":
+        raise
+    print(
+        f"The package wellfed is not installed for {sys.executable}. Activate the environment: "
+        "source .venv/bin/activate. make train makes .venv where there is none, and trains.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 if __name__ == "__main__":
-    sys.exit(main("tune", job, expand=expand, not_many=NOT_MANY))
+    sys.exit(main(["tune", *sys.argv[1:]]))

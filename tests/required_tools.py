@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 TOOLS = {
     "cc": (("cc", "gcc", "clang"), "apt-get install gcc libc6-dev"),
     "c++": (("c++", "g++", "clang++"), "apt-get install g++"),
+    "uv": (("uv",), "pip install uv"),
+    "pipx": (("pipx",), "pip install pipx"),
     "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt-get install chromium"),
 }
 """Name in WELLFED_REQUIRE -> (programs, any of which will do; how to get one)."""
@@ -21,7 +25,8 @@ def find_tool(name: str, required: str) -> Path:
     Who requires ``cc`` requires compilers, of C++ too.
     """
     programs, install = TOOLS[name]
-    found = next(filter(None, map(shutil.which, programs)), None)
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = next(filter(None, (shutil.which(program, path=folders) for program in programs)), None)
     if found is not None:
         return Path(found)
     reason = f"needs {' or '.join(programs)}: {install}"

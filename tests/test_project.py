@@ -54,6 +54,20 @@ def test_the_nearest_of_two_around_the_working_directory(tmp_path: Path) -> None
     assert told("-c", ASK, cwd=inner / "src").stdout.strip() == str(inner)
 
 
+def test_a_variable_that_names_another_project_than_the_working_directory_is_told(tmp_path: Path) -> None:
+    one, two = made(tmp_path / "one"), made(tmp_path / "two ü")
+    said = (
+        f"WELLFED_PROJECT names the project: {one}, not {two}, the one that you stand in. Unset it to use that one.\n"
+    )
+    asked = ("-m", "wellfed", "add")
+    assert told(*asked, cwd=two / "src", WELLFED_PROJECT=str(one)).stderr.startswith(said)
+    for cwd, named in ((one, str(one)), (tmp_path, str(one)), (two, ""), (two, str(tmp_path))):
+        assert "names the project" not in told(*asked, cwd=cwd, WELLFED_PROJECT=named).stderr
+    ask = "from wellfed import project; print(project.two_named())"
+    (two / "src/train.py").write_text(ask)
+    assert told(str(two / "src/train.py"), cwd=two, WELLFED_PROJECT=str(one)).stdout == "None\n"
+
+
 def test_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(project.VARIABLE)
@@ -147,7 +161,7 @@ def test_a_knob_of_another_version_in_a_file_is_named_with_the_engine(tmp_path: 
 
 def test_nothing_else_looks_for_files_by_its_own_place() -> None:
     """Beside the files of a package that lie next to their reader."""
-    may = {"project.py", "errors.py"}
+    may = {"project.py", "errors.py", "__main__.py"}
     asking = [
         f"{path.relative_to(project.ENGINE)}: {line.strip()}"
         for path in project.ENGINE.rglob("*.py")

@@ -3,9 +3,9 @@
     python tools/scaffold.py fill PROJECT < answers.json
     python tools/scaffold.py new "My Nets" [key=value ...]
 
-Files are copied as bytes, never rendered; the few that name the project are edited at places that must be there. All of
-it is decided in memory before the first file is written, so that a fault leaves nothing behind. Needs Python and, where
-the template is a repository, git; knows nothing of cookiecutter beyond its cookiecutter.json.
+A project's files are copies of the template's (`SAME`), those of `THIN` with the answers put in, the workload to start
+from under the package's name, and the engine as a wheel. All of it is made in memory before the first file is written:
+a fault leaves nothing behind. Needs Python and, where the template is a repository, git.
 """
 
 from __future__ import annotations
@@ -16,38 +16,29 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-DIFFERENT = "{{cookiecutter.project_slug}}/"
-"""Folder of the files that are written anew for a project; cookiecutter renders it, `rendered` does for `make new`."""
+THIN = "{{cookiecutter.project_slug}}/"
+"""Folder of the files that hold answers; cookiecutter copies it, `rendered` puts the answers in."""
 BLANK = "blank"
-"""The workload to start from when it is no example: what `python -m wellfed add workload` copies too."""
+"""The workload to start from when it is no example: what `wellfed add workload` copies too."""
 
-TEMPLATE_ONLY = (
-    ".ci/", ".github/", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "benchmarks/", "cookiecutter.json",
-    "docs/gpu.md", "hooks/", "tests/", "tools/", DIFFERENT,
+SAME = (
+    ".github/dependabot.yml", ".gitignore", ".pre-commit-config.yaml", "configs/", "constraints.txt", "src/evaluate.py",
+    "src/train.py", "src/tune.py",
 )  # fmt: skip
-"""Beginnings of paths that stay behind, but for `CARRIED` and what belongs to an example that is kept."""
-CARRIED = (".github/dependabot.yml", ".github/workflows/ci.yml", "tests/every/test_workloads.py")
-OF_EXAMPLES = ("docs/my_gpu_is_at_20_percent.md",)
-"""Pages whose every figure is an example's: they stay where the examples do."""
-TEMPLATE_TOOLS = (
-    "arrow", "binaryornot", "cookiecutter", "cruft", "python-slugify", "text-unidecode",
-)  # fmt: skip
-"""Pins of constraints.txt that only the template's own tests ask for."""
+"""Beginnings of paths that are the same in every project, but for what belongs to an example."""
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
 """License -> how pyproject.toml calls it, where that differs."""
-STATEMENT = r"from ([\w.]+) import (\([^)]*\)|[^\n(]*)\n"
-"""An import as the formatter leaves it: the module, then names in a line or in brackets."""
 LINE_LENGTH = 120
 
 
@@ -141,49 +132,88 @@ def of_example(path: str, name: str) -> bool:
 # ---- the project's files ----
 
 
-def project_files(source: Files, answers: Answers) -> Files:
-    """All files of the project but those of `DIFFERENT`.
+def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own: Files | None = None) -> Files:
+    """Returns all files of the project.
+
+    Args:
+        more: dependencies beside the engine.
+        own: code of the project that decides about the engine's extras; None = the workload to start from.
 
     Raises:
-        ScaffoldError: an answer is none of the choices, or a file does not have the place that is to be edited.
+        ScaffoldError: an answer is none of the choices, or the template lacks a file.
     """
     known = examples(source)
     for key, choices in {"license": licenses(source), "workload": [BLANK, *known]}.items():
         if answers[key] not in choices:
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
-    files = {path: file for path, file in source.items() if _stays(path, known, answers)}
-    files |= starting_workload(source, answers)
+    files = {
+        path: file
+        for path, file in source.items()
+        if path.startswith(SAME) and not any(of_example(path, name) for name in known)
+    }
+    start = starting_workload(source, answers)
+    files |= start
     text = source[f"tools/licenses/{answers['license']}.txt"].content.decode()
     files["LICENSE"] = File(text.replace("<author>", str(answers["author"])).encode())
-    # The engine is a copy of the template's: its licence asks that this notice goes with it.
-    files["src/wellfed/LICENSE"] = source["LICENSE"]
-    for path, edits in _edits(source, answers).items():
-        if path not in files:
-            raise ScaffoldError(
-                f"The template has no {path}; tools/scaffold.py expects it. Tell the template's authors."
-            )
-        files[path] = _edited(path, files[path], edits)
-    there = list(files)
-    for path in there:
-        if path.startswith("docs/") and path.endswith(".md"):
-            unlink = partial(_without_dead_links, folder=path.rpartition("/")[0], there=there)
-            files[path] = _edited(path, files[path], [unlink])
-    return files
+    try:
+        name, wheel = program("tools/wheel.py")["build"]({path: file.content for path, file in source.items()})
+    except KeyError as error:
+        raise ScaffoldError(f"The template has no {error}: no engine can be made of it. Clone it anew.") from error
+    version = name.split("-")[1]
+    pins = program(f"{THIN}tools/engine.py")
+    files[f"vendor/{name}"] = File(wheel)
+    files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
+    return files | rendered(source, answers, [f"wellfed[{','.join(extras_of(own or start))}]=={version}", *more])
+
+
+def program(path: str) -> dict[str, Any]:
+    """Returns the functions and tables of a file of the template that needs Python alone."""
+    return runpy.run_path(str(TEMPLATE / path))
 
 
 def licenses(source: Files) -> list[str]:
-    """Names of the licences that there is a text of."""
+    """Returns the names of the licences that there is a text of."""
     return sorted(path.split("/")[2].removesuffix(".txt") for path in source if path.startswith("tools/licenses/"))
 
 
-def _stays(path: str, known: list[str], answers: Answers) -> bool:
-    if path in OF_EXAMPLES or any(of_example(path, name) for name in known):
-        return bool(answers["keep_examples"])
-    return path in CARRIED or not path.startswith(TEMPLATE_ONLY)
+def extras_of(files: Files) -> list[str]:
+    """Returns the extras of the engine that this code needs; pictures are for every project."""
+    code = b"\n".join(file.content for path, file in files.items() if path.startswith("src/")).decode(errors="replace")
+    imported = set(re.findall(r"(?m)^ *(?:from|import) (\w+)", code))
+    packages = program("src/wellfed/extras.py")["PACKAGES"]
+    return sorted({"plots", *(extra for package, (extra, _) in packages.items() if package in imported)})
+
+
+def rendered(source: Files, answers: Answers, dependencies: Iterable[str]) -> Files:
+    """Returns the files of `THIN` with the answers in the place of ``{{ cookiecutter.<key> }}``.
+
+    ``{{ made.<key> }}`` is what follows from the answers. In toml and yaml an answer stands within double quotes.
+    """
+    made = {
+        "license": SPDX.get(str(answers["license"]), answers["license"]),
+        "entity": json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null",
+        "dependencies": "\n".join(f"  {json.dumps(each)}," for each in dependencies),
+    }
+
+    def render(path: str, text: str) -> str:
+        def value(found: re.Match[str]) -> str:
+            if found[1] == "made":
+                return str(made[found[2]])
+            answer = str(answers[found[2]])
+            # Both have JSON's escapes; control characters are refused before.
+            return json.dumps(answer, ensure_ascii=False)[1:-1] if path.endswith((".toml", ".yaml")) else answer
+
+        return re.sub(r"\{\{ (cookiecutter|made)\.(\w+) \}\}", value, text)
+
+    return {
+        path.removeprefix(THIN): File(render(path, file.content.decode("utf-8")).encode("utf-8"), file.executable)
+        for path, file in source.items()
+        if path.startswith(THIN)
+    }
 
 
 def starting_workload(source: Files, answers: Answers) -> Files:
-    """The user's own package with its yaml and tests: a copy of the chosen workload under the package's name."""
+    """Returns the user's own package with its yaml and tests: the chosen workload under the package's name."""
     start, package = str(answers["workload"]), str(answers["package_name"])
     moves = {
         f"configs/workload/{start}.yaml": f"configs/workload/{package}.yaml",
@@ -204,13 +234,14 @@ def starting_workload(source: Files, answers: Answers) -> Files:
                 target = new + path.removeprefix(old)
                 files[target] = file
                 with suppress(UnicodeDecodeError):  # an image, a table: nothing to rename
-                    files[target] = _edited(path, file, [partial(renamed, start=start, package=package)])
+                    text = renamed(file.content.decode("utf-8"), start, package)
+                    files[target] = File(text.encode("utf-8"), file.executable)
                 break
     return files
 
 
 def renamed(text: str, start: str, package: str) -> str:
-    """A file of a workload as one of the package: dotted paths, folders and the workload's name.
+    """Returns a file of a workload as one of the package: dotted paths, folders and the workload's name.
 
     What the template has measured stays with the template: the card's paragraph on it, remarks that name a benchmark.
     """
@@ -218,11 +249,7 @@ def renamed(text: str, start: str, package: str) -> str:
     text = re.sub(r" \(`benchmarks/[\w./]+`\)", "", text)
     text = re.sub(rf"\b(workloads|wellfed)([./]){re.escape(start)}\b", package, text)
     text = re.sub(_named(start), package, text)
-    return re.sub(
-        rf"(?m)(?:^{STATEMENT})+",
-        lambda block: _sorted_imports(block[0]) if re.search(rf"(?m)^from {package}\b", block[0]) else block[0],
-        text,
-    )
+    return re.sub(rf"(?m)^ *from {package}[\w.]* import .*$", _wrapped, text)
 
 
 PLACES = (
@@ -237,219 +264,22 @@ def _named(name: str) -> str:
     return rf"(?:{before}){re.escape(name)}(?![\w-])|(?<=experiment=){re.escape(name)}(?=_)"
 
 
-def _sorted_imports(block: str) -> str:
-    """Lines of ``from ... import ...`` as the formatter has them: by module, wrapped where too long."""
-    lines = []
-    for module, names in sorted(re.findall(STATEMENT, block), key=lambda statement: str(statement[0])):
-        line = f"from {module} import {names}\n"
-        if "\n" not in names and len(line) > LINE_LENGTH + 1:
-            line = f"from {module} import (\n" + "".join(f"    {name.strip()},\n" for name in names.split(",")) + ")\n"
-        lines.append(line)
-    return "".join(lines)
-
-
-# ---- edits: the files that name the project ----
-
-Edit = Callable[[str], str]
-
-
-def replacing(*pairs: tuple[str, str]) -> Edit:
-    """Replaces texts that must each be there exactly once, in one pass: what is put in is not looked at again.
-
-    Raises:
-        ScaffoldError: one is not: the template has changed and this file has not.
-    """
-
-    def edit(text: str) -> str:
-        for old, _ in pairs:
-            if text.count(old) != 1:
-                raise ScaffoldError(f"{old!r} is there {text.count(old)} times; tools/scaffold.py expects it once.")
-        new = dict(pairs)
-        return re.sub("|".join(map(re.escape, new)), lambda found: new[found[0]], text)
-
-    return edit
-
-
-def _edited(path: str, file: File, edits: Iterable[Edit]) -> File:
-    text = file.content.decode("utf-8")
-    newline = "\r\n" if "\r\n" in text else "\n"  # as git has them on Windows
-    text = text.replace("\r\n", "\n")
-    try:
-        for edit in edits:
-            text = edit(text)
-    except ScaffoldError as error:
-        raise ScaffoldError(f"{path}: {error} Tell the template's authors.") from error
-    return File(text.replace("\n", newline).encode("utf-8"), file.executable)
-
-
-def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
-    """Path -> what is changed in it, in this order."""
-    package, keep = str(answers["package_name"]), bool(answers["keep_examples"])
-    targets = ", ".join(["torch", "lightning", "torchmetrics", "wellfed", *_rooms(answers)])
-    entity = json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null"
-    wandb = f"mode: {answers['wandb_mode']}\nproject: {json.dumps(answers['project_slug'])}\nentity: {entity}\n"
-
-    def speak_of_the_package(text: str) -> str:
-        """Commands shown for an example are shown for the package where the example is gone."""
-        for name in [] if keep else examples(source):
-            text = re.sub(_named(name), package, text)
-        return text
-
-    return {
-        "pyproject.toml": [
-            replacing(*_of_pyproject(answers)),
-            lambda text: text if keep else re.sub(r"(?m)^# .*_references\.py.*\nreferences = .*\n", "", text),
-        ],
-        "constraints.txt": [lambda text: re.sub(rf"(?m)^({'|'.join(TEMPLATE_TOOLS)})==.*\n", "", text)],
-        "Makefile": [
-            replacing((" constraints clean new\n", " constraints clean\n"), (" bench-gpu before-after ", " ")),
-            lambda text: text.replace("$(ON)", ""),
-            lambda text: re.sub(r"(?m)^(?:new|bench-gpu|before-after):.*\n(?:\t.*\n)+\n", "", text),
-            lambda text: re.sub(r"(?m)^# SIMULATED=.*\nON = .*\n\n", "", text),
-            lambda text: text.replace("W=recsys", f"W={package}"),
-            lambda text: text if keep else text.replace("guests,references,", "guests,"),
-        ],
-        ".github/workflows/ci.yml": [
-            replacing(("\n        env:\n          WELLFED_REQUIRE: cc", "")),
-            lambda text: re.sub(r"\n  generated_project:\n(?:    .*\n)+", "", text),
-        ],
-        "configs/train.yaml": [
-            replacing(
-                ("- workload: recsys\n", f"- workload: {package}\n"), ("- gpu: auto\n", f"- gpu: {answers['gpu']}\n")
-            ),
-            lambda text: f"{text}config:\n  allow_targets: [{targets}]\n",
-        ],
-        "configs/logger/wandb.yaml": [replacing(("mode: auto\n", wandb))],
-        "configs/hydra/default.yaml": [replacing((" workload.data.path=ml-100k", "")), speak_of_the_package],
-        "configs/tune.yaml": [speak_of_the_package],
-        "configs/evaluate.yaml": [speak_of_the_package],
-        "docs/architecture.md": [replacing(*_of_architecture(answers))],
-        "docs/8gb.md": [speak_of_the_package],
-        "docs/faq.md": [speak_of_the_package],
-        "docs/hugging_face.md": [lambda text: re.sub(r"\bworkloads([./]chatter)", rf"{package}\1", text)],
-        "docs/memory.md": [speak_of_the_package],
-        "docs/sweep.md": [speak_of_the_package],
-        "docs/tune.md": [speak_of_the_package],
-        "docs/workloads.md": [
-            replacing(
-                (
-                    "writes one to start from, and the\n[README](../README.md) goes on from there. This page",
-                    f"writes one to\nstart from, and `src/{package}/` holds one. This page",
-                ),
-                ("| `src/workloads/<name>/model.py` |", "| `src/<package>/model.py` |"),
-                ("| `src/workloads/<name>/data.py` |", "| `src/<package>/data.py` |"),
-            )
-        ],
-    }
-
-
-def _rooms(answers: Answers) -> list[str]:
-    """Packages of workloads: the user's own, and that of the examples where they are kept."""
-    return [str(answers["package_name"]), *(["workloads"] if answers["keep_examples"] else [])]
-
-
-def _of_pyproject(answers: Answers) -> list[tuple[str, str]]:
-    def text(value: object) -> str:
-        return json.dumps(str(value), ensure_ascii=False)  # TOML has JSON's escapes; control characters are refused
-
-    def names(*values: str) -> str:
-        return f"[{', '.join(map(text, values))}]"
-
-    rooms = _rooms(answers)
-    identifier = SPDX.get(str(answers["license"]), answers["license"])
-    pairs = [
-        ('name = "wellfed"\n', f"name = {text(answers['project_slug'])}\n"),
-        (
-            'description = "A Hydra + Lightning experiment template that keeps the GPU fed, and proves it."\n',
-            f"description = {text(answers['description'])}\n",
-        ),
-        ('license = "MIT"\n', f"license = {text(identifier)}\nauthors = [{{ name = {text(answers['author'])} }}]\n"),
-        ('  "cookiecutter>=2.7",\n', ""),
-        ('  "cruft>=2.16",\n', ""),
-        (
-            'include = ["wellfed*", "workloads*", "hydra_plugins*"]',
-            f"include = {names('wellfed*', *(f'{room}*' for room in rooms), 'hydra_plugins*')}",
-        ),
-        ('extend-exclude = ["*cookiecutter.project_slug*"]  # rendered first, Python then\n', ""),
-        ('packages = ["wellfed", "workloads"]\nwarn', f"packages = {names('wellfed', *rooms)}\nwarn"),
-        ('module = "workloads.*"\n', f"module = {names(*(f'{room}.*' for room in rooms))}\n"),
-        ('root_packages = ["wellfed", "workloads"]', f"root_packages = {names('wellfed', *rooms)}"),
-        (
-            'protected_modules = ["workloads"]\nallowed_importers = ["workloads"]',
-            f"protected_modules = {names(*rooms)}\nallowed_importers = {names(*rooms)}",
-        ),
-        ('source_modules = ["workloads"]', f"source_modules = {names(*rooms)}"),
-    ]
-    measured = ["benchmarks"] if answers["keep_examples"] else []
-    first_party = names("wellfed", *rooms, "tests", *measured)
-    pairs.append(
-        ('known-first-party = ["wellfed", "workloads", "tests", "benchmarks"]', f"known-first-party = {first_party}")
+def _wrapped(line: re.Match[str]) -> str:
+    """Returns an import as the formatter has it: the package's name makes some too long."""
+    before, names = line[0].split(" import ")
+    if len(line[0]) <= LINE_LENGTH or names.endswith("("):
+        return line[0]
+    indent = before[: len(before) - len(before.lstrip())]
+    return (
+        f"{before} import (\n" + "".join(f"{indent}    {name.strip()},\n" for name in names.split(",")) + f"{indent})"
     )
-    return pairs if measured else [*pairs, ('"benchmarks/**" = ["D1"]\n', "")]
-
-
-def _of_architecture(answers: Answers) -> list[tuple[str, str]]:
-    package, keep = str(answers["package_name"]), bool(answers["keep_examples"])
-    workloads = "src/workloads/      the examples: model.py, data.py; named in yaml, imported by nobody\n"
-    own = f"src/{package}/".ljust(18) + "  your model.py and data.py; named in yaml, imported by nobody\n"
-    benchmarks = "benchmarks/         scripts that measure, and the records they leave\n"
-    makers = (
-        "cookiecutter.json   with hooks/, tools/ and {{cookiecutter.project_slug}}/: they make a project of this tree\n"
-    )
-    rooms = ", ".join(f"`{room}`" for room in _rooms(answers))
-    return [
-        (
-            "What exists now; `tests/every/test_docs.py` compares this page with the tree and with the contracts that "
-            "`make check`\nholds.",
-            "`make check` holds the picture and the doors of this page.",
-        ),
-        (workloads, own + (workloads if keep else "")),
-        (
-            "tests/<room>/       one test file a source file; tests/every/ goes over all options, rooms and pages\n",
-            "tests/              those of your model and data; tests/every/ goes over all workloads and experiments\n",
-        ),
-        (benchmarks, benchmarks if keep else ""),
-        (makers, ""),
-        ("| `workloads` | `workloads` |", f"| {rooms} | {rooms} |"),
-        (
-            "| a model, a dataset | `python -m wellfed add workload NAME`: `src/workloads/<name>/`,",
-            f"| a model, a dataset | `src/{package}/`; another: `python -m wellfed add workload NAME`,",
-        ),
-    ]
-
-
-def _without_dead_links(text: str, folder: str, there: Iterable[str]) -> str:
-    """A page without links to, and remarks on, files that stayed with the template."""
-
-    def is_there(target: str) -> bool:
-        path = os.path.normpath(f"{folder}/{target.partition('#')[0]}").replace(os.sep, "/")
-        return target.startswith(("https:", "http:", "#")) or any(f"{file}/".startswith(f"{path}/") for file in there)
-
-    text = re.sub(r"\s*\(\[record\]\(([^)]+)\)\)", lambda found: found[0] if is_there(found[1]) else "", text)
-    text = re.sub(r"\[([^]]+)\]\(([^)]+)\)", lambda found: found[0] if is_there(found[2]) else found[1], text)
-    return re.sub(r"`(benchmarks/[\w./]+)`, ", lambda found: found[0] if is_there(f"../{found[1]}") else "", text)
 
 
 # ---- writing ----
 
 
-def rendered(source: Files, answers: Answers) -> Files:
-    """The files of `DIFFERENT` as cookiecutter would render them: they hold nothing but ``{{ cookiecutter.key }}``."""
-
-    def render(text: str) -> str:
-        return re.sub(r"\{\{ ?cookiecutter\.(\w+) ?\}\}", lambda found: str(answers[found[1]]), text)
-
-    return {
-        render(path.removeprefix(DIFFERENT)): File(
-            render(file.content.decode("utf-8")).encode("utf-8"), file.executable
-        )
-        for path, file in source.items()
-        if path.startswith(DIFFERENT)
-    }
-
-
 def write(files: Files, folder: Path) -> None:
-    """Write what is not there already in the same form.
+    """Writes what is not there already in the same form.
 
     Raises:
         ScaffoldError: a file can't be written.
@@ -466,11 +296,28 @@ def write(files: Files, folder: Path) -> None:
             raise ScaffoldError(f"{target} can't be written: {error.strerror}. Check the disk and rights.") from error
 
 
+def remove(paths: Iterable[str], folder: Path) -> None:
+    """Removes files, and the folders that then hold nothing but bytecode."""
+    paths = list(paths)
+    for path in paths:
+        (folder / path).unlink()
+    for top in {path.partition("/")[0] for path in paths if "/" in path}:
+        _remove_if_empty(folder / top)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    for each in list(folder.iterdir()):
+        if each.name == "__pycache__":
+            shutil.rmtree(each)
+        elif each.is_dir() and not each.is_symlink():
+            _remove_if_empty(each)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def fill(template: Path, project: Path, answers: Answers) -> None:
-    """Put all that cookiecutter has not rendered into a new project."""
-    source = read(template)
-    different = rendered(source, answers)
-    write({path: file for path, file in project_files(source, answers).items() if path not in different}, project)
+    """Writes a new project, over what cookiecutter has copied."""
+    write(project_files(read(template), answers), project)
 
 
 # ---- in place ----
@@ -539,14 +386,9 @@ def new(template: Path, name: str, given: Iterable[str]) -> Answers:
             f"{len(changes)} files have changes that are not committed ({changes[0][3:]}). Commit or stash them first."
         )
     source = read(template)
-    files = project_files(source, answers) | rendered(source, answers)
+    files = project_files(source, answers)
     write(files, template)
-    for path in source.keys() - files.keys():
-        (template / path).unlink()
-        for folder in (template / path).parents:
-            if folder == template or any(folder.iterdir()):
-                break
-            folder.rmdir()
+    remove(source.keys() - files.keys(), template)
     return answers
 
 

@@ -1,13 +1,18 @@
-"""Runs ``python -m wellfed <command>``."""
+"""Runs ``wellfed <command>`` and ``python -m wellfed <command>``."""
 
 from __future__ import annotations
 
 import sys
 
-from wellfed.errors import in_environment
+
+def run() -> int:
+    """Runs the command line of this process and returns the exit code."""
+    from wellfed.commands.cli import main
+
+    return main(sys.argv[1:])
+
 
 if __name__ == "__main__":
-    with in_environment():
-        from wellfed.commands.cli import main
-
-        sys.exit(main(sys.argv[1:]))
+    if not __package__:  # started by its path, as other ranks may be: the files beside it are no modules of their own
+        del sys.path[0]
+    sys.exit(run())

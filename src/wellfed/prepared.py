@@ -25,6 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from wellfed.command_line import command
 from wellfed.errors import DataError
 from wellfed.units import MIB
 
@@ -211,7 +212,7 @@ def _remove_remains(folder: Path) -> None:
 def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
     """What to tell of an error of writing; one that lies elsewhere, as a source that can't be read, stays as it is."""
     if error.errno in _NO_ROOM:
-        way_out = "python -m wellfed cache clear makes room; or set paths.cache_dir to a folder that has more."
+        way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that has more."
         return DataError(f"{home}: there is no room for the prepared {kind} ({error.strerror}). {way_out}")
     place = Path(error.filename) if isinstance(error.filename, str) else home
     if error.errno in _CANT_WRITE and (place.is_relative_to(home) or home.is_relative_to(place)):

@@ -37,8 +37,7 @@ def root() -> Path:
     Raises:
         ConfigError: there is none.
     """
-    script = _script()
-    if script is not None and (found := _around(script.parent)) is not None:
+    if (found := _script_project()) is not None:
         return found
     if named := os.environ.get(VARIABLE):
         folder = Path(named).expanduser().absolute()
@@ -54,6 +53,17 @@ def root() -> Path:
         f"neither {Path.cwd()} nor a folder around it has {_MARK}.",
         f"Change to the folder of a project, or name it: {VARIABLE}=<folder>.",
     )
+
+
+def two_named() -> str | None:
+    """Returns a sentence if `VARIABLE` and the working directory name different projects; None if they do not."""
+    named, around = os.environ.get(VARIABLE), _around(Path.cwd())
+    if not named or around is None or _script_project() is not None:
+        return None
+    used = Path(named).expanduser().absolute()
+    if used.resolve() == around.resolve() or not (used / _MARK).is_file():
+        return None
+    return f"{VARIABLE} names the project: {used}, not {around}, the one that you stand in. Unset it to use that one."
 
 
 def configs() -> Path:
@@ -78,7 +88,7 @@ def add_sources() -> None:
     """Puts the project's packages first on the path, as ``python src/train.py`` does; nothing where there is none."""
     with suppress(ConfigError):
         folder = str(sources())
-        if folder not in sys.path:
+        if sys.path[:1] != [folder]:
             sys.path.insert(0, folder)
 
 
@@ -168,7 +178,14 @@ def _script() -> Path | None:
     if {"site-packages", "dist-packages"} & {*script.parts}:  # pytest's, of an environment that this one adds
         return None
     installed = [Path(sysconfig.get_path(name)) for name in ("scripts", "stdlib", "purelib", "platlib")]
+    if {"site-packages", "dist-packages"} & set(script.parts):  # of another environment that this one sees
+        return None
     return None if any(script.resolve().is_relative_to(each.resolve()) for each in (*installed, ENGINE)) else script
+
+
+def _script_project() -> Path | None:
+    script = _script()
+    return None if script is None else _around(script.parent)
 
 
 def _around(folder: Path) -> Path | None:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from wellfed.errors import (
     WellfedError,
 )
 
+REPO = Path(__file__).parents[2]
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
 
@@ -47,12 +49,28 @@ def test_help_and_no_word(capsys):
     assert cli.main(["--help"]) == 0
     assert cli.main(["-h"]) == 0
     assert capsys.readouterr().out.count("usage: python -m wellfed <command>") == 2
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"wellfed {wellfed.__version__}\n"
     assert cli.main([]) == 2
     assert "usage: python -m wellfed <command>" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_help(command, capsys):
+ALLOWED = ("config.allow_targets=[torch,workloads]",)
+ENTRIES = ("train", "tune", "evaluate", "sweep", "search")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entry_commands_show_the_help_of_their_configuration(name, capsys):
+    assert cli.main([name, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"python src/{'train' if name in ('sweep', 'search') else name}.py" in out
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in cli.COMMANDS if each.name not in ENTRIES], ids=lambda command: command.name
+)
+def test_every_other_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command.name, "--help"])
     out, err = capsys.readouterr()
@@ -105,3 +123,74 @@ def test_ctrl_c_ends_with_130(monkeypatch):
 
     command_that(monkeypatch, interrupt)
     assert cli.main(["go"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("typed", "run"),
+    [
+        (["sweep"], ["-m", "sweep=throughput"]),
+        (["sweep", "gpu=8gb", "sweep=quick"], ["-m", "gpu=8gb", "sweep=quick"]),
+        (["sweep", "sweep.max_trials=3"], ["-m", "sweep=throughput", "sweep.max_trials=3"]),
+        (["search", "seed=1,2"], ["-m", "search=optuna", "seed=1,2"]),
+        (["search", "search=grid", "seed=1,2"], ["-m", "search=grid", "seed=1,2"]),
+        (["train", "sweep=quick"], ["sweep=quick"]),
+    ],
+)
+@pytest.mark.parametrize("script", ["wellfed", "notebook.py"])
+def test_sweep_and_search_are_words_of_train(monkeypatch, typed, run, script):
+    """Other ranks are started by the command line: it has the words of train, too."""
+    seen = []
+    monkeypatch.setattr(
+        cli.importlib, "import_module", lambda name: SimpleNamespace(main=lambda argv: seen.append((name, argv)) or 0)
+    )
+    monkeypatch.setattr(sys, "argv", [script, *typed])
+    assert cli.main(typed) == 0
+    assert seen == [("wellfed.commands.train", run)]
+    assert sys.argv == [script, *(["train", *run] if script == "wellfed" else typed)]
+
+
+def outside_of_projects(monkeypatch):
+    """As the command is started: neither a variable nor a script of a project says which one is meant."""
+    monkeypatch.delenv("WELLFED_PROJECT")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+
+
+def test_the_command_finds_its_project_and_the_projects_packages(tmp_path, monkeypatch, capsys):
+    outside_of_projects(monkeypatch)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan"]) == 2
+    err = capsys.readouterr().err
+    assert f"project: neither {tmp_path} nor a folder around it has configs/train.yaml. Change to the folder" in err
+    shutil.copytree(REPO / "configs", tmp_path / "configs")
+    (tmp_path / "src" / "cats").mkdir(parents=True)
+    (tmp_path / "src" / "cats" / "model.py").write_text("class Net:\n    def __init__(self, **sizes): ...\n")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert cli.main(["train", "--cfg", "job", "workload.model._target_=cats.model.Net", *ALLOWED]) == 0
+    assert "cats.model.Net" in capsys.readouterr().out
+    assert sys.path[0] == str(tmp_path / "src")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--version"], ["doctor", "--json"], ["monitor", "--seconds", "0.1"], ["completion"], ["runs"], ["cache", "list"]],
+)
+def test_commands_that_need_no_project_work_outside_of_one(tmp_path, monkeypatch, capsys, words):
+    outside_of_projects(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    code = cli.main(words)
+    out, err = capsys.readouterr()
+    assert "project" not in err
+    assert (code, out != "") == ((2, False) if words == ["runs"] else (0, True)), err
+
+
+@pytest.mark.parametrize("script", ["train", "tune", "evaluate"])
+def test_an_entry_script_without_the_engine_says_so_in_one_line(tmp_path, script):
+    shutil.copy(REPO / "src" / f"{script}.py", tmp_path)
+    done = subprocess.run([sys.executable, "-S", f"{script}.py"], cwd=tmp_path, env={}, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith("The package wellfed is not installed for ")
+    assert "source .venv/bin/activate" in line
+    assert "make train makes .venv" in line

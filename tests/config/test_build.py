@@ -116,5 +116,5 @@ def test_locate_imports_submodules_and_attributes():
 
 def test_a_missing_package_inside_the_target_is_named():
     fault = import_fault("workload.model", "mine.Model", ModuleNotFoundError("No module named 'timm'", name="timm"))
-    assert fault.problem == "needs the package timm."
-    assert fault.way_out == "pip install timm"
+    assert fault.problem == "needs the package timm, which is not installed."
+    assert fault.way_out == "Install it: python -m pip install timm."

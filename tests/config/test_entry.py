@@ -31,11 +31,47 @@ print(json.dumps([code, heavy]), file=sys.stderr)
 """
 
 
-def run(script: str, *args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def run(script: str | Path, *args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """The entry script in a process of its own; the last line of stderr: its exit code and heavy modules."""
     command = [sys.executable, "-c", PROBE, str(REPO / "src" / script), *args]
     variables = {**os.environ, "PYTHONPATH": str(REPO / "src"), **env}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=variables)
+
+
+CONSOLE = """
+import runpy, sys
+from wellfed.__main__ import run
+sys.argv[0] = "wellfed"
+sys.exit(run())
+"""
+"""What an installer writes as ``.venv/bin/wellfed``."""
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["--help"], 0, "  monitor "),
+        (["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
+        (["train", "--cfg", "job"], 0, "effective_batch_size: 2048"),
+        (["train", "gpu=42gb"], 2, "gpu=42gb"),
+        (["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
+        (["sweep", "gpu=42gb"], 2, "gpu=42gb"),
+        (["tune", "--force", "--cfg", "job"], 0, "replace: true"),
+        (["train", "--force"], 2, "--force: is no flag"),
+        (["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
+        (["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
+    ],
+)
+def test_the_command_answers_before_torch(args, code, words, tmp_path):
+    script = tmp_path / "wellfed"
+    script.write_text(CONSOLE)
+    (tmp_path / "here").mkdir()
+    done = run(script, *args, cwd=tmp_path / "here")
+    *told, last = done.stderr.splitlines()
+    assert json.loads(last) == [code, []]
+    assert words in done.stdout + "\n".join(told)
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -55,7 +91,7 @@ def run(script: str, *args: str, cwd: Path | None = None, **env: str) -> subproc
         ("tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command"),
         ("tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search."),
         ("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint="),
-        ("evaluate.py", [], 2, "checkpoint: has no value"),
+        ("evaluate.py", [], 2, "logs: there is no run in it yet. python src/train.py makes one."),
         (
             "evaluate.py",
             ["checkpoint=a b (x)=y/it's.ckpt"],
@@ -295,7 +331,7 @@ def test_a_sweep_option_needs_multirun(capsys, tmp_path):
     jobs = Jobs()
     assert main("train", jobs, ["--config-dir", "mine", "sweep=tiny"]) == 2
     assert jobs.seen == []
-    assert "Add -m: python" in capsys.readouterr().err
+    assert "Add -m: python src/train.py -m sweep=tiny" in capsys.readouterr().err
 
 
 def sweep(*points: str) -> list[str]:

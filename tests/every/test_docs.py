@@ -283,7 +283,8 @@ def values_of(parsed: Any) -> list[str]:
 def hold(words: list[str]) -> None:
     """Fails where the command is none, or would be refused for its configuration."""
     if words[0] == "make":
-        targets = re.findall(r"^([a-z][\w-]*):", page("Makefile"), flags=re.MULTILINE)
+        makefiles = page("Makefile") + page("{{cookiecutter.project_slug}}/Makefile")  # a project has some of its own
+        targets = re.findall(r"^([a-z][\w-]*):", makefiles, flags=re.MULTILINE)
         assert [word for word in words[1:] if "=" not in word and word not in targets] == [], words
         return
     script = next((word for word in words if word.startswith("src/")), None)

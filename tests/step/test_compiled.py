@@ -26,7 +26,7 @@ def test_without_graphs_nothing_is_copied() -> None:
     assert totals._pending[0][1].data_ptr() == output.data_ptr()
     assert not Loss(tiny.TinyModel(), "none", print).overwrites
     assert not Loss(tiny.TinyModel(), "default", print).overwrites
-    assert all(Loss(tiny.TinyModel(), mode, print).overwrites for mode in ("reduce_overhead", "max_autotune"))
+    assert all(Loss(tiny.TinyModel(), mode, print).overwrites for mode in ("reduce-overhead", "max-autotune"))
 
 
 class OnePlace(Loss):

@@ -11,6 +11,8 @@ import pytest
 
 from tests.template.commands import Done, commit, cookiecutter, git, run, tree
 
+WHEEL = "wellfed-0.1.0-py3-none-any.whl"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -69,13 +71,19 @@ def test_update_brings_the_templates_changes_and_keeps_ours(pair: Pair):
     commit(pair.project, "ours")
     assert "src/ortliche_netze/model.py" in pair.cruft("diff").out
 
+    before = (pair.project / "vendor" / WHEEL).read_bytes()
     pair.edit(
         template=True, path="{{cookiecutter.project_slug}}/README.md", old="## License\n", new="## License\n\nNew.\n"
     )
-    pair.edit(template=True, path="pyproject.toml", old='  "rich>=13",\n', new='  "rich>=13.5",\n')
-    pair.edit(template=True, path="configs/logger/wandb.yaml", old="mode: auto\n", new="# New.\nmode: auto\n")
+    pair.edit(
+        template=True,
+        path="{{cookiecutter.project_slug}}/configs/logger/wandb.yaml",
+        old="mode: {{",
+        new="# New.\nmode: {{",
+    )
+    (pair.template / "configs/loader/newer.yaml").write_text("backend: auto\n")
+    (pair.template / "configs/debug/limit.yaml").unlink()
     (pair.template / "src/wellfed/newer.py").write_text('"""New."""\n')
-    (pair.template / "src/wellfed/units.py").unlink()
     (pair.template / "tests/every/test_docs.py").write_text("# changed, but no file of a project\n")
     commit(pair.template, "second")
     git(pair.template, "tag", "v2")
@@ -88,16 +96,29 @@ def test_update_brings_the_templates_changes_and_keeps_ours(pair: Pair):
     assert files["src/ortliche_netze/mine.py"] == '"""A file of our own."""\n'
     assert "## Start\n\nA line of ours.\n" in files["README.md"]
     assert "## License\n\nNew.\n" in files["README.md"]
-    assert '  "rich>=13.5",\n' in files["pyproject.toml"]
     assert 'name = "ortliche-netze"\n' in files["pyproject.toml"]
     assert files["configs/logger/wandb.yaml"] == '# New.\nmode: auto\nproject: "ortliche-netze"\nentity: "us"\n'
-    assert files["src/wellfed/newer.py"] == '"""New."""\n'
-    assert "src/wellfed/units.py" not in files
-    assert "tests/every/test_docs.py" not in files
+    assert "configs/loader/newer.yaml" in files
+    assert "configs/debug/limit.yaml" not in files
+    assert (pair.project / "vendor" / WHEEL).read_bytes() != before
+    done = run(sys.executable, "tools/engine.py", "check", cwd=pair.project, home=pair.project.parent)
+    assert done.code == 0, done.text
     assert not [path for path in files if path.endswith(".rej")]
     assert git(pair.project, "diff", "--name-only", "--diff-filter=U") == ""
     commit(pair.project, "updated")
     assert pair.cruft("check", "--checkout", "v2").code == 0
+
+
+@pytest.mark.slow
+def test_another_version_of_the_engine_comes_with_an_update(pair: Pair):
+    pair.edit(template=True, path="pyproject.toml", old='version = "0.1.0"', new='version = "0.2.0"')
+    commit(pair.template, "second")
+    done = pair.cruft("update", "--skip-apply-ask")
+    assert done.code == 0, done.text
+    assert [path.name for path in (pair.project / "vendor").iterdir()] == [WHEEL.replace("0.1.0", "0.2.0")]
+    assert "==0.2.0" in (pair.project / "pyproject.toml").read_text()
+    done = run(sys.executable, "tools/engine.py", "check", cwd=pair.project, home=pair.project.parent)
+    assert done.code == 0, done.text
 
 
 @pytest.mark.slow
@@ -106,7 +127,7 @@ def test_both_sides_on_one_line_are_a_git_conflict(pair: Pair):
     pair.edit(template=False, path="configs/trainer/default.yaml", old=line, new="max_epochs: 41\n")
     commit(pair.project, "ours")
     pair.edit(template=True, path="configs/trainer/default.yaml", old=line, new="max_epochs: 42\n")
-    pair.edit(template=True, path="docs/record.md", old="# What a run", new="# New: what a run")
+    pair.edit(template=True, path="{{cookiecutter.project_slug}}/README.md", old="## Start", new="## New: start")
     commit(pair.template, "second")
     pair.cruft("update", "--skip-apply-ask")
     assert git(pair.project, "diff", "--name-only", "--diff-filter=U").split() == ["configs/trainer/default.yaml"]
@@ -114,4 +135,4 @@ def test_both_sides_on_one_line_are_a_git_conflict(pair: Pair):
     assert "<<<<<<<" in text
     assert "max_epochs: 41\n" in text
     assert "max_epochs: 42\n" in text
-    assert (pair.project / "docs/record.md").read_text().startswith("# New: what")
+    assert "## New: start" in (pair.project / "README.md").read_text()

@@ -24,7 +24,6 @@ GOOD = {
     "description": "",
     "author": "me",
     "workload": "blank",
-    "keep_examples": False,
     "wandb_entity": "",
 }
 
@@ -91,10 +90,6 @@ def test_good_answers(given: dict[str, object]):
             "Take package_name=my_null.",
         ),
         (
-            {"package_name": "recsys", "keep_examples": True},
-            "package_name='recsys': an example that you keep has this name. Take package_name=my_recsys.",
-        ),
-        (
             {"project_slug": "hydra-core"},
             "project_slug='hydra-core': a project of this name would take the place of something that it is made of. "
             "Take project_slug=my-hydra-core.",
@@ -135,8 +130,8 @@ def test_what_is_suggested_is_taken(name: str):
 def test_libraries_are_refused_as_pip_knows_them():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    names = {re.split(r"[<>=]", entry)[0].replace("-", "_") for entry in wanted if not entry.startswith("types-")}
-    assert names - {"cookiecutter", "cruft"} <= pre.DISTRIBUTIONS
+    names = {re.split(r"[\[<>=]", entry)[0].replace("-", "_") for entry in wanted if not entry.startswith("types-")}
+    assert names - {"cookiecutter", "cruft", "wellfed"} <= pre.DISTRIBUTIONS
 
 
 def test_libraries_are_refused_as_the_code_knows_them():
@@ -152,10 +147,14 @@ def test_libraries_are_refused_as_the_code_knows_them():
     assert {"torch", "omegaconf"} <= foreign <= pre.LIBRARIES
 
 
-def test_names_that_the_project_uses_are_refused():
-    ours = {path.stem for path in (ROOT / "src").iterdir() if path.suffix in ("", ".py")}
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and re.fullmatch(r"[a-z]+", path.name)}
-    assert ours | folders - {"hooks", "tools", "logs", "build", "dist"} == pre.PROJECT
+def test_names_that_the_project_uses_are_refused(template: Path):
+    scaffold = load("tools/scaffold.py")
+    paths = scaffold.project_files(scaffold.read(template), ANSWERS)
+    names = {path.split("/")[0] for path in paths} | {path.split("/")[1] for path in paths if path.startswith("src/")}
+    plain = {name.removesuffix(".py") for name in names if re.fullmatch(r"[a-z]+(\.py)?", name)}
+    assert {"configs", "vendor", "train"} <= plain <= pre.PROJECT
+    engine = {path.name for path in (ROOT / "src").iterdir() if path.suffix in ("", ".py")}
+    assert {name.removesuffix(".py") for name in engine} <= pre.PROJECT
 
 
 def test_choices_are_those_of_the_configuration():

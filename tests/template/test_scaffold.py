@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
+import fnmatch
 import json
 import re
-import sys
-import sysconfig
 import tomllib
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+import yaml
 from cookiecutter.prompt import prompt_for_config
 from slugify import slugify
 
@@ -29,7 +27,6 @@ ANSWERS = {
     "license": "MIT",
     "gpu": "auto",
     "workload": "blank",
-    "keep_examples": False,
     "wandb_mode": "auto",
     "wandb_entity": "",
 }
@@ -38,13 +35,6 @@ ANSWERS = {
 @pytest.fixture(scope="module")
 def source(template: Path) -> dict[str, object]:
     return scaffold.read(template)
-
-
-def test_it_needs_python_alone():
-    tree = ast.parse((ROOT / "tools/scaffold.py").read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
 def test_no_file_is_a_link(template: Path):
@@ -91,13 +81,6 @@ def test_every_file_of_the_template_is_of_an_example_or_not(source: dict[str, ob
     assert not scaffold.of_example("src/workloads/recsys2/model.py", "recsys")
 
 
-def test_all_of_the_template_only_list_is_there(source: dict[str, object]):
-    """A name on the list that nothing has is a leftover."""
-    for beginning in scaffold.TEMPLATE_ONLY:
-        assert any(path.startswith(beginning) for path in source), beginning
-    assert {path for path in scaffold.CARRIED if path not in source} <= {".github/dependabot.yml"}
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -114,136 +97,16 @@ def test_renaming(old: str, new: str):
     assert scaffold.renamed(old + "\n", "recsys", "nets").rstrip("\n") == new.rstrip("\n")
 
 
-def test_imports_are_sorted_and_wrapped_as_the_formatter_has_them():
-    x, y, package = "x" * 40, "y" * 40, "n" * 30
-    text = (
-        "import numpy\n\nfrom wellfed.units import counted\nfrom workloads.recsys.data import (\n    a,\n    b,\n)\n"
-        f"from workloads.recsys.text import {x}, {y}\n\nif True:\n    from workloads.recsys.model import M\n"
-    )
-    assert scaffold.renamed(text, "recsys", package) == (
-        f"import numpy\n\nfrom {package}.data import (\n    a,\n    b,\n)\nfrom {package}.text import (\n    {x},\n"
-        f"    {y},\n)\nfrom wellfed.units import counted\n\nif True:\n    from {package}.model import M\n"
-    )
-    assert scaffold.renamed(text, "recsys", "z").startswith(
-        "import numpy\n\nfrom wellfed.units import counted\nfrom z.data "
-    )
-
-
-def test_an_import_in_brackets_may_be_the_last_of_its_block():
-    text = "from workloads.recsys.a import (\n    A,\n    B,\n)\n\nX = 1\n"
-    assert scaffold.renamed(text, "recsys", "nets") == text.replace("workloads.recsys", "nets")
-
-
 def test_a_picture_beside_the_model_is_copied_as_it_is(source: dict[str, object]):
     picture = File(b"\x89PNG\r\n recsys \xff")
     files = scaffold.project_files({**source, "src/workloads/recsys/a.png": picture}, ANSWERS | {"workload": "recsys"})
     assert files["src/my_nets/a.png"] == picture
 
 
-def test_what_is_put_in_is_not_edited_again():
-    edit = scaffold.replacing(("a", "b"), ("b", "a"))
-    assert edit("a-b") == "b-a"
-    with pytest.raises(scaffold.ScaffoldError, match=r"'a' is there 2 times; tools/scaffold.py expects it once"):
-        edit("a a b")
-
-
-def test_a_description_may_look_like_the_file_that_it_goes_into(source: dict[str, object]):
-    text = 'license = "MIT" name = "wellfed" packages = ["wellfed", "workloads"]'
-    files = scaffold.project_files(source, ANSWERS | {"description": text})
-    assert f"description = {json.dumps(text)}\n" in files["pyproject.toml"].content.decode()
-
-
-def test_files_of_windows_keep_their_line_ends(source: dict[str, object]):
-    windows = {
-        path: File(file.content.replace(b"\n", b"\r\n"), file.executable) if b"\0" not in file.content else file
-        for path, file in source.items()
-    }
-    unix = scaffold.project_files(source, ANSWERS)
-    made = scaffold.project_files(windows, ANSWERS)
-    for path in ("pyproject.toml", "Makefile", "configs/train.yaml", "docs/architecture.md"):
-        assert made[path].content.replace(b"\r\n", b"\n") == unix[path].content
-        assert made[path].content.count(b"\n") == made[path].content.count(b"\r\n")
-
-
-def test_a_place_that_is_gone_is_told(source: dict[str, object]):
-    for path, content, message in (
-        (
-            "configs/train.yaml",
-            b"{}",
-            r"configs/train.yaml: '- workload: recsys\\n' is there 0 times.*Tell the template's",
-        ),
-        ("pyproject.toml", b"", r"pyproject.toml: 'name = \"wellfed\"\\n' is there 0 times"),
-    ):
-        with pytest.raises(scaffold.ScaffoldError, match=message):
-            scaffold.project_files({**source, path: File(content)}, ANSWERS)
-    with pytest.raises(scaffold.ScaffoldError, match=r"The template has no Makefile"):
-        scaffold.project_files({path: file for path, file in source.items() if path != "Makefile"}, ANSWERS)
-
-
 @pytest.mark.parametrize("given", [{"license": "GPL"}, {"workload": "chess"}])
 def test_unknown_choices_are_told(given: dict[str, str], source: dict[str, object]):
     with pytest.raises(scaffold.ScaffoldError, match=r"=(GPL|chess): it must be one of \w"):
         scaffold.project_files(source, ANSWERS | given)
-
-
-@pytest.mark.parametrize("name", ["MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary"])
-def test_licenses(name: str, source: dict[str, object]):
-    files = scaffold.project_files(source, ANSWERS | {"license": name, "author": r"A \1 <author>"})
-    text = files["LICENSE"].content.decode()
-    assert ("<author>" in text) == (
-        name != "Apache-2.0"
-    )  # Apache's text names nobody; elsewhere it is this author's name
-    assert (r"Copyright (c) A \1 <author>" in text) == (name != "Apache-2.0")
-    assert files["src/wellfed/LICENSE"] == source["LICENSE"]
-
-
-def normal(name: str) -> str:
-    """As package registries compare names."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def test_pins_of_the_templates_tools_are_all_that_only_they_pull():
-    """The list in the scaffold against what is installed: cookiecutter, cruft and what nothing else here asks for."""
-
-    # Not those on sys.path: who imports setuptools puts what it carries along there.
-    installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
-    requires = {normal(each.metadata["Name"]): each.requires or [] for each in installed}
-
-    def pulled(*roots: str) -> set[str]:
-        found, todo = set(), list(roots)
-        while todo:
-            name = normal(todo.pop())
-            if name in requires and name not in found:
-                found.add(name)
-                todo += [re.split(r"[ \[<>=!~;(]", want)[0] for want in requires[name] if "extra" not in want]
-        return found
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        *project["dependencies"],
-        *(entry for extra in project["optional-dependencies"].values() for entry in extra),
-    ]
-    names = {re.split(r"[<>=]", entry)[0] for entry in wanted}
-    tools = {"cookiecutter", "cruft"}
-    # python-dateutil and requests are matplotlib's and transformers' too.
-    own = pulled(*tools) - pulled(*(names - tools))
-    either = {"tzdata", "gitdb", "gitpython", "smmap"}  # an extra that is installed may ask for it too
-    assert own - either == set(scaffold.TEMPLATE_TOOLS) - either
-    pins = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
-    assert set(scaffold.TEMPLATE_TOOLS) <= pins
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("see [a](a.md) and [b](b.md#x).", "see [a](a.md) and b."),
-        ("[code](../src/x.py) [folder](../src/) [web](https://x.y) [here](#part)",) * 2,
-        ("as measured ([record](../benchmarks/r.json)); so", "as measured; so"),
-        ("(`benchmarks/cost.py`, two cores)", "(two cores)"),
-    ],
-)
-def test_links_to_what_stayed_behind_are_gone(text: str, left: str):
-    assert scaffold._without_dead_links(text, "docs", ["docs/a.md", "src/x.py"]) == left
 
 
 @pytest.mark.parametrize(
@@ -264,10 +127,8 @@ def test_answers_follow_from_the_name(template: Path):
         "description": "Experiments with Hydra and Lightning.",
         "author": "The My Nets authors",
     }
-    given = scaffold.answers_for(
-        template, "网络", ["project_slug=Net.s", "keep_examples=yes", "gpu=8gb", "description=a=b"]
-    )
-    assert (given["package_name"], given["keep_examples"], given["gpu"]) == ("net_s", True, "8gb")
+    given = scaffold.answers_for(template, "网络", ["project_slug=Net.s", "gpu=8gb", "description=a=b"])
+    assert (given["package_name"], given["gpu"]) == ("net_s", "8gb")
     assert given["description"] == "a=b"
 
 
@@ -310,3 +171,130 @@ def test_files_are_written_once(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(scaffold.ScaffoldError, match=r"file/x can't be written: "):
         scaffold.write({"file/x": File(b"")}, tmp_path)
+
+
+def test_imports_are_wrapped_as_the_formatter_has_them():
+    x, y, package = "x" * 40, "y" * 40, "n" * 30
+    text = (
+        "from workloads.recsys.data import (\n    a,\n    b,\n)\n"
+        f"from workloads.recsys.text import {x}, {y}\n\nif True:\n    from workloads.recsys.model import M\n"
+    )
+    assert scaffold.renamed(text, "recsys", package) == (
+        f"from {package}.data import (\n    a,\n    b,\n)\nfrom {package}.text import (\n    {x},\n    {y},\n)\n\n"
+        f"if True:\n    from {package}.model import M\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["MIT", "Apache-2.0", "BSD-3-Clause", "Proprietary"])
+def test_licenses(name: str, source: dict[str, object]):
+    files = scaffold.project_files(source, ANSWERS | {"license": name, "author": r"A \1 <author>"})
+    text = files["LICENSE"].content.decode()
+    assert (r"Copyright (c) A \1 <author>" in text) == (name != "Apache-2.0")  # Apache's text names nobody
+
+
+def test_an_answer_may_look_like_the_file_that_it_goes_into(source: dict[str, object]):
+    text = r"""license = "MIT" {{ cookiecutter.author }} \1 '''"""
+    files = scaffold.project_files(source, ANSWERS | {"description": text, "wandb_entity": "us"})
+    project = tomllib.loads(files["pyproject.toml"].content.decode())["project"]
+    assert project["description"] == text
+    assert files["README.md"].content.decode().startswith(f"# My Nets\n\n{text}\n")
+    assert yaml.safe_load(files["configs/logger/wandb.yaml"].content)["entity"] == "us"
+
+
+def test_configurations_are_the_templates_own(source: dict[str, object]):
+    """Those with answers too: with the template's own choices they are its files."""
+    files = scaffold.project_files(source, ANSWERS)
+    choices = {"configs/train.yaml": ("my_nets", "recsys")}
+    for path in sorted(path for path in files if path.startswith("configs/") and "my_nets" not in path):
+        mine, theirs = (each[path].content.decode() for each in (files, source))
+        if path == "configs/logger/wandb.yaml":
+            assert mine == f'{theirs}project: "my-nets"\nentity: null\n'
+        else:
+            assert mine.replace(*choices.get(path, ("", ""))) == theirs, path
+    groups = {path.split("/")[1] for path in files if path.count("/") == 2 and path.startswith("configs/")}
+    assert groups == {path.split("/")[1] for path in source if path.startswith("configs/") and path.count("/") == 2} - {
+        "experiment"
+    }
+
+
+def test_make_targets_are_the_templates_own(source: dict[str, object]):
+    """Those that both have: a change of one is a change of the other."""
+
+    def recipes(text: str) -> dict[str, str]:
+        text = text.replace("$(ON)", "")
+        return dict(re.findall(r"(?m)^([a-z-]+:.*)\n((?:\t.*\n)+)", text))
+
+    theirs = recipes(source["Makefile"].content.decode())
+    ours = recipes(source[scaffold.THIN + "Makefile"].content.decode())
+    names = {line.partition(":")[0] for line in ours}
+    assert names == {
+        "help",
+        "install",
+        "train",
+        "tune",
+        "sweep",
+        "test",
+        "check",
+        "format",
+        "doctor",
+        "engine",
+        "clean",
+    } - {"install"}
+    for name in ("train", "tune", "sweep", "format", "doctor"):
+        ((line, recipe),) = ((line, ours[line]) for line in ours if line.startswith(f"{name}:"))
+        assert theirs[line] == recipe
+    checks = [
+        re.search(r"(?s)define CHECK_PYTHON.*?endef", source[path].content.decode())
+        for path in ("Makefile", scaffold.THIN + "Makefile")
+    ]
+    assert checks[0] is not None
+    assert checks[1] is not None
+    assert checks[0][0] == checks[1][0]
+
+
+def test_the_workflow_uses_the_same_actions_as_the_templates(source: dict[str, object]):
+    ours, theirs = (
+        set(re.findall(r"uses: (.*)", source[path].content.decode()))
+        for path in (f"{scaffold.THIN}.github/workflows/ci.yml", ".github/workflows/ci.yml")
+    )
+    assert len(ours) == 2
+    assert ours <= theirs
+
+
+def test_cookiecutter_copies_all_files_unrendered_and_no_folder_whole(source: dict[str, object]):
+    """A folder that it copies whole is removed first: with what is the user's, when a project is made anew."""
+    patterns = json.loads((ROOT / "cookiecutter.json").read_text())["_copy_without_render"]
+    files = {path.removeprefix(scaffold.THIN) for path in source if path.startswith(scaffold.THIN)}
+    folders = {parent.as_posix() for path in files for parent in Path(path).parents}
+    assert [path for path in files if not any(fnmatch.fnmatch(path, each) for each in patterns)] == []
+    assert [path for path in folders if any(fnmatch.fnmatch(path, each) for each in patterns)] == []
+    assert all(any(fnmatch.fnmatch(path, each) for path in files) for each in patterns)
+
+
+@pytest.mark.parametrize(
+    ("workload", "extras"),
+    [
+        ("blank", "plots"),
+        ("forecast", "plots,tables"),
+        ("hyperspectral", "mat,plots"),
+        ("recsys", "hf,plots"),
+        ("restoration", "images,plots"),
+        ("speech", "audio,plots"),
+    ],
+)
+def test_the_engine_comes_with_what_the_example_needs(workload: str, extras: str, source: dict[str, object]):
+    files = scaffold.project_files(source, ANSWERS | {"workload": workload})
+    project = tomllib.loads(files["pyproject.toml"].content.decode())["project"]
+    version = tomllib.loads(source["pyproject.toml"].content.decode())["project"]["version"]
+    (engine,) = project["dependencies"]
+    assert engine.endswith(f"]=={version}")
+    assert set(extras.split(",")) <= set(re.split(r"[\[\],]", engine))
+    assert {*extras.split(","), "testing"} <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ].keys()
+
+
+def test_a_template_that_lacks_the_engine_is_told(source: dict[str, object]):
+    for path in ("pyproject.toml", "README.md"):
+        with pytest.raises(scaffold.ScaffoldError, match=f"The template has no '{path}': no engine can be made of it"):
+            scaffold.project_files({each: file for each, file in source.items() if each != path}, ANSWERS)

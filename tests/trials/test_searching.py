@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,19 +59,22 @@ def test_what_no_search_can_be_made_of(
 @pytest.mark.parametrize("option", ["optuna", "grid"])
 def test_a_search_option_needs_multirun(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert main("train", lambda composed: 0, [f"search={option}"]) == 2
-    assert f"Add -m: python {sys.argv[0]} -m search={option}" in capsys.readouterr().err
+    assert f"Add -m: python src/train.py -m search={option}" in capsys.readouterr().err
 
 
 def test_without_optuna_the_way_to_it_is_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    known = absent_packages.find_spec
-    monkeypatch.setattr(absent_packages, "find_spec", lambda name: None if name == "optuna" else known(name))
+    known = absent_packages.is_installed
+    monkeypatch.setattr(absent_packages, "is_installed", lambda name: name != "optuna" and known(name))
     assert main("train", lambda composed: 0, ["-m", "search=optuna", f"{LR}=interval(0.1,1)"]) == 2
     err = capsys.readouterr().err
-    assert "search.sampler=tpe: needs the package optuna, which is not installed." in err
-    assert "python -m pip install -e '.[search]'" in err
+    assert (
+        "search.sampler=tpe: needs the package optuna (searches that choose their values), which is not installed."
+        in err
+    )
+    assert "python -m pip install 'wellfed[search]'" in err
 
 
 def test_where_nothing_can_be_forked_a_search_says_so(

@@ -18,7 +18,7 @@ from wellfed.config.option_file import check_name
 from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrite, WorkloadConfig
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
-from wellfed.trials.tune_options import MARK, TuneOptions, WrittenOptions, command, name_of
+from wellfed.trials.tune_options import MARK, TuneOptions, WrittenOptions, name_of, train_command
 from wellfed.tune.gain import TuneGain
 from wellfed.tune.search import Step
 from wellfed.tune.tune_trial import Change, Trial, typed_behind
@@ -156,12 +156,12 @@ def test_the_command_runs_what_was_measured(
     wanted = compose(typed_behind(start, turned), "train", config_dir=configs).resolved
     for group in ("gpu", "loader", "memory", "workload"):
         assert again[group] == wanted[group]
-    assert shlex.split(command(found.use)) == ["python", "src/train.py", *found.use]
+    assert shlex.split(train_command(found.use)) == ["python", "src/train.py", *found.use]
     assert not (configs / "gpu" / "mine.yaml").exists()
 
 
 def test_a_secret_is_not_shown() -> None:
-    told = command(("callbacks.mine.api_key=hush", "seed=2"))
+    told = train_command(("callbacks.mine.api_key=hush", "seed=2"))
     assert told == "python src/train.py 'callbacks.mine.api_key='\"'\"'***'\"'\"'' seed=2"
 
 
@@ -177,7 +177,7 @@ def test_what_a_tune_has_written_the_next_replaces(configs: Path) -> None:
 def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     own = configs / "memory" / "mine.yaml"
     own.write_text("accumulate: 2\n")
-    with pytest.raises(ConfigError, match=r"memory/mine.yaml: there already\. .* tune.replace=true"):
+    with pytest.raises(ConfigError, match=r"memory/mine.yaml: there already\. .* add --force"):
         written(configs, TURNED)
     assert own.read_text() == "accumulate: 2\n"
     assert written(configs, TURNED, write=TuneWrite.never).files == ()

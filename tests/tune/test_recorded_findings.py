@@ -25,7 +25,7 @@ LEADS = {
     "simulated/slow_copy_table": ("slow_copy", "loader.pin_memory=true"),
     "simulated/small_batch_table": ("small_batch", "memory.micro_batch=32"),
     "simulated/memory_unused_table": ("memory_unused", "memory.checkpoint_activations=false"),
-    "simulated/launch_bound_table": ("launch_bound", "gpu.compile=reduce_overhead"),
+    "simulated/launch_bound_table": ("launch_bound", "gpu.compile=reduce-overhead"),
 }
 ADVICE = {
     "cpu/frequent_logging_table": "trainer.log_every_steps=200",

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from wellfed import project
+from wellfed.command_line import command
 from wellfed.config.option_file import in_ascii, is_read_as_value
 from wellfed.errors import EXIT_OK, ConfigError
 
@@ -29,7 +30,7 @@ _LONGEST = 40
 def main(argv: Sequence[str]) -> int:
     """Writes what is asked for and says what can be done with it; 2 and nothing written if that can't be."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed add",
+        prog=command("add"),
         description="Writes the files of something new, with a small one inside that works.",
     )
     what_there_is = "; ".join(f"{kind} ({content})" for kind, content in _KINDS.items())
@@ -37,14 +38,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", help="of the folder, the yaml and the option: small letters, digits and '_'")
     asked = parser.parse_args(argv)
     if asked.name is None or asked.what not in _KINDS:
-        where = f"python -m wellfed add {asked.what or ''}".rstrip()
+        where = f"{command('add')} {asked.what or ''}".rstrip()
         problem = "there is no such thing to add." if asked.what else "add what?"
         problem = "under which name?" if asked.what in _KINDS else f"{problem} There is: {what_there_is}."
-        raise ConfigError.of(where, problem, "Write python -m wellfed add workload my_workload.")
+        raise ConfigError.of(where, problem, f"Write {command('add')} workload my_workload.")
     written = write_workload(asked.name)
     print("\n".join(["Written:", *(f"  {path.relative_to(project.root())}" for path in written)]))
-    print(f"Try it: python src/train.py workload={asked.name} trainer.max_steps=50")
-    print("Then put your own model and data in its place; README.md beside them and docs/workloads.md say how.")
+    print(f"Try it: {command('train')} workload={asked.name} trainer.max_steps=50")
+    print("Then put your own model and data in its place; README.md beside them says how.")
     return EXIT_OK
 
 
@@ -121,7 +122,7 @@ def _check_name(name: str) -> None:
         f"becomes the name of a Python package and an option: small letters, digits and single '_', first a letter, "
         f"at most {_LONGEST}, no word of Python or yaml."
     )
-    raise ConfigError.of(f"add workload {name!r}", problem, f"Write python -m wellfed add workload {better}.")
+    raise ConfigError.of(f"add workload {name!r}", problem, f"Write {command('add')} workload {better}.")
 
 
 def _will_do(name: str) -> bool:

@@ -13,6 +13,7 @@ from itertools import filterfalse, groupby
 from pathlib import Path
 from typing import Any
 
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
@@ -45,7 +46,7 @@ class CacheEntry:
 def main(argv: Sequence[str]) -> int:
     """Prints the entries, or removes those that nobody uses."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed cache",
+        prog=command("cache"),
         description="What is kept under paths.cache_dir, so that it is made once: data that workloads have prepared, "
         "predictions of memory (footprints), micro-batches that a run had to go down to (memory). All of it is made "
         "again when it is needed.",
@@ -171,7 +172,7 @@ def _lines(home: Path, found: Sequence[CacheEntry], *, all_of_them: bool) -> Ite
             made_of = f"{entry.made_of} (in use)" if entry.in_use else entry.made_of
             yield f"  {entry.name:<16}  {show_bytes(entry.bytes):>10}  {_age(entry.age_s):>12}  {show_line(made_of)}"
         if len(shown) < len(of_kind):
-            yield f"  and {len(of_kind) - len(shown)} smaller ones: python -m wellfed cache list {show_line(kind)}"
+            yield f"  and {len(of_kind) - len(shown)} smaller ones: {command('cache')} list {show_line(kind)}"
 
 
 def _sum(found: Sequence[CacheEntry]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed import project
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.commands.leaderboard import add_sweep
 from wellfed.config.option_file import write_files
@@ -26,7 +27,7 @@ _GROUPS = ("loader", "memory")
 def main(argv: Sequence[str]) -> int:
     """Writes both files, or none."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed choose",
+        prog=command("choose"),
         description="Write the winner of a sweep as configs/loader/NAME.yaml and configs/memory/NAME.yaml.",
     )
     add_sweep(parser)
@@ -50,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     said = [f"{entry.point}: {in_words(board, entry)}", tie_in_words(board, entry)]
     said.append(f"Written: {', '.join(map(str, texts))}")
     options = [f"{group}={asked.name}" for group in _GROUPS]
-    words = [*board.sweep.flags, *options, *words_beside(entry.overrides, _GROUPS)]
-    said.append(f"Use it: python src/train.py {shlex.join(words)}")
+    of_run = [*board.sweep.flags, *options, *words_beside(entry.overrides, _GROUPS)]
+    said.append(f"Use it: {command('train')} {shlex.join(of_run)}")
     Answer().print("\n".join(filter(None, said)), soft_wrap=True)
     return EXIT_OK
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 def _heading(name: str, board: Leaderboard, entry: Entry, found: Mapping[str, Any], folder: Path) -> str:
     return "\n".join(
         [
-            f"python -m wellfed choose {shlex.quote(str(folder))} --name {name}",
+            f"{command('choose')} {shlex.quote(str(folder))} --name {name}",
             f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
             f"{in_words(board, entry)}, on {board.sweep.machine or entry.device}.",
         ]

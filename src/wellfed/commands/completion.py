@@ -1,4 +1,4 @@
-"""Completes what is typed in a shell (``python -m wellfed completion`` prints what turns that on)."""
+"""Completes what is typed in a shell (``wellfed completion bash`` prints what turns that on)."""
 
 from __future__ import annotations
 
@@ -8,42 +8,79 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
+from wellfed.command_line import command
 from wellfed.config.hydra_internals import completions
 from wellfed.config.hydra_session import open_hydra
 from wellfed.config.knobs import entries
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_OK
 
-_SCRIPT = """\
+_BASH = """\
 _wellfed_completion() {
     COMPREPLY=()
+    local -a query
     case "$COMP_LINE" in
-        *" -m wellfed "* | *src/train.py* | *src/tune.py* | *src/evaluate.py*)
-            local IFS=$'\\n'
-            COMPREPLY=($(COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
-                "${COMP_WORDS[0]}" -m wellfed completion --query 2> /dev/null)) ;;
+        *" -m wellfed "* | *src/train.py* | *src/tune.py* | *src/evaluate.py*) query=("${COMP_WORDS[0]}" -m wellfed) ;;
+        wellfed\\ * | */wellfed\\ *) query=("${COMP_WORDS[0]}") ;;
+        *) return ;;
     esac
+    local IFS=$'\\n'
+    COMPREPLY=($(COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
+        "${query[@]}" completion --query 2> /dev/null))
 }
-complete -o default -o nospace -F _wellfed_completion python python3
+complete -o default -o nospace -F _wellfed_completion python python3 wellfed
 """
+_ZSH = """\
+_wellfed_completion() {
+    local -a found
+    local line="${(j: :)words[1,CURRENT-1]} $PREFIX" query=()
+    case "$line" in
+        *" -m wellfed "* | *src/train.py* | *src/tune.py* | *src/evaluate.py*) query=(${words[1]} -m wellfed) ;;
+        wellfed\\ * | */wellfed\\ *) query=(${words[1]}) ;;
+        *) _default; return ;;
+    esac
+    found=(${(f)"$(COMP_LINE="$line" COMP_WORDBREAKS= $query completion --query 2> /dev/null)"})
+    if (( $#found )); then compadd -Q -U -S '' -- $found; else _default; fi
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+compdef _wellfed_completion wellfed python python3
+"""
+_FISH = """\
+function __wellfed_completion
+    set -lx COMP_LINE (commandline -cp)
+    set -lx COMP_WORDBREAKS
+    set -l query (commandline -opc)[1]
+    string match -qr '(^|/)python[0-9.]*$' -- $query; and set query $query -m wellfed
+    $query completion --query 2> /dev/null | string trim --right
+end
+complete -c wellfed -f -a '(__wellfed_completion)'
+complete -c python -a '(__wellfed_completion)'
+complete -c python3 -a '(__wellfed_completion)'
+"""
+_SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _DESCRIPTION = """\
-Prints what turns on tab completion in bash: eval "$(python -m wellfed completion)". In zsh type
-autoload -U bashcompinit && bashcompinit first. It completes the options, knobs and values of python src/train.py,
-src/tune.py and src/evaluate.py, and the commands and flags of python -m wellfed."""
+Prints what turns on tab completion in a shell: eval "$(wellfed completion bash)" or zsh; in fish
+wellfed completion fish | source. It completes commands, their flags, and the options, knobs and values of train, tune,
+evaluate, sweep, search, plan and fit; also after python src/train.py and python -m wellfed."""
 _WITH_OVERRIDES = ("plan", "fit")
-"""Commands that take what `python src/train.py` takes."""
+"""Commands that take what `train` takes, and flags of their own."""
+_OF_TRAIN = ("sweep", "search")
+"""Commands that stand for `train` with a flag."""
 _SCHEMAS = {"train": RunConfig, "tune": TuneRunConfig, "evaluate": EvaluateConfig}
 """Of the entry scripts."""
-_SECOND_WORDS = {"cache": ("clear", "list")}
+_SECOND_WORDS = {"cache": ("clear", "list"), "completion": tuple(_SHELLS), "add": ("workload",)}
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the function for the shell, or for that function what the words so far may become."""
-    parser = argparse.ArgumentParser(prog="python -m wellfed completion", description=_DESCRIPTION)
+    parser = argparse.ArgumentParser(prog=command("completion"), description=_DESCRIPTION)
+    parser.add_argument("shell", nargs="?", choices=_SHELLS, default="bash", help="default: bash")
     parser.add_argument("--query", action="store_true", help=argparse.SUPPRESS)
-    if not parser.parse_args(argv).query:
-        print(_SCRIPT, end="")
+    asked = parser.parse_args(argv)
+    if not asked.query:
+        print(_SHELLS[asked.shell], end="")
         return EXIT_OK
     line = os.environ.get("COMP_LINE", "")
     line = line[: int(os.environ.get("COMP_POINT") or len(line))]
@@ -61,7 +98,8 @@ def candidates(line: str) -> list[str]:
     for number, word in enumerate(words[:-1]):
         if script := re.search(r"(?:^|/)src/(train|tune|evaluate)\.py$", word):
             return _overrides(script.group(1), words[number + 1 :])
-        if word == "wellfed" and words[number - 1] == "-m":
+        is_command = PurePath(word).stem == "wellfed" and number == 0
+        if is_command or (word == "wellfed" and words[number - 1] == "-m"):
             return list(_commands(words[number + 1 :]))
     return []
 
@@ -76,6 +114,8 @@ def _commands(words: Sequence[str]) -> Iterator[str]:
     name, *rest = words
     if not rest:
         yield from (f"{command.name} " for command in cli.COMMANDS if command.name.startswith(name))
+    elif name in (*_SCHEMAS, *_OF_TRAIN):
+        yield from _overrides("train" if name in _OF_TRAIN else name, rest)
     elif rest[-1].startswith("-"):
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
@@ -95,7 +135,7 @@ def _overrides(config_name: str, words: Sequence[str]) -> list[str]:
     name, equals, _ = word.partition("=")
     knob = entries(_SCHEMAS[config_name]).get(name.lstrip("+~"))
     if equals and knob is not None and not knob.is_group:
-        values = list(knob.type.__members__) if knob.is_enum else ["true", "false"] if knob.type is bool else []
+        values = [one.name for one in knob.type] if knob.is_enum else ["true", "false"] if knob.type is bool else []
         values += ["null"] if knob.is_optional else []
         found = sorted({*found, *(f"{name}={value}" for value in values)})
     matching = [text for text in found if text.startswith(word)]

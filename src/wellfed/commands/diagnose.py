@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed import record
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.commands.which_run import add_log_dir, folder_of, read
 from wellfed.diagnosis.evidence import Evidence
@@ -21,13 +22,16 @@ from wellfed.report.run_sections import sections
 def main(argv: Sequence[str]) -> int:
     """Prints what was found; the run folder is left as it is."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed diagnose",
+        prog=command("diagnose"),
         description="Where a run lost its time, with evidence and overrides, from its files; also of one that was "
         "killed, or runs now. Of a CSV of GPU curves (nvidia-smi's, the monitor's): how busy each GPU was, and whether "
         "it swings.",
     )
     parser.add_argument(
-        "run", metavar="RUN|FILE.csv", nargs="?", help="a run's folder or name (default: the newest), or a CSV"
+        "run",
+        metavar="RUN|FILE.csv",
+        nargs="?",
+        help="a run by its folder, its name or a beginning of it (default: the newest), or a CSV",
     )
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -62,7 +66,7 @@ def _curves(path: Path, *, as_json: bool) -> int:
     is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
     if is_of_run and path.name != "telemetry.csv":
         problem = f"is a file of the run {folder.name}."
-        raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: python -m wellfed diagnose {folder}")
+        raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: {command('diagnose')} {folder}")
     file = read_curves(path)
     terminal = Answer()
     if as_json:
@@ -71,6 +75,6 @@ def _curves(path: Path, *, as_json: bool) -> int:
     for line in curve_lines(file):
         terminal.print(line, soft_wrap=True)
     if is_of_run:
-        more = f"It is the telemetry of a run, whose folder knows more: python -m wellfed diagnose {folder}"
+        more = f"It is the telemetry of a run, whose folder knows more: {command('diagnose')} {folder}"
         terminal.print(more, soft_wrap=True)
     return EXIT_OK

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from wellfed import __version__, project
+from wellfed.command_line import command
 from wellfed.errors import EXIT_OK
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
@@ -24,7 +25,7 @@ from wellfed.tracking.wandb_sink import is_logged_in
 def main(argv: Sequence[str]) -> int:
     """Prints the examination of this machine; exit code 0 whatever is missing. Takes seconds, for importing torch."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed doctor", description="The machine, the profile it maps to, what is missing."
+        prog=command("doctor"), description="The machine, the profile it maps to, what is missing."
     )
     parser.add_argument("--json", action="store_true", help="print {machine, profile, missing} as JSON")
     asked = parser.parse_args(argv)

@@ -19,6 +19,7 @@ from wellfed.errors import (
     is_the_users,
     shortened,
 )
+from wellfed.project import ENGINE
 from wellfed.units import show_text
 
 _BY_KIND = {
@@ -78,9 +79,10 @@ def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Whether a ``print`` of a command has failed: commands write no file but by way of other rooms."""
+    """Whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).parent == Path(__file__).parent
+    printing = (ENGINE / "commands", ENGINE / "config" / "entry.py")
+    return bool(frames) and any(Path(frames[-1].filename).resolve().is_relative_to(place) for place in printing)
 
 
 def _show(error: Exception) -> int:

@@ -1,27 +1,39 @@
-"""Prints the metrics of a checkpoint on the test split (``python src/evaluate.py``), and leaves them beside it."""
+"""Prints the metrics of a checkpoint on the test split, and leaves them beside it (``wellfed evaluate``)."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from wellfed import folder_lookup
 from wellfed.commands.ended import tell
+from wellfed.config import entry
 from wellfed.config.compose import Composed
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import EvaluateConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
 from wellfed.run.announce import announce
-from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
 
 RESULT = "evaluation.json"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Composes and checks before torch is imported, then evaluates; returns the exit code."""
+    # Paths that Hydra's grammar would stumble over are put in quotes.
+    return entry.main("evaluate", evaluate, [*argv], expand=lambda overrides, _: [quoted(text) for text in overrides])
 
 
 def evaluate(composed: Composed[EvaluateConfig]) -> int:
     """Print the metrics, and leave them as ``evaluation.json`` in the run's folder; the exit code."""
     try:
-        checkpoint = Path(composed.config.checkpoint)
+        asked, log_dir = composed.config.checkpoint, Path(composed.config.paths.log_dir)
+        checkpoint = folder_lookup.checkpoint(asked, log_dir, flag="paths.log_dir=<folder>")
         announce(f"Evaluating {checkpoint}: importing PyTorch, reading data, building the model")
+        from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
+
         metrics = evaluate_checkpoint(checkpoint, composed.config)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
         return tell(error, way_on="accelerator=cpu evaluates without the card.")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from wellfed.command_line import command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
@@ -24,11 +25,11 @@ _TARGET = "target_util_pct="
 def main(argv: Sequence[str]) -> int:
     """Runs up to 6 sizes, a row each, and says which is the one to take; 0, or 2 if not even one sample fits."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed fit",
+        prog=command("fit"),
         description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",
     )
     parser.add_argument(
-        "overrides", nargs="*", help="as for python src/train.py; target_util_pct=85 stops at that mean GPU utilisation"
+        "overrides", nargs="*", help=f"as for {command('train')}; target_util_pct=85 stops at that mean GPU utilisation"
     )
     parser.add_argument("--json", action="store_true", help="print {micro_batch, stopped_by, because, probes} as JSON")
     asked = parser.parse_intermixed_args(argv)
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(f"\nStopped by {found.stopped_by}: {found.because}.")
         if found.size is not None and not fitting.is_whole:
-            print(f"Use it: python src/train.py {_typed(composed, found.size)}")
+            print(f"Use it: {command('train')} {_typed(composed, found.size)}")
         elif found.size is not None and found.stopped_by != "batch":
             print(
                 "A model with BatchNorm is never split: its statistics belong to the whole batch. "
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             )
     if found.size is None:
         because = f"{found.because[:1].upper()}{found.because[1:]} {show_gib(budget_gib)}"
-        print(f"{because}. See: python -m wellfed plan", file=sys.stderr)
+        print(f"{because}. See: {command('plan')}", file=sys.stderr)
         return EXIT_NOTHING_RUN
     return EXIT_OK
 

@@ -13,6 +13,7 @@ from typing import IO
 
 from rich.table import Table
 
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.config.compose import Composed, compose
 from wellfed.config.experiment_file import free_path, write_experiment
@@ -27,7 +28,6 @@ from wellfed.run.announce import announce
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
-_HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
 """The first is this machine's matter, the second the workload's."""
 _BY_STAGE = (
@@ -43,9 +43,11 @@ _BY_STAGE = (
 def main(argv: Sequence[str]) -> int:
     """Prints the plan; 0 if it fits its budget, 2 if it does not or can't be made. Trains nothing."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed plan", description="Every number of a run with its reason, without running it."
+        prog=command("plan"), description="Every number of a run with its reason, without running it."
     )
-    parser.add_argument("overrides", nargs="*", help=_HELP)
+    parser.add_argument(
+        "overrides", nargs="*", help=f"as for {command('train')}, e.g. gpu=8gb memory=cache trainer.devices=8"
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--write", metavar="NAME", help="write it as configs/experiment/NAME.yaml")
     parser.add_argument("--force", action="store_true", help="let --write replace a file of that name")
@@ -68,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_NOTHING_RUN
     if asked.write is not None:
         path = _write(asked.write, composed, found, replaces=asked.force)
-        print(f"Written: {path}. Use it: python src/train.py experiment={asked.write}", file=sys.stderr)
+        print(f"Written: {path}. Use it: {command('train')} experiment={asked.write}", file=sys.stderr)
     return EXIT_OK
 
 
@@ -125,5 +127,5 @@ def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces
     typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
     peak = found.plan.predicted_peak_gib
     predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."
-    heading = f"python -m wellfed plan {typed} --write {name}\nPlanned for {found.plan.device.name}.{predicted}"
+    heading = f"{command('plan')} {typed} --write {name}\nPlanned for {found.plan.device.name}.{predicted}"
     return write_experiment(name, composed, values, heading=heading, replaces=replaces)

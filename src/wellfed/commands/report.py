@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.commands.which_run import add_log_dir, folder_of, read
 from wellfed.diagnosis.evidence import Evidence
@@ -24,12 +25,15 @@ from wellfed.sweep.leaderboard_terminal import width
 def main(argv: Sequence[str]) -> int:
     """Writes the pages and says where they are; no record is changed."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed report",
+        prog=command("report"),
         description="Write report.html and report.md of a run again, from its files alone: also of one that was "
         "killed, or runs now. Of two runs: a page of both side by side.",
     )
     parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="its folder, or its name (default: the newest); two are compared"
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="its folder, its name or the beginning of it (default: the newest); two are compared",
     )
     parser.add_argument("--out", metavar="FOLDER", help="where to write (default: the run folder; of two: the log dir)")
     add_log_dir(parser)
@@ -37,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     log_dir, out = Path(asked.log_dir), None if asked.out is None else Path(asked.out)
     if len(asked.runs) > 2:
         problem = f"are {len(asked.runs)} runs, and a page shows one, or two side by side."
-        raise ConfigError.of(" ".join(asked.runs), problem, "Name at most two. All in a table: python -m wellfed runs")
+        raise ConfigError.of(" ".join(asked.runs), problem, f"Name at most two. All in a table: {command('runs')}")
     if out is not None and out.suffix in (".html", ".md"):
         raise ConfigError.of(f"--out {out}", "is the name of a file; the pages have theirs.", "Name a folder.")
     folders = [folder_of(name, log_dir) for name in asked.runs or [None]]

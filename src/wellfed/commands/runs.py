@@ -8,9 +8,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
-from wellfed.commands.which_run import RUN, add_log_dir
+from wellfed.commands.which_run import add_log_dir
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.folder_lookup import RUN
 from wellfed.record import RunRecord
 from wellfed.report.run_digest import RunDigest, digest, lines, row
 
@@ -20,9 +22,9 @@ _SHOWN = 20
 def main(argv: Sequence[str]) -> int:
     """Prints a row a run, the newest first; a record that can't be read has one that says why."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed runs",
+        prog=command("runs"),
         description="The newest runs: what became of each, its rate, its share of the ceiling, its first finding, a "
-        "metric. Trials of sweeps: python -m wellfed leaderboard.",
+        f"metric. Trials of sweeps: {command('leaderboard')}.",
     )
     parser.add_argument("--workload", metavar="W", help="only runs of this one")
     parser.add_argument("-n", "--last", type=int, default=_SHOWN, metavar="N", help=f"so many (default: {_SHOWN})")

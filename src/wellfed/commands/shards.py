@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.config.quoting import assigned
 from wellfed.errors import EXIT_OK
@@ -25,7 +26,7 @@ _NAMED = 5
 def main(argv: Sequence[str]) -> int:
     """Prints what was packed, and what was left out."""
     parser = argparse.ArgumentParser(
-        prog="python -m wellfed shards",
+        prog=command("shards"),
         description="Pack many small files into a few tar files, in webdataset's layout: SRC/<class>/**/*.wav become "
         "DIR/0000.tar and on, each file with the number of its class beside it (.cls); the names of the classes are in "
         "DIR/classes.json. SRC/train, SRC/val and SRC/test become DIR/train, DIR/val and DIR/test. Files on a network "
@@ -63,5 +64,5 @@ def _lines(written: Written, out: Path) -> list[str]:
     where = assigned("workload.data.path", str(out))
     # Hydra's quotes within the shell's: double ones, unless they would not hold.
     where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
-    lines.append(f"To train on them: python src/train.py workload=... {where}")
+    lines.append(f"To train on them: {command('train')} workload=... {where}")
     return lines

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from wellfed.errors import ConfigError, Fault
+from wellfed.extras import absence, absent_package
 
 TARGET = "_target_"
 POSITIONAL = "_args_"
@@ -44,7 +45,8 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
         runtime: win over entries of the same name.
 
     Raises:
-        ConfigError: the target can't be imported, or refuses its arguments (ValueError, TypeError).
+        ConfigError: the target can't be imported, needs a package of an extra that is not installed, or refuses its
+            arguments (ValueError, TypeError).
     """
     target = node.get(TARGET)
     if not isinstance(target, str):
@@ -60,14 +62,20 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
         return functools.partial(make, *positional, **named)
     try:
         return make(*positional, **named)
+    except ModuleNotFoundError as error:
+        if absent_package(error) is None:
+            raise
+        raise ConfigError([import_fault(where, target, error)]) from error
     except (ValueError, TypeError) as error:
         raise ConfigError([Fault(where, f"{target} refuses its arguments: {error}", f"Change {where}.*")]) from error
 
 
 def import_fault(where: str, target: str, error: ImportError) -> Fault:
     """What a failed import of ``target`` tells the user, with the package to install where one is missing."""
-    if isinstance(error, ModuleNotFoundError) and error.name and not target.startswith(error.name):
-        return Fault(f"{where}.{TARGET}={target}", f"needs the package {error.name}.", f"pip install {error.name}")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        optional = absent_package(error)
+        if optional or not target.startswith(error.name):
+            return Fault(f"{where}.{TARGET}={target}", *absence(optional or error.name))
     way_out = "Name a class or function of a module on the path."
     return Fault(f"{where}.{TARGET}={target}", f"can't be imported: {error}.", way_out)
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
 from wellfed import project
+from wellfed.command_line import command, words
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.faults.find import find_faults
 from wellfed.config.help_text import help_text
@@ -55,12 +56,12 @@ def main(
     Args:
         config_name: primary config, unless ``--config-name`` says otherwise.
         job: called once, or once a point with ``-m``; imports the app itself, late.
-        argv: None = ``sys.argv[1:]``.
+        argv: None = those of this process.
         expand: rewrites the overrides of a single run before they are composed (resume, rerun, paths); is handed what
             composes them, from the folders that the command line names.
         not_many: why ``-m`` is refused, and what to type instead; empty = it is not.
     """
-    arguments, foreign = split_flags(sys.argv[1:] if argv is None else argv)
+    arguments, foreign = split_flags(words() if argv is None else argv)
     args = command_line_parser().parse_intermixed_args(arguments)
     if args.config_name is not None:
         config_name = args.config_name
@@ -129,7 +130,7 @@ def _compose(args: Namespace, config_name: str) -> Composed[Any]:
     is_rank_of_trial = os.environ.get("LOCAL_RANK", "0") != "0"  # Lightning starts the others with this command line
     many = [f"{group}={composed.choices[group]}" for group in ("sweep", "search") if group in composed.choices]
     if many and not is_rank_of_trial:
-        way_out = f"Add -m: python {sys.argv[0]} -m {many[0]}"
+        way_out = f"Add -m: {command('train')} -m {many[0]}"
         raise ConfigError([Fault(many[0], "is for many runs, and this is one.", way_out)])
     return composed
 

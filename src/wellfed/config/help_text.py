@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import string
 import textwrap
 from collections.abc import Sequence
 
 from hydra.core.hydra_config import HydraConfig
 
+from wellfed.command_line import command
 from wellfed.config.compose import compose_raw
 from wellfed.config.hydra_internals import Hydra, repository_of
 from wellfed.config.knobs import in_order
@@ -19,7 +21,8 @@ _WIDTH = 120
 def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
     """What ``--help`` prints. Hydra's own does the same in twice the time: it copies all configs for each group.
 
-    The template knows ``$APP_CONFIG_GROUPS``: a line a group, what is chosen marked with ``*``.
+    The template knows ``$APP_CONFIG_GROUPS``: a line a group, what is chosen marked with ``*``. Commands are shown as
+    this user types them.
 
     Raises:
         ConfigError: the overrides don't compose.
@@ -33,4 +36,6 @@ def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
         if options and not group.startswith("hydra"):
             begin = f"  {group:<12}"
             lines += textwrap.wrap(", ".join(options), _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
-    return string.Template(cfg.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS="\n".join(lines)).rstrip()
+    text = string.Template(cfg.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS="\n".join(lines)).rstrip()
+    text = re.sub(r"\bpython src/(\w+)\.py\b", lambda found: command(found[1]), text)
+    return re.sub(r"\bpython -m wellfed (\w+)", lambda found: command(found[1]), text)

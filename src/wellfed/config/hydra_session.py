@@ -17,6 +17,7 @@ from wellfed import project
 from wellfed.config.hydra_internals import Hydra, hydra_over
 from wellfed.config.knobs import OPEN_NODES
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
+from wellfed.config.times import read_times
 from wellfed.errors import ConfigError, Fault
 
 COMPOSE_ERRORS = (
@@ -62,6 +63,7 @@ def _extension(base: type, whole: type) -> DictConfig:
 
 def _schema(schema_type: type) -> DictConfig:
     schema: DictConfig = OmegaConf.structured(schema_type)
+    read_times(schema, schema_type)
     for name in OPEN_NODES:
         if (node := OmegaConf.select(schema, name)) is not None:
             OmegaConf.set_struct(node, False)  # `examine` tells of strangers there

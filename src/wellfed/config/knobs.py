@@ -73,6 +73,13 @@ class Knob:
         return self.field.metadata.get("range")
 
     @property
+    def unit_s(self) -> float | None:
+        """Seconds of its unit where it is a length of time, which its name says; it may then be typed as 5min."""
+        if self.type not in (int, float):
+            return None
+        return 1.0 if self.name.endswith("_s") else 60.0 if self.name.endswith("_minutes") else None
+
+    @property
     def takes(self) -> str:
         """Its type as a reader says it: ``a whole number or null``, ``one of auto, ddp, fsdp``."""
         return f"{self._in_words()} or null" if self.is_optional else self._in_words()
@@ -81,16 +88,20 @@ class Knob:
     def must_be(self) -> str:
         """The same with its range: ``a whole number >= 1 or null``."""
         words = f"{self._in_words()} {self.range}" if self.range else self._in_words()
+        if self.unit_s is not None:
+            return f"{words}, a time as 90s, 5min, 2h{', or null' if self.is_optional else ''}"
         return f"{words} or null" if self.is_optional else words
 
     def _in_words(self) -> str:
         if self.is_enum:
-            return "one of " + ", ".join(self.type.__members__)
+            return "one of " + ", ".join(one.name for one in self.type)
         if get_origin(self.type) is list:
             (inner,) = get_args(self.type)
             if is_dataclass(inner):
                 return "a list [..] of {..} entries"
-            names = ", ".join(getattr(inner, "__members__", ()))
+            names = ", ".join(
+                (one.name for one in inner) if isinstance(inner, type) and issubclass(inner, Enum) else ()
+            )
             return "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, names)
         if self.is_group:
             return "a group of knobs (" + ", ".join(entry.name for entry in fields(self.type)) + ")"

@@ -37,7 +37,18 @@ def knob(
 
 # What the knobs take that have a choice of names; as a mapping where mypy is to know the values, too.
 Precision = StrEnum("Precision", ["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"])
-Compile = StrEnum("Compile", ["none", "default", "reduce_overhead", "max_autotune"])
+Compile = StrEnum(
+    "Compile",
+    {
+        "none": "none",
+        "default": "default",
+        "reduce-overhead": "reduce-overhead",
+        "max-autotune": "max-autotune",
+        # Spelled otherwise than by torch until 0.1: they still read, as other names of the same.
+        "reduce_overhead": "reduce-overhead",
+        "max_autotune": "max-autotune",
+    },
+)
 Allocator = StrEnum("Allocator", ["default", "expandable"])
 Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes", "own"])
 FeatureMode = StrEnum("FeatureMode", ["cache", "cache_host", "dynamic"])
@@ -81,8 +92,8 @@ class GpuConfig:
     cudnn_benchmark: bool = knob(False, "Let cuDNN time its algorithms for each new shape. For fixed shapes only.")
     compile: Compile = knob(
         Compile.none,
-        "torch.compile: none, default, reduce_overhead or max_autotune. Costs seconds to minutes at the start; a "
-        "compile that fails warns and goes on eagerly.",
+        "torch.compile: none, or its mode: default, reduce-overhead or max-autotune. Costs seconds to minutes at the "
+        "start; a compile that fails warns and goes on eagerly.",
     )
     enforce: Optional[bool] = knob(
         None,
@@ -515,7 +526,7 @@ class TuneConfig:
         "Whether to write what was found as options of loader and memory: auto = if the gain is beyond noise, always, "
         "or never.",
     )
-    replace: bool = knob(False, "Write over options of that name which no tune has written.")
+    replace: bool = knob(False, "Write over options of that name which no tune has written; `--force` does the same.")
 
 
 @dataclass
@@ -529,10 +540,10 @@ class TuneRunConfig(RunConfig):
 class EvaluateConfig:
     """One run of `python src/evaluate.py`."""
 
-    checkpoint: str = knob(
-        MISSING,
-        "Checkpoint file whose test metrics are wanted, e.g. logs/<workload>/runs/<run>/checkpoints/best.ckpt; its run "
-        "folder gives the configuration.",
+    checkpoint: Optional[str] = knob(
+        None,
+        "What is evaluated: a checkpoint file, or a run by its folder, its name, a beginning of it, or last; of a run "
+        "best.ckpt, else last.ckpt. Its run folder gives the configuration. null = the newest run.",
     )
     accelerator: Accelerator = knob(Accelerator.auto, "auto, cpu or gpu.")
     paths: PathsConfig = field(default_factory=PathsConfig)

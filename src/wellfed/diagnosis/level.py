@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from wellfed.command_line import command
 from wellfed.diagnosis.run_tables import Series
 from wellfed.diagnosis.swing import LEAST_DEPTH, Swing, swing_in_time
 from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
@@ -18,7 +19,7 @@ WELL_USED_PCT, STARVED_PCT = 80, 50
 _IN_USE_FRAC = 0.95
 """Share of the readings from the first at work to the last: with more it was in use all the time."""
 _CAUSE = (
-    "To know {what}: python -m wellfed diagnose, if it is a run of wellfed; else time its steps with GPUCurves or "
+    f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with GPUCurves or "
     "GPUWatch (docs/your_own_loop.md)."
 )
 _ADVICE: dict[Verdict, str] = {

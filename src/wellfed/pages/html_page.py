@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from wellfed.pages.picture import no_pictures
 from wellfed.units import counted, show_gib, show_percent, show_text
 
 
@@ -20,7 +21,7 @@ def fill_in(
     autoescape: bool = True,
     filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
 ) -> str:
-    """The page; a template may extend ``base.html.j2`` of this room.
+    """The page; a template may extend ``base.html.j2`` of this room, and shows ``no_pictures`` where pictures lack.
 
     Args:
         autoescape: for HTML; Markdown brings filters of its own.
@@ -34,6 +35,7 @@ def fill_in(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    pages.globals["no_pictures"] = no_pictures()
     pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
     return pages.get_template(template.name).render(**values)
 

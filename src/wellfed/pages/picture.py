@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from wellfed.extras import install, is_installed
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -57,9 +59,16 @@ class Picture:
     """There once the ``with`` block has ended."""
 
 
+def no_pictures() -> str:
+    """Returns the line that a page shows in place of its pictures; empty where matplotlib is installed."""
+    return (
+        "" if is_installed("matplotlib") else f"Pictures need the package matplotlib. Install it: {install('plots')}."
+    )
+
+
 @contextmanager
 def picture(width: float, height: float) -> Iterator[Picture]:
-    """A figure of this size in inches of 72 pixels; on the page it is as wide as there is room.
+    """A figure of this size in inches of 72 pixels; on the page it is as wide as there is room. Needs matplotlib.
 
     Matplotlib's text is to hold nothing of the user's but what `show_text` has gone over; HTML in it is escaped.
     """

@@ -93,7 +93,7 @@ class DeviceSection(Section):
     """The budget; None: trains on the CPU and no card was named."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     tf32: bool
-    compile: Literal["none", "default", "reduce_overhead", "max_autotune"]
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"]
     enforce: bool
     """Whether memory is held to the budget."""
     name: str

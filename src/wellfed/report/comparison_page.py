@@ -10,7 +10,7 @@ from markupsafe import Markup
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import Series
 from wellfed.pages.html_page import fill_in
-from wellfed.pages.picture import ACCENT, INK, SERIES, picture
+from wellfed.pages.picture import ACCENT, INK, SERIES, no_pictures, picture
 from wellfed.report.comparison import PARTS, Comparison, Estimate, device, started_with
 from wellfed.report.curve_bins import binned
 from wellfed.telemetry.machines import HOST, named
@@ -22,6 +22,7 @@ _WIDTH = 5.7
 
 def comparison_html(both: Comparison) -> str:
     """The page. Every text of the user's is escaped."""
+    drawn = () if no_pictures() else (_step_picture(both), _busy_picture(both))
     return fill_in(
         Path(__file__).with_name("comparison.html.j2"),
         {
@@ -29,7 +30,7 @@ def comparison_html(both: Comparison) -> str:
             "sides": list(zip("AB", both.records, both.findings, strict=True)),
             "device": device,
             "started_with": started_with,
-            "pictures": [drawn for drawn in (_step_picture(both), _busy_picture(both)) if drawn],
+            "pictures": [each for each in drawn if each],
         },
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from wellfed.command_line import command
 from wellfed.diagnosis.level import CurveVerdict, verdict_of
 from wellfed.diagnosis.recorded_curves import GpuCurve, RecordedCurves
 from wellfed.diagnosis.swing import MIN_SAMPLES
@@ -86,5 +87,5 @@ def _limits(file: RecordedCurves, verdicts: list[tuple[GpuCurve, CurveVerdict]])
     often = "nvidia-smi -lms 200" if file.writer == "nvidia-smi" else "a shorter interval"
     return [
         f"Readings {show_duration(file.interval_s)} apart can't show a period under {shortest_s}: a faster swing looks "
-        f"slower than it is, or like none. Read more often: {often}, python -m wellfed monitor."
+        f"slower than it is, or like none. Read more often: {often}, {command('monitor')}."
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.pages.picture import no_pictures
 from wellfed.report.memory_picture import memory
 from wellfed.report.metric_pictures import metrics
 from wellfed.report.own_pictures import own_pictures
@@ -18,11 +19,14 @@ from wellfed.report.utilisation_picture import utilisation
 
 def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePicture]]:
     """Those that there are figures or files for, by the section that they belong to."""
+    own = list(own_pictures(evidence.record, folder))
+    if no_pictures():
+        return {"files": own}
     axis = TimeAxis.of(evidence)
     return {
         "utilisation": list(utilisation(evidence, axis)),
         "time": list(step_time(evidence, axis)),
         "memory": list(memory(evidence, axis)),
         "metrics": list(metrics(evidence)),
-        "files": list(own_pictures(evidence.record, folder)),
+        "files": own,
     }

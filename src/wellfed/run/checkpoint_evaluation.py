@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wellfed import record
+from wellfed.command_line import words
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import extra_dirs
 from wellfed.config.quoting import quoted
@@ -78,7 +79,7 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         "trainer.strategy=auto",
         accelerator,
     ]
-    return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
+    return compose(overrides, extra_dirs=extra_dirs(words()))
 
 
 def _on_what_is_here(config: RunConfig, *, has_gpu: bool) -> RunConfig:

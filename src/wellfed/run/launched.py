@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from wellfed.command_line import words
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError
@@ -32,7 +33,7 @@ def on_all_ranks(main: Callable[[Job], int]) -> int:
     launch = launched()
     if launch is None or launch.world_size == 1:
         return main(alone)
-    if {"-m", "--multirun"} & set(sys.argv[1:]):
+    if {"-m", "--multirun"} & set(words()):
         problem = f"is for many runs, and {launch.by} has started the ranks of one."
         if launch.rank == 0:
             print(ConfigError.of("-m", problem, f"Start it without {launch.by}."), file=sys.stderr)

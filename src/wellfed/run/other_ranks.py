@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from wellfed.command_line import set_words, words
 from wellfed.config.entry import where_flags
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.facts import MachineFacts
@@ -65,7 +65,7 @@ class RankZero:
     def tell(self, overrides: Sequence[str]) -> None:
         """On rank 0, before the others are started; ``overrides``: ``resume=auto`` must mean the same run there."""
         os.environ[_TOLD], os.environ[RUN_FOLDER] = pickle.dumps(self).hex(), str(self.folder)
-        sys.argv[1:] = [*where_flags(sys.argv[1:]), *overrides]
+        set_words([*where_flags(words()), *overrides])
 
 
 class OtherRanks:

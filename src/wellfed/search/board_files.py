@@ -13,9 +13,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from wellfed.command_line import command
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.markdown_text import code_span, plain_line
-from wellfed.pages.picture import ACCENT, INK, picture
+from wellfed.pages.picture import ACCENT, INK, no_pictures, picture
 from wellfed.record import write_atomically
 from wellfed.search.board_columns import columns, figure_text
 from wellfed.search.search_board import SearchBoard, TrialEntry
@@ -66,7 +67,8 @@ def to_markdown(board: SearchBoard) -> str:
 
 def to_html(board: SearchBoard) -> str:
     """One file, with the learning curves. Every text of the user's is escaped."""
-    return _page("board.html.j2", board, autoescape=True, curves=_curves(board), axes=_axes(board))
+    curves, axes = (None, None) if no_pictures() else (_curves(board), _axes(board))
+    return _page("board.html.j2", board, autoescape=True, curves=curves, axes=axes)
 
 
 def _page(
@@ -92,7 +94,7 @@ def _page(
 def again(board: SearchBoard) -> list[str]:
     """The words of the command that trains the best once more; none without one."""
     best = board.best
-    return [] if best is None else ["python", "src/train.py", *board.search.flags, *best.overrides]
+    return [] if best is None else [*command("train").split(), *board.search.flags, *best.overrides]
 
 
 def _curves(board: SearchBoard) -> Markup | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from wellfed.command_line import command
 from wellfed.errors import DataError
 from wellfed.prepared import prepared
 from wellfed.shards.tar_members import Damage, members
@@ -60,7 +61,7 @@ def find_shards(place: Path) -> list[Path]:
     found = [place] if place.is_file() else sorted(path for path in place.glob("[!.]*.tar") if path.is_file())
     if not found:
         problem = "has no .tar files" if place.is_dir() else "is neither a folder nor a file"
-        raise DataError(f"{place} {problem}. Make shards with `python -m wellfed shards FOLDER --out {place}`.")
+        raise DataError(f"{place} {problem}. Make shards with `{command('shards')} FOLDER --out {place}`.")
     return found
 
 

@@ -16,7 +16,7 @@ from wellfed.memory import oom
 from wellfed.step.loss_faults import explained, output_of
 
 _LOG = logging.getLogger(__name__)
-WITH_CUDA_GRAPHS = ("reduce_overhead", "max_autotune")
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """``gpu.compile`` modes in which torch records CUDA graphs."""
 
 
@@ -31,7 +31,7 @@ class Compiled:
         self._function, self._on_failure = function, on_failure
         self._compiled: Callable[..., Any] | None = None
         if mode != "none":
-            self._compiled = torch.compile(function, mode=mode.replace("_", "-"))
+            self._compiled = torch.compile(function, mode=mode)
         self._has_graphs = mode in WITH_CUDA_GRAPHS
         self.has_compiled = False
         """Turns true when a call has compiled something (a new shape does); reset by who reads it."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from wellfed.command_line import command
 from wellfed.pages.html_page import fill_in
-from wellfed.pages.picture import ACCENT, INK, picture
+from wellfed.pages.picture import ACCENT, INK, no_pictures, picture
 from wellfed.sweep.leaderboard_columns import columns, interval
 from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import show_gib
@@ -62,7 +63,7 @@ def to_html(board: Leaderboard) -> str:
         effects=board.effects,
         maps=_heat_maps(board),
         most_maps=MOST_MAPS,
-        picture=_memory_picture(board),
+        picture=None if no_pictures() else _memory_picture(board),
         front=front,
     )
 
@@ -76,7 +77,14 @@ def page(
     **more: Any,
 ) -> str:
     """A leaderboard by a template of this folder."""
-    values = {"board": board, "sweep": board.sweep, "objective": board.objective, "columns": columns(board), **more}
+    values = {
+        "board": board,
+        "sweep": board.sweep,
+        "objective": board.objective,
+        "columns": columns(board),
+        "command": command,
+        **more,
+    }
     return fill_in(Path(__file__).with_name(template), values, autoescape=autoescape, filters=filters)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from wellfed.command_line import command
 from wellfed.sweep.leaderboard_columns import columns
 from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import show_percent
@@ -44,7 +45,7 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
         console.print(note, soft_wrap=True)
     if board.ranked:
         folder = shlex.quote(str(written[0].parent))
-        console.print(f"Keep the {board.objective.best}: python -m wellfed choose {folder} --name mine", soft_wrap=True)
+        console.print(f"Keep the {board.objective.best}: {command('choose')} {folder} --name mine", soft_wrap=True)
     console.print(f"Files: {', '.join(map(str, written))}", soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from wellfed.command_line import command
 from wellfed.errors import ConfigError, Fault
 from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.sweep.ranking import Entry, Leaderboard
@@ -35,7 +36,7 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
             return board.ranked[0]
         ended = ", ".join(f"{number} {status}" for status, number in board.counts.items())
         problem = f"no point has {noun} ({ended}), so there is nothing to choose."
-        way_out = "python -m wellfed leaderboard shows why; run the sweep again with what they say changed."
+        way_out = f"{command('leaderboard')} shows why; run the sweep again with what they say changed."
         raise ConfigError([Fault(board.sweep.name, problem, way_out)])
     entry = next((entry for entry in board.entries if entry.point == point), None)
     asked = f"--point {point}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
+from wellfed.command_line import command
 from wellfed.config.schema import Accelerator, RunConfig, SweepObjective
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.detect import machine
@@ -28,7 +29,7 @@ def check_energy(config: RunConfig, axes: Collection[str]) -> None:
     elif config.trainer.accelerator is Accelerator.cpu and "trainer.accelerator" not in axes:
         problem, way_out = "nothing here measures the energy of a processor.", "Set trainer.accelerator=gpu"
     elif (reason := _missing(machine())) is not None:
-        problem, way_out = f"energy can't be measured here: {reason}.", "python -m wellfed doctor says more"
+        problem, way_out = f"energy can't be measured here: {reason}.", f"{command('doctor')} says more"
     else:
         return
     objective = config.sweep.objective.value

@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,6 +20,7 @@ from typing import Any
 
 import wellfed.cpus
 from wellfed.clusters.cluster import Cluster
+from wellfed.command_line import words
 from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
@@ -313,7 +313,7 @@ class RunningSearch:
             code=code_version(own_git_state(), engine_state()),
             machine="" if self.cluster is not None else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
-            flags=tuple(where_flags(sys.argv[1:])),
+            flags=tuple(where_flags(words())),
         )
 
     def _points(self, ledger: SearchLedger, metric: MetricSeen, *, parallel: int) -> Points:

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from wellfed.command_line import words
 from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
@@ -165,7 +165,7 @@ def _sweep_file(base: Composed[RunConfig], grid: Grid) -> SweepFile:
         code=code_version(own_git_state(), engine_state()),
         machine="",
         trial_steps=config.sweep.trial_steps,
-        flags=tuple(where_flags(sys.argv[1:])),
+        flags=tuple(where_flags(words())),
         objective=config.sweep.objective.value,
     )
 

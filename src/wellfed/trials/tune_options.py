@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from wellfed import project
+from wellfed.command_line import command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.option_file import check_name, in_ascii, write_files
 from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
@@ -57,9 +58,9 @@ class WrittenOptions:
     """They should have been written, and could not be."""
 
 
-def command(words: Sequence[str]) -> str:
+def train_command(words: Sequence[str]) -> str:
     """To be typed; secrets as ``***``."""
-    return f"python src/train.py {shlex.join(masked_override(word) for word in words)}".rstrip()
+    return f"{command('train')} {shlex.join(masked_override(word) for word in words)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class TuneOptions:
             problem = "is what the start itself names, and would be replaced."
             way_out = f"Add tune.name={self.name}_2, or tune.write=never."
             raise ConfigError.of(f"tune.name={self.name}", problem, way_out)
-        others = "Take another tune.name, add tune.replace=true, or tune.write=never to be shown what is found alone."
+        others = "Take another tune.name, add --force, or tune.write=never to be shown what is found alone."
         paths = free_paths(
             self.name, _GROUPS, self._config_dir, flag="tune.name=", may_replace=self._may_replace, way_out=others
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wellfed.sweep.objective import OBJECTIVES, Objective
-from wellfed.trials.tune_options import WrittenOptions, command
+from wellfed.trials.tune_options import WrittenOptions, train_command
 from wellfed.tune.search import Step, TuneSearch
 from wellfed.tune.tune_file import TuneFile, TurnsMeasured
 from wellfed.tune.tune_table import advice_in_words, as_markdown, as_text, gain_in_words
@@ -33,7 +33,7 @@ class TuneReport:
         """For a terminal."""
         yield from ("", *as_text(self.search.steps, self._objective, self.file.sample_unit), "")
         yield from self._conclusions()
-        yield f"Use it: {command(self.written.use)}"
+        yield f"Use it: {train_command(self.written.use)}"
 
     def page(self) -> str:
         """As markdown."""
@@ -43,7 +43,7 @@ class TuneReport:
             f"{file.workload} on {file.machine}, for {self._objective.noun}; code {file.code}.",
             "\n".join(as_markdown(self.search.steps, self._objective, file.sample_unit)),
             *self._conclusions(),
-            f"```\n{command(self.written.use)}\n```",
+            f"```\n{train_command(self.written.use)}\n```",
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -68,4 +68,4 @@ class TuneReport:
         else:
             yield f"No options were written: {self.written.why_not}."
         if self.written.unproven:
-            yield f"Not proven: {command(self.written.unproven)}"
+            yield f"Not proven: {train_command(self.written.unproven)}"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wellfed import project
+from wellfed.command_line import command, set_words, words
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
@@ -95,17 +96,17 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
     fixed = fixed_knobs(composed.config.tune.fixed)
     if not MAY_FORK:
         problem = "starts trials by forking, which this system does not offer."
-        raise ConfigError.of("python src/tune.py", problem, "Run it on Linux; a container will do.")
+        raise ConfigError.of(command("tune"), problem, "Run it on Linux; a container will do.")
     check_energy(config, ())
     prepare_to_fork(config)
     announce("Tuning: importing PyTorch")
     facts = _machine()
     on_gpu = plan_device(config, start.choices, facts).on_gpu
     name = composed.config.tune.name or name_of(config, facts, on_gpu=on_gpu)
-    options = TuneOptions(name, composed.config.tune, start, places(sys.argv[1:]), where_flags(sys.argv[1:]))
+    options = TuneOptions(name, composed.config.tune, start, places(words()), where_flags(words()))
     options.check()
     # Lightning starts the other ranks of a trial by this process's command line.
-    sys.argv[0] = str(project.sources() / "train.py")
+    set_words(words(), script=project.sources() / "train.py")
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     is_new = not folder.exists()
     with only_one(made(folder)):
@@ -118,7 +119,7 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
             trial_steps=config.sweep.trial_steps,
             code=tune_code(options.config_dirs, start.choices, name),
             machine=in_words(facts),
-            flags=tuple(where_flags(sys.argv[1:])),
+            flags=tuple(where_flags(words())),
         )
         run = _Tune(composed.config, start, folder, file, options, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
         try:
@@ -148,7 +149,7 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
     Raises:
         ConfigError: that is another configuration than the one that was composed for the tune.
     """
-    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **places(sys.argv[1:]))
+    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **places(words()))
     here = {key: value for key, value in composed.resolved.items() if key != "tune"}
     if found := differences(start.resolved, here):
         knob, there, own = found[0]
@@ -218,7 +219,7 @@ class _Tune:
         self._begin()
         from wellfed.trials import trial
 
-        extra, timeout_s, scratch = places(sys.argv[1:]), self.config.sweep.timeout_s, self.folder / ".scratch"
+        extra, timeout_s, scratch = places(words()), self.config.sweep.timeout_s, self.folder / ".scratch"
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
             return replace(compose(overrides, "train", **extra), run_dir=folder)
@@ -230,9 +231,9 @@ class _Tune:
             scratch_folder(scratch),
             closing(ForkServers(trial.prepare, trial.work, log, timeout_s)) as servers,
         ):
-            words = of_trials(self.start.overrides, self.start.config)
+            of_all = of_trials(self.start.overrides, self.start.config)
             setup = TrialSetup(compose_point, self._ledger, self._screen, scratch, timeout_s)
-            trials = TuneTrials(words, setup, self._ledger, servers)
+            trials = TuneTrials(of_all, setup, self._ledger, servers)
             if left := trials.kept_as_they_are():
                 told = ", ".join(f"{number} {status}" for status, number in left.items())
                 self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
@@ -298,8 +299,8 @@ class _Tune:
             told += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
         if not nothing_run and row.folder:
             told += f"\nIts folder: {self.folder / row.folder}"
-        command = " ".join(["python src/train.py", *map(masked_override, self.start.overrides)])
-        message = f"The start can't be measured, so there is nothing to tune ({row.status}): {told}\nIt is: {command}"
+        retried = " ".join([command("train"), *map(masked_override, self.start.overrides)])
+        message = f"The start can't be measured, so there is nothing to tune ({row.status}): {told}\nIt is: {retried}"
         return _NotTheStart(message, code if code is not None and code > 0 else EXIT_FAILED)
 
     def _compare(self, trials: TuneTrials) -> TurnsMeasured | None:
@@ -374,9 +375,9 @@ class _Tune:
         figure = self._objective(row)
         shown = "" if figure is None else self._objective.show(figure, self.file.sample_unit)
         told = "the start." if gain is None else gain_in_words(gain, self._objective)
-        words = shlex.join(map(masked_override, self.start.overrides))
+        typed = shlex.join(map(masked_override, self.start.overrides))
         return (
-            f"python src/tune.py {words}\nTrial {self.folder / row.folder} of {row.started_at}\n"
+            f"{command('tune')} {typed}\nTrial {self.folder / row.folder} of {row.started_at}\n"
             f"{shown}; {told} On {self.file.machine}."
         )
 

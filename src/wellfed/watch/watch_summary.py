@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from wellfed.command_line import command
 from wellfed.diagnosis.level import verdict_of
 from wellfed.units import show_duration, show_energy
 from wellfed.watch.board import Board
@@ -35,7 +36,7 @@ def summary_lines(
         lines.append("A simulated GPU's figures of speed, memory and power are of no real card.")
     if problem is not None:
         lines.append(f"How busy a GPU was is not known (NVML: {problem}).")
-        advised["What is missing: python -m wellfed doctor"] = []
+        advised[f"What is missing: {command('doctor')}"] = []
     lines.append("Host:")
     lines += [f"  {line}" for line in _host_lines(host, num_cores, ram_gib)] or ["  nothing was read"]
     return lines + [f"{', '.join(of)}: {advice}" if len(gpus) > 1 else advice for advice, of in advised.items()]

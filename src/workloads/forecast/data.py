@@ -13,7 +13,6 @@ from wellfed import ConfigError, DataError, Datasets, Fault
 from wellfed.units import counted
 from workloads.forecast.evaluation import Forecasts
 from workloads.forecast.lengths import derived_horizon, derived_passes, derived_windows
-from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import FillName, SeriesSet, filled, split_by_time, trimmed
 from workloads.forecast.steps import parse_frequency, show_date
 from workloads.forecast.store import SeriesStore, naive_mae, row_dates
@@ -89,6 +88,8 @@ def datasets(
         dates, values_ST, names = daily_series(num_series, num_days, seed)
         found = trimmed(names, list(values_ST), parse_frequency("D", dates[0].astype("M8[us]")))
     else:
+        from workloads.forecast.read_csv import read_csv  # needs pandas
+
         found = read_csv(
             Path(path),
             date_column=date_column,

@@ -46,7 +46,7 @@ def _soundfile() -> Any:
         import soundfile  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:  # OSError: the package is there, its library of C is not
         raise DataError(
-            f"Sound files other than wav of 16 bits are decoded by soundfile, which is not there ({error}). "
-            "pip install soundfile"
+            f"Sound files other than 16-bit wav need the package soundfile, which can't be imported ({error}). "
+            "Install it: python -m pip install 'wellfed[audio]'."
         ) from error
     return soundfile

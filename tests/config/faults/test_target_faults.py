@@ -194,8 +194,8 @@ def test_stage_two_imports_what_could_not_be_read(decorated):
 
 def test_stage_two_tells_what_is_missing(decorated):
     (fault,) = check_imported(decorated(_target_="my_importing.f"))
-    assert fault.problem == "needs the package no_such_package_at_all."
-    assert fault.way_out == "pip install no_such_package_at_all"
+    assert fault.problem == "needs the package no_such_package_at_all, which is not installed."
+    assert fault.way_out == "Install it: python -m pip install no_such_package_at_all."
 
 
 def test_stage_two_leaves_alone_what_stage_one_read(decorated):

@@ -13,7 +13,7 @@ LATE = {"launch_frac": 1.0, "card": {"util_pct": 25, "sm_active_pct": 25}}
 def test_graphs_and_at_most_what_the_card_idles():
     found = launch_bound.check(on_card(**LATE))
     assert found is not None
-    assert found.change == ("gpu.compile=reduce_overhead",)
+    assert found.change == ("gpu.compile=reduce-overhead",)
     assert found.gain is not None
     assert found.gain.high == pytest.approx(4, rel=0.05)
     assert found.gain.factor == pytest.approx(2, rel=0.05)
@@ -21,7 +21,7 @@ def test_graphs_and_at_most_what_the_card_idles():
 
 
 def test_compiled_already():
-    found = launch_bound.check(on_card(**LATE, plan={"gpu.compile": "reduce_overhead"}))
+    found = launch_bound.check(on_card(**LATE, plan={"gpu.compile": "reduce-overhead"}))
     assert found is not None
     assert found.change == ()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import Fault
+from wellfed.extras import absence, install, is_installed
 
 LOGGERS = ("tensorboard", "mlflow")
 """Knobs of the group logger that need the package, and the extra, of their name."""
@@ -15,10 +15,10 @@ LOGGERS = ("tensorboard", "mlflow")
 def absent_packages(config: RunConfig) -> Iterator[Fault]:
     """A fault for each that is not there."""
     for name in LOGGERS:
-        if getattr(config.logger, name) and find_spec(name) is None:
-            way_out = f"Install it: python -m pip install -e '.[{name}]'; or leave out logger={name}."
-            yield Fault(f"logger.{name}=true", f"needs the package {name}, which is not installed.", way_out)
+        if getattr(config.logger, name) and not is_installed(name):
+            way_out = f"Install it: {install(name)}; or leave out logger={name}."
+            yield Fault(f"logger.{name}=true", absence(name)[0], way_out)
     sampler = config.search.sampler
-    if sampler is not SearchSampler.grid and find_spec("optuna") is None:
-        way_out = "Install it: python -m pip install -e '.[search]'; or name a grid of values, with search=grid."
-        yield Fault(f"search.sampler={sampler.name}", "needs the package optuna, which is not installed.", way_out)
+    if sampler is not SearchSampler.grid and not is_installed("optuna"):
+        way_out = f"Install it: {install('search')}; or name a grid of values, with search=grid."
+        yield Fault(f"search.sampler={sampler.name}", absence("optuna")[0], way_out)

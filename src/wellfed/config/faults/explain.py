@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from omegaconf.errors import GrammarParseError
 
+from wellfed.command_line import command
 from wellfed.config.faults.other_names import our_value, ours_for
 from wellfed.config.knobs import FREE_NODES, entries, is_free, nearest, nearest_knob
 
@@ -28,7 +29,7 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     if knob.is_enum:
         quoted = re.search(r"value '(.*?)'", reason, re.IGNORECASE)  # by OmegaConf's message
         typed = quoted.group(1) if quoted else ""
-        near = our_value(dotted, typed) or nearest(typed, knob.type.__members__)
+        near = our_value(dotted, typed) or nearest(typed, (one.name for one in knob.type))
         return f"must be {knob.takes}.", f"Did you mean {dotted}={near}?" if near else ""
     if error is not None and "{..}" in knob.takes:  # which part of an entry is wrong
         return f"must be {knob.takes}: {reason}.", f"{dotted}: {knob.text}"
@@ -63,4 +64,4 @@ def _where_instead(schema_type: type, dotted: str) -> str:
     owner = entries(schema_type).get(group)
     if owner is not None and owner.is_group:
         return f"{group} has {', '.join(entry.name for entry in fields(owner.type))}."
-    return "All knobs: python src/train.py --cfg job"
+    return f"All knobs: {command('train')} --cfg job"

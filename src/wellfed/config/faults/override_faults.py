@@ -19,6 +19,7 @@ from wellfed.config.faults.other_names import our_value
 from wellfed.config.hydra_internals import IConfigRepository
 from wellfed.config.knobs import in_order, nearest
 from wellfed.errors import Fault
+from wellfed.extras import install
 
 MOST_VALUES = 100_000
 """Of one axis."""
@@ -128,8 +129,9 @@ def choice_fault(
     for value in values:
         if value is not None and not (isinstance(value, str) and repo.config_exists(f"{group}/{value}")):
             if (extra := EXTRAS.get(f"{group}={value}")) is not None:
-                way_out = f"Install it: python -m pip install -c constraints.txt -e '.[{extra}]'."
-                return Fault(text, f"needs the extra {extra}, which is not installed.", way_out)
+                return Fault(
+                    text, f"needs the extra {extra}, which is not installed.", f"Install it: {install(extra)}."
+                )
             near = our_value(group, str(value)) or nearest(str(value), options)
             meant = near if near and "=" in near else f"{group}={near}"
             way_out = f"{listed} Did you mean {meant}?" if near else listed

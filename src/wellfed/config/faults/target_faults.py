@@ -10,7 +10,6 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -20,6 +19,7 @@ from wellfed.config.faults.static_signature import NotThere, Unread, last_word, 
 from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
+from wellfed.extras import PACKAGES, absence, is_installed
 
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
@@ -143,7 +143,10 @@ def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Re
     except PermissionError as refused:
         package = str(refused)
         listed = ", ".join(allowed)
-        if find_spec(package.partition(".")[0]) is None:
+        if not is_installed(first := package.partition(".")[0]):
+            if first in PACKAGES:
+                yield Fault(typed, *absence(first))
+                return
             near = nearest(package, may_name)
             way_out = f"Did you mean the package {near}?" if near else f"Name one of {listed}, or yours in src/."
             yield Fault(typed, f"there is no package {package}.", way_out)

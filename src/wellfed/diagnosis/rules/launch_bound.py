@@ -29,6 +29,6 @@ def check(evidence: Evidence) -> Finding | None:
         "never ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
         "optimizers with fused=true, fewer and larger tensors in the model.",
         {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
-        ("gpu.compile=reduce_overhead",) if can_compile else (),
+        ("gpu.compile=reduce-overhead",) if can_compile else (),
         gain=Gain(sqrt(high), 1.0, high),
     )

@@ -1,0 +1,50 @@
+"""Reads how this process was started: by the command ``wellfed``, or by an entry script such as ``src/train.py``.
+
+``sys.argv`` is all there is to it: Lightning starts the other ranks of a run by the same words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ENTRIES = ("train", "tune", "evaluate")
+"""Commands that a project has as a script of its own, ``src/<name>.py``."""
+_MODULE = Path(__file__).with_name("__main__.py")
+
+
+def is_command() -> bool:
+    """Returns whether the first word of the command line names a command: ``wellfed train``, not ``src/train.py``."""
+    return _is_script() or Path(sys.argv[0]).absolute() == _MODULE
+
+
+def words() -> list[str]:
+    """Returns what was typed after the name of the command, or after the script."""
+    return sys.argv[2 if is_command() else 1 :]
+
+
+def set_words(new: Sequence[str], script: Path | None = None) -> None:
+    """Changes the words by which the other ranks are started.
+
+    Args:
+        script: the entry script to start instead of this one, e.g. ``src/train.py``; as a command its name.
+    """
+    if is_command():
+        sys.argv[1:] = [*([script.stem] if script else sys.argv[1:2]), *new]
+    else:
+        sys.argv[:] = [str(script or sys.argv[0]), *new]
+
+
+def command(name: str) -> str:
+    """Returns how a command is typed by this user: ``wellfed train`` if so started, else ``python src/train.py``.
+
+    What has no script of its own is ``wellfed plan``, else ``python -m wellfed plan``.
+    """
+    if _is_script():
+        return f"wellfed {name}"
+    return f"python src/{name}.py" if name in ENTRIES else f"python -m wellfed {name}"
+
+
+def _is_script() -> bool:
+    return Path(sys.argv[0]).stem.lower() == "wellfed"

@@ -1,0 +1,51 @@
+"""Names the extra that brings each optional package, and what the package is for.
+
+A base install has what every run needs. ``docs/dependencies.md`` lists packages, sizes and extras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "transformers": ("hf", "models of Hugging Face"),
+    "peft": ("hf", "LoRA adapters"),
+    "safetensors": ("hf", "weights of Hugging Face"),
+    "soundfile": ("audio", "sound files other than 16-bit wav"),
+    "pandas": ("tables", "tables in CSV and TSV files"),
+    "scipy": ("mat", ".mat files"),
+    "PIL": ("images", "pillow: image files"),
+    "matplotlib": ("plots", "pictures in pages"),
+    "optuna": ("search", "searches that choose their values"),
+    "tensorboard": ("tensorboard", "event files of TensorBoard"),
+    "mlflow": ("mlflow", "runs in mlflow"),
+    "submitit": ("slurm", "hydra/launcher=submitit_slurm"),
+    "cloudpickle": ("slurm", "hydra/launcher=submitit_slurm"),
+    "ray": ("ray", "hydra/launcher=ray"),
+}
+"""Import name -> the extra of wellfed that installs the package, and what needs it."""
+
+
+def is_installed(package: str) -> bool:
+    """Returns whether a package is there; does not import it."""
+    return find_spec(package) is not None
+
+
+def absent_package(error: ModuleNotFoundError) -> str | None:
+    """Returns the optional package that an import lacked; None where it lacked something else."""
+    package = (error.name or "").partition(".")[0]
+    return package if package in PACKAGES and not is_installed(package) else None
+
+
+def install(extra: str) -> str:
+    """Returns the command that installs an extra, of a wheel or of a clone."""
+    return f"python -m pip install 'wellfed[{extra}]'"
+
+
+def absence(package: str) -> tuple[str, str]:
+    """Returns problem and way out for a package that is not installed."""
+    if package not in PACKAGES:
+        return f"needs the package {package}, which is not installed.", f"Install it: python -m pip install {package}."
+    extra, purpose = PACKAGES[package]
+    return f"needs the package {package} ({purpose}), which is not installed.", f"Install it: {install(extra)}."

@@ -1,0 +1,194 @@
+"""A new project with its engine installed from vendor/, as a user types its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.template.commands import Done, commit, cookiecutter, environment, git, load, run, tree
+
+EXAMPLES: set[str] = load("hooks/pre_gen_project.py").EXAMPLES
+QUICK = ("gpu=cpu", "trainer.max_steps=3", "trainer.limit_batches=2", "logger=none", "telemetry=none")
+
+
+class Project:
+    """A project in a repository of its own, with an environment that sees the packages of the tests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        git(root, "init", "-q", "-b", "main")
+        commit(root, "first")
+        venv.create(root / ".venv", with_pip=False)
+        (site,) = (root / ".venv/lib").glob("python*/site-packages")
+        packages = [path for path in sys.path if Path(path).name == "site-packages"]
+        (site / "of_the_tests.pth").write_text("\n".join(packages))
+        self.site = site
+        done = self.pip("install", "-q", "--no-deps", "--force-reinstall", "-r", "engine.txt")
+        assert done.code == 0, done.text
+
+    def pip(self, *words: str) -> Done:
+        python = str(self.root / ".venv/bin/python")
+        return run(sys.executable, "-m", "pip", "--python", python, *words, cwd=self.root, home=self.root.parent)
+
+    def python(self, *words: str | Path, timeout_s: float = 300, cwd: Path | None = None) -> Done:
+        return self.run(".venv/bin/python", *words, timeout_s=timeout_s, cwd=cwd)
+
+    def run(self, *words: str | Path, timeout_s: float = 300, cwd: Path | None = None) -> Done:
+        more = {"WELLFED_PROJECT": "", "PYTHONPATH": ""}
+        words = (self.root / words[0], *words[1:])
+        return run(*words, cwd=cwd or self.root, home=self.root.parent, timeout_s=timeout_s, **more)
+
+    def record(self) -> dict[str, Any]:
+        """run.json of the newest run."""
+        return json.loads(max(self.root.glob("logs/*/runs/*/run.json")).read_text())
+
+
+@pytest.fixture(scope="module")
+def project(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A blank one, in a folder with blanks and more than ASCII."""
+    cwd = tmp_path_factory.mktemp("neue Netze ü")
+    done = cookiecutter(template, "--no-input", cwd=cwd)
+    assert done.code == 0, done.text
+    return Project(cwd / "my-nets")
+
+
+def test_it_trains_on_the_engine_of_its_environment(project: Project):
+    """Nothing is written beside the engine; the record has the project's commit and the engine's version."""
+    engine = project.site / "wellfed"
+    for path in [engine, *engine.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = tree(engine)
+    done = project.python("src/train.py", *QUICK)
+    assert done.code == 0, done.text
+    record = project.record()
+    assert (record["status"], record["steps"]) == ("ok", 3)
+    assert (record["git"]["commit"], record["git"]["dirty"]) == (git(project.root, "rev-parse", "HEAD").strip(), False)
+    version = (project.root / "engine.txt").read_text().partition("wellfed==")[2].split()[0]
+    assert record["engine"] == {"version": version, "commit": None, "dirty": False, "within_project": False}
+    assert tree(engine) == before
+
+
+def test_a_typo_is_told_before_torch_is_imported(project: Project):
+    done = project.run(".venv/bin/wellfed", "train", "loader=agressive")
+    assert done.code == 2
+    assert "Did you mean loader=aggressive?" in done.err
+    done = project.python("-X", "importtime", "src/train.py", "loader=agressive")
+    assert done.code == 2
+    assert "aggressive" in done.err
+    assert "import time:" in done.err
+    assert not [line for line in done.err.splitlines() if line.endswith((" torch", " lightning"))]
+
+
+def test_a_project_within_a_project_is_its_own(project: Project, tmp_path: Path):
+    """The nearest around the working directory, for a command of the environment."""
+    inner = tmp_path / "inner"
+    shutil.copytree(project.root / "configs", inner / "configs")
+    (inner / "src").mkdir()
+    shutil.copytree(project.root / "src/my_nets", inner / "src/my_nets")
+    asked = ["-m", "wellfed", "add", "workload", "mine"]
+    done = project.run(".venv/bin/python", *asked, cwd=inner / "src")
+    assert done.code == 0, done.text
+    assert (inner / "configs/workload/mine.yaml").is_file()
+    assert not (project.root / "configs/workload/mine.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_day_with_a_project(project: Project):
+    """A workload is added and trained, a sweep is measured, its winner chosen, a tune, a run killed and resumed."""
+    done = project.run(".venv/bin/wellfed", "add", "workload", "cats")
+    assert done.code == 0, done.text
+    done = project.run(".venv/bin/wellfed", "train", "workload=cats", *QUICK)
+    assert done.code == 0, done.text
+    few = ("gpu=cpu", "logger=none", "sweep.trial_steps=20")
+    done = project.python("src/train.py", "-m", "sweep=quick", "loader=baseline,balanced", *few, timeout_s=600)
+    assert done.code == 0, done.text
+    (board,) = project.root.glob("logs/my_nets/sweeps/*/leaderboard.md")
+    done = project.run(".venv/bin/wellfed", "choose", board.parent, "--name", "mine")
+    assert done.code == 0, done.text
+    assert (project.root / "configs/loader/mine.yaml").is_file()
+    done = project.run(".venv/bin/wellfed", "tune", *few, "tune.max_minutes=1", "tune.max_trials=2", timeout_s=600)
+    assert done.code == 0, done.text
+    more = ("gpu=cpu", "logger=none", "telemetry=none", "trainer.max_steps=4000", "trainer.checkpoint_every_steps=20")
+    words = [str(project.root / ".venv/bin/python"), "src/train.py", *more]
+    variables = environment(project.root.parent, WELLFED_PROJECT="", PYTHONPATH="")
+    with subprocess.Popen(words, cwd=project.root, env=variables, stdout=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 120
+        while not (killed := list(project.root.glob("logs/my_nets/runs/*/checkpoints/last.ckpt"))[1:]):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGKILL)
+    assert killed
+    done = project.python("src/train.py", *more[:-2], "resume=auto", "trainer.max_steps=100", timeout_s=300)
+    assert done.code == 0, done.text
+    assert project.record()["resumed_from"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["blank", *sorted(EXAMPLES)])
+def test_the_project_passes_its_own_checks(workload: str, template: Path, tmp_path: Path):
+    """`make check`, `make test`, `make train`; its environment sees the packages of the tests."""
+    done = cookiecutter(template, "--no-input", f"workload={workload}", "package_name=" + "n" * 30, cwd=tmp_path)
+    assert done.code == 0, done.text
+    project = Project(tmp_path / "my-nets")
+    programs = Path(sysconfig.get_path("scripts"))
+    for tool in ("ruff", "mypy"):
+        (project.root / ".venv/bin" / tool).symlink_to(programs / tool)
+    for stamp in (".installed", ".installed-dev"):
+        (project.root / ".venv" / stamp).touch()
+    for command in (["check"], ["test"], ["train", f"ARGS={' '.join(QUICK)}"]):
+        more = {"WELLFED_PROJECT": "", "PYTHONPATH": ""}
+        done = run("make", *command, cwd=project.root, home=tmp_path, timeout_s=900, **more)
+        assert done.code == 0, done.text
+    assert project.record()["steps"] == 3
+    assert git(project.root, "status", "--porcelain") == ""
+
+
+@pytest.mark.slow
+def test_another_engine_and_back(template: Path, project: Project, tmp_path: Path):
+    """`make engine` with a wheel of the same version, a checkout, a version that is nowhere; then git's own."""
+    root = project.root
+    more = {"WELLFED_PROJECT": "", "PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+
+    def make(*words: str) -> Done:
+        return run("make", *words, cwd=root, home=tmp_path, timeout_s=600, **more)
+
+    def engine() -> Path:
+        return Path(project.python("-c", "import wellfed; print(wellfed.__file__)", cwd=tmp_path).out.strip()).parent
+
+    changed = Path(shutil.copytree(template, tmp_path / "eine Engine ü"))
+    (changed / "src/wellfed/newer.py").write_text("")
+    git(changed, "add", "-A")
+    wheel = run(sys.executable, "tools/wheel.py", tmp_path, cwd=changed, home=tmp_path).out.strip()
+    done = make("engine", f"FROM={wheel}")
+    assert done.code == 0, done.text
+    assert (engine() / "newer.py").is_file()
+    done = make("engine", f"FROM={changed}")
+    assert done.code == 0, done.text
+    assert engine() == changed / "src/wellfed"
+    assert make("train", f"ARGS={' '.join(QUICK)}").code == 0
+    assert engine() == changed / "src/wellfed"
+    assert project.record()["engine"]["dirty"] is True
+    done = make("engine", "FROM=99.9")
+    assert done.code == 2
+    assert "The former engine: git checkout -- engine.txt pyproject.toml vendor" in done.err
+    git(root, "checkout", "--", "engine.txt", "pyproject.toml", "vendor")
+    damaged = root / "vendor" / Path(wheel).name
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    done = make("train")
+    assert done.code == 2
+    assert f"vendor/{damaged.name} is not the file that engine.txt names" in done.err
+    git(root, "checkout", "--", "vendor")
+    assert make("train", f"ARGS={' '.join(QUICK)}").code == 0
+    assert engine() == project.site / "wellfed"
+    assert not (engine() / "newer.py").exists()
