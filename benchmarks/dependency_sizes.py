@@ -45,7 +45,7 @@ import importlib.metadata, json, os
 def size(file):
     return os.stat(file.locate()).st_blocks * 512 if os.path.isfile(file.locate()) else 0
 print(json.dumps({
-    each.metadata["Name"]: [sum(map(size, each.files or ())), [want for want in each.requires or () if "extra" not in want]]
+    each.metadata["Name"]: [sum(map(size, each.files or ())), [w for w in each.requires or () if "extra" not in w]]
     for each in importlib.metadata.distributions()
 }))
 """
