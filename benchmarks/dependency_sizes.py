@@ -44,10 +44,10 @@ LIST = """
 import importlib.metadata, json, os
 def size(file):
     return os.stat(file.locate()).st_blocks * 512 if os.path.isfile(file.locate()) else 0
-print(json.dumps({
-    each.metadata["Name"]: [sum(map(size, each.files or ())), [w for w in each.requires or () if "extra" not in w]]
-    for each in importlib.metadata.distributions()
-}))
+def wants(each):
+    return [want for want in each.requires or () if "extra" not in want]
+found = importlib.metadata.distributions()
+print(json.dumps({each.metadata["Name"]: [sum(map(size, each.files or ())), wants(each)] for each in found}))
 """
 """Run in an environment: name -> bytes on the disk, and what it requires."""
 
@@ -95,12 +95,12 @@ def totals(found: Installed) -> dict[str, Any]:
 
 
 def of_each(found: Installed) -> list[dict[str, Any]]:
-    """Each direct dependency: its own size, and with it what nothing else needs."""
+    """Each direct dependency: its own size, and that of it and all else that would go if it alone went."""
     direct = found["wellfed"][1]
     rows = []
     for name in direct:
         only = reached(found, direct) - reached(found, (other for other in direct if other != name))
-        rows.append({"package": name, "own_mib": mib(found, [name]), "with_what_it_alone_brings_mib": mib(found, only)})
+        rows.append({"package": name, "own_mib": mib(found, [name]), "saved_without_it_mib": mib(found, only)})
     return rows
 
 
@@ -112,6 +112,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "base"
         subprocess.run(["git", "clone", "--quiet", REPO, Path(scratch) / "clone"], check=True)
+        describe = ["git", "-C", Path(scratch) / "clone", "describe", "--always"]
+        commit = subprocess.run(describe, capture_output=True, check=True)
         subprocess.run([sys.executable, "-m", "venv", base], check=True)
         pip_install(base, str(Path(scratch) / "clone"))
         first = installed(base)
@@ -125,14 +127,13 @@ def main() -> None:
             results.append({"installed": f"wellfed[{extra}]", **totals(found), "added_mib": added})
             print(json.dumps(results[-1]), flush=True)
             shutil.rmtree(copy)
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPO, capture_output=True, check=True)
     base_mib, all_mib = results[0]["without_torch_mib"], results[-1]["without_torch_mib"]
     record = {
         "theme": "dependency_sizes",
         "date": chosen.date,
         "command": f"python benchmarks/dependency_sizes.py --extras {chosen.extras}",
         "git": commit.stdout.decode().strip(),
-        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "machine": {"python": platform.python_version(), "system": platform.system()},
         "config": {"constraints": "constraints.txt", "torch": "the build that pip takes on this machine"},
         "results": results,
         "packages": of_each(first),

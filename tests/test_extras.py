@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_every_import_is_of_a_base_dependency_or_of_an_extra(folder: str):
 
 def test_the_engine_needs_no_package_of_an_example():
     assert foreign("wellfed").keys() & PACKAGES.keys() == {
-        "transformers", "matplotlib", "optuna", "submitit", "cloudpickle", "ray"
+        "transformers", "matplotlib", "optuna", "submitit", "cloudpickle", "ray", "pytest"
     }  # fmt: skip
 
 
@@ -104,9 +105,10 @@ def test_what_pip_was_told_is_what_pyproject_says():
 
 
 def test_the_engine_is_imported_without_any_optional_package():
-    """All modules but those of search.study, which says what it needs before it is imported."""
+    """All modules but search.study, whose absence is a message before it is imported, and the tests of workloads."""
     files = [path.relative_to(SRC).with_suffix("") for path in sorted((SRC / "wellfed").rglob("*.py"))]
     names = [".".join(file.parts).removesuffix(".__init__") for file in files if file.name != "__main__"]
+    names = [name for name in names if not name.startswith("wellfed.testing")]
     assert len(names) > 200
     code = f"""
 import importlib, sys
@@ -161,3 +163,33 @@ def test_commands_that_are_typed_in_texts_name_extras_that_are_there():
             found += 1
             assert set(names.split(",")) <= EXTRAS.keys(), f"{path}: {names}"
     assert found > 5
+
+
+def rows(head: str) -> dict[str, list[str]]:
+    """A table of docs/dependencies.md: first cell -> the others."""
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+    return {first.strip("`"): others for first, *others in cells}
+
+
+def test_the_page_lists_every_dependency_with_the_size_of_the_record():
+    (*_, newest) = sorted((ROOT / "benchmarks" / "records").glob("*_dependency_sizes_cpu.json"))
+    record = json.loads(newest.read_text(encoding="utf-8"))
+    sizes = {
+        each["package"]: [f"{each['own_mib']:.1f}", f"{each['saved_without_it_mib']:.1f}"]
+        for each in record["packages"]
+    }
+    assert {name: cells[1:] for name, cells in rows("package").items()} == sizes
+    assert sizes.keys() == BASE
+    totals = {each["installed"]: each for each in record["results"]}
+    base = totals["wellfed"]
+    added = {name: f"{totals[f'wellfed[{name}]']['total_mib'] - base['total_mib']:.1f}" for name in rows("extra")}
+    assert {name: cells[1] for name, cells in rows("extra").items()} == added
+    assert rows("extra").keys() == {extra for extra, _ in PACKAGES.values()}
+    for name, cells in rows("extra").items():
+        assert set(re.findall(r"`([^`]+)`", cells[0])) == of_extra(name)
+    assert list(rows("installed").values()) == [
+        [f"{each['num_distributions']}", f"{each['without_torch_mib']:.0f}", f"{each['total_mib']:,.0f}"]
+        for each in (base, totals["wellfed[examples,plots]"])
+    ]

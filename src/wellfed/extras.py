@@ -17,6 +17,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "scipy": ("mat", ".mat files"),
     "PIL": ("images", "pillow: image files"),
     "matplotlib": ("plots", "pictures in pages"),
+    "pytest": ("testing", "tests of workloads"),
     "optuna": ("search", "searches that choose their values"),
     "tensorboard": ("tensorboard", "event files of TensorBoard"),
     "mlflow": ("mlflow", "runs in mlflow"),
