@@ -256,7 +256,7 @@ def typed_commands(text: str) -> list[list[str]]:
     sentences = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", sentences)]
     lines += [span for span in spans if "src/" in span and not re.search(r"<|\.\.\.", span)]
-    caller = r"(srun |torchrun |\.venv/bin/)?(--\S+ )*(python3? (-m wellfed|src/)|src/\w+\.py )|make "
+    caller = r"(srun |torchrun |\.venv/bin/)?(--\S+ )*(python3? (-m wellfed|src/)|src/\w+\.py |wellfed )|make "
     return [shlex.split(line, comments=True) for line in lines if re.match(caller, line)]
 
 
@@ -287,6 +287,9 @@ def hold(words: list[str]) -> None:
         targets = re.findall(r"^([a-z][\w-]*):", makefiles, flags=re.MULTILINE)
         assert [word for word in words[1:] if "=" not in word and word not in targets] == [], words
         return
+    if words[0] == "wellfed":
+        is_entry = words[1] in ("train", "tune", "evaluate")
+        words = ["python", *([f"src/{words[1]}.py"] if is_entry else ["-m", *words[:2]]), *words[2:]]
     script = next((word for word in words if word.startswith("src/")), None)
     if script is not None:
         assert (ROOT / script).is_file(), words
