@@ -198,10 +198,12 @@ def reason_of(error: BaseException) -> str:
 
 MOST_FRAMES = 5
 """Of code that is not the user's, in a traceback that is shown."""
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders that packages are installed in, of this environment or of another that it sees."""
 _NOT_THE_USERS = (
     _OURS,
     _OURS.with_name("hydra_plugins"),
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+    Path(sysconfig.get_path("stdlib")).resolve(),
 )
 
 
@@ -244,4 +246,5 @@ def _cut(shown: traceback.TracebackException) -> int:
 def is_the_users(filename: str) -> bool:
     """Whether code is of the user's own project: not ours, not installed, not Python's."""
     path = Path(filename).resolve()
-    return not (filename.startswith("<") or any(path.is_relative_to(place) for place in _NOT_THE_USERS))
+    is_others = filename.startswith("<") or not INSTALLED.isdisjoint(path.parts)
+    return not (is_others or any(path.is_relative_to(place) for place in _NOT_THE_USERS))
