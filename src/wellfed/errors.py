@@ -200,6 +200,8 @@ MOST_FRAMES = 5
 """Of code that is not the user's, in a traceback that is shown."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders that packages are installed in, of this environment or of another that it sees."""
+_ENTRIES = frozenset({"train.py", "tune.py", "evaluate.py"})
+"""Entry scripts of a project, in its ``src/``: a few lines that are the same in all."""
 _NOT_THE_USERS = (
     _OURS,
     _OURS.with_name("hydra_plugins"),
@@ -247,4 +249,5 @@ def is_the_users(filename: str) -> bool:
     """Whether code is of the user's own project: not ours, not installed, not Python's."""
     path = Path(filename).resolve()
     is_others = filename.startswith("<") or not INSTALLED.isdisjoint(path.parts)
-    return not (is_others or any(path.is_relative_to(place) for place in _NOT_THE_USERS))
+    is_entry = path.name in _ENTRIES and path.parent.with_name("configs").is_dir()
+    return not (is_others or is_entry or any(path.is_relative_to(place) for place in _NOT_THE_USERS))
