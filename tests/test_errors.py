@@ -135,6 +135,9 @@ def test_a_short_traceback_is_shown_as_it_is():
         (str(Path(errors.__file__).parents[1] / "workloads" / "recsys" / "model.py"), True),
         (str(Path(errors.__file__).parents[1] / "wellfed_mine" / "model.py"), True),
         ("model.py", True),
+        # A virtual environment may see the packages of another one.
+        ("/elsewhere/lib/python3.11/site-packages/library/code.py", False),
+        ("/usr/lib/python3/dist-packages/library/code.py", False),
     ],
 )
 def test_whose_a_file_is(file, is_theirs):

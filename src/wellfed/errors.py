@@ -199,10 +199,14 @@ def reason_of(error: BaseException) -> str:
 
 MOST_FRAMES = 5
 """Of code that is not the user's, in a traceback that is shown."""
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders that packages are installed in, of this environment or of another that it sees."""
+_ENTRIES = frozenset({"train.py", "tune.py", "evaluate.py"})
+"""Entry scripts of a project, in its ``src/``: a few lines that are the same in all."""
 _NOT_THE_USERS = (
     _OURS,
     _OURS.with_name("hydra_plugins"),
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+    Path(sysconfig.get_path("stdlib")).resolve(),
 )
 
 
@@ -245,10 +249,6 @@ def _cut(shown: traceback.TracebackException) -> int:
 def is_the_users(filename: str) -> bool:
     """Returns whether code is the user's own: not the engine's, not installed, not Python's, no entry script."""
     path = Path(filename).resolve()
-    is_ours = any(path.is_relative_to(place) for place in _NOT_THE_USERS) or _is_entry_script(path)
-    return not (filename.startswith("<") or is_ours)
-
-
-def _is_entry_script(path: Path) -> bool:
-    is_named_so = path.name in {"train.py", "tune.py", "evaluate.py"} and path.parent.name == "src"
-    return is_named_so and (path.parents[1] / "configs" / "train.yaml").is_file()
+    is_others = filename.startswith("<") or not INSTALLED.isdisjoint(path.parts)
+    is_entry = path.name in _ENTRIES and (path.parents[1] / "configs" / "train.yaml").is_file()
+    return not (is_others or is_entry or any(path.is_relative_to(place) for place in _NOT_THE_USERS))

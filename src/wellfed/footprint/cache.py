@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed import batches
+from wellfed.errors import INSTALLED
 from wellfed.footprint.estimate import measure
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.footprint.rehearsal import Task
@@ -164,7 +165,7 @@ def _code(things: Iterable[object]) -> list[str]:
     files = {_file(name) for name in names}
     for top in {_top(name) for name in names} - _NOT_THEIRS - sys.stdlib_module_names:
         home = _file(top)
-        if home is not None and {"site-packages", "dist-packages"} & set(home.parts):
+        if home is not None and not INSTALLED.isdisjoint(home.parts):
             continue
         folder = None if home is None or hasattr(sys.modules[top], "__path__") else home.parent
         for name in [*sys.modules]:

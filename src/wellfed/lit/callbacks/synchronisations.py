@@ -19,6 +19,7 @@ import lightning.pytorch as pl
 import torch
 
 import wellfed
+from wellfed.errors import INSTALLED
 from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.record import SynchronisationEntry
 
@@ -133,7 +134,6 @@ def place_of(frame: FrameType | None) -> str | None:
 
 _OURS, _TORCH, _LIGHTNING = (one.__path__[0] + os.sep for one in (wellfed, torch, lightning))
 _COMPILES = tuple(os.path.join(_TORCH, room) for room in ("_dynamo", "_inductor"))
-_INSTALLED = ("site-packages", "dist-packages")
 _PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], "<")
 
 
@@ -144,7 +144,7 @@ def side_of(file: str) -> Side:
         return "wellfed"
     if file.startswith((_TORCH, _LIGHTNING)) or "torchinductor" in file:
         return "machinery"
-    if any(part in _INSTALLED for part in Path(file).parts):
+    if not INSTALLED.isdisjoint(Path(file).parts):
         return "library"
     return "machinery" if file.startswith(_PYTHON) else "user"
 
@@ -152,7 +152,7 @@ def side_of(file: str) -> Side:
 def _short(file: str) -> str:
     """Within the working folder, or among what is installed, from there on."""
     path = Path(file)
-    for part in _INSTALLED:
+    for part in INSTALLED:
         if part in path.parts:
             return str(Path(*path.parts[path.parts.index(part) + 1 :]))
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
