@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from wellfed.contract import Datasets
-from wellfed.errors import DataError
+from wellfed.errors import ConfigError, DataError
 from wellfed.inference import load_model
 from wellfed.record import RunRecord
 
@@ -53,6 +53,21 @@ def run_of(folder: Path, model: nn.Module, prefix: str, target: str, data_target
         weights = {f"{prefix}{key}": value * scale for key, value in model.state_dict().items()}
         torch.save({"state_dict": weights}, folder / "checkpoints" / name)
     return folder
+
+
+def test_a_run_is_named_as_for_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "logs" / "w" / "runs" / "2026-01-01_00-00-00_aaaa", Net(3), "model.", "Net")
+    newer = run_of(tmp_path / "logs" / "w" / "runs" / "2026-02-01_00-00-00_bbbb", Net(3), "model.", "Net")
+    (newer / "checkpoints" / "best.ckpt").unlink()
+    last = torch.load(newer / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]["model.model.0.weight"]
+    for name in ("last", "2026-02"):
+        assert torch.equal(load_model(name).model[0].weight, last)
+        assert "2026-02-01_00-00-00_bbbb" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="2026: begins 2 names"):
+        load_model("2026")
 
 
 def test_a_plain_model(tmp_path: Path) -> None:

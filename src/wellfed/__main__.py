@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 
 def run() -> int:
@@ -15,5 +14,5 @@ def run() -> int:
 
 if __name__ == "__main__":
     if not __package__:  # started by its path, as other ranks may be: the files beside it are no modules of their own
-        sys.path[0] = str(Path(__file__).resolve().parents[1])
+        del sys.path[0]
     sys.exit(run())

@@ -1,17 +1,27 @@
-"""Finds the folder of a run or a sweep by what a user calls it, in ``<log_dir>/<workload>/<runs or sweeps>/<name>``."""
+"""Finds the folder of a run, a sweep or a search, and a run's checkpoint, by what a user calls it.
+
+All commands name them alike: by path, by name, by a beginning that only one name has, or ``last`` for the newest.
+Folders lie in ``<log_dir>/<workload>/<runs, sweeps or searches>/<name>``.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from wellfed.command_line import command
 from wellfed.errors import ConfigError
+from wellfed.units import show_text
 
+LAST = "last"
+"""Stands for the newest."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
 """Begins the name of a folder that nobody has named."""
 _LISTED = 12
@@ -28,8 +38,6 @@ class FolderKind:
     """A file that each has."""
     first_command: str
     """Makes one."""
-    newest_first: bool = False
-    """Names begin with a time where users gave none, and the latest are listed first."""
 
     @property
     def plural(self) -> str:
@@ -37,7 +45,7 @@ class FolderKind:
         return f"{self.noun}es" if self.noun.endswith("ch") else f"{self.noun}s"
 
     def all(self, log_dir: Path) -> list[Path]:
-        """Those that are there, and any that may not be looked into.
+        """Returns those that are there, the newest first, and any that may not be looked into.
 
         Raises:
             ConfigError: the log dir may not be looked into.
@@ -50,14 +58,14 @@ class FolderKind:
         except (OSError, ValueError):  # there is none
             return []
         found = [path for path in log_dir.glob(f"*/{self.plural}/*") if self.is_in(path)]
-        return sorted(found, key=self._time, reverse=True) if self.newest_first else sorted(found)
+        return sorted(sorted(found), key=self.time, reverse=True)
 
-    def _time(self, folder: Path) -> str:
-        """When it began, by its name; where that says nothing, when the marker was last written."""
+    def time(self, folder: Path) -> str:
+        """Returns when it began, by its name; where that says nothing, when the marker was last written."""
         if _TIME.match(folder.name):
             return folder.name
         with suppress(OSError):
-            return f"{datetime.fromtimestamp((folder / self.marker).stat().st_mtime):%Y-%m-%d_%H-%M-%S}"
+            return f"{datetime.fromtimestamp((folder / self.marker).stat().st_mtime):%Y-%m-%d_%H-%M-%S.%f}"
         return ""
 
     def is_in(self, folder: Path) -> bool:
@@ -70,42 +78,95 @@ class FolderKind:
             return False
 
 
-def find(asked: str, log_dir: Path, kind: FolderKind) -> Path:
-    """The folder that is meant: a folder, or a name of any workload.
+RUN = FolderKind("run", "run.json", command("train"))
+
+
+def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--log-dir") -> Path:
+    """Returns the folder that is meant, and prints on stderr which one, unless its path or whole name was given.
+
+    Args:
+        asked: its path or that of a file in it, its name, a beginning of one name only, or `LAST`; None = `LAST`.
+        log_dir: where names are looked up.
+        kinds: what it may be.
+        flag: where another log dir can be named.
 
     Raises:
-        ConfigError: there is none of that name, or more than one; lists what there is.
+        ConfigError: there is none, or more than one; lists what there is.
     """
-    folder = Path(asked)
-    if asked and kind.is_in(folder):
-        return folder
-    known = kind.all(log_dir)
-    named = [path for path in known if path.name == asked]
+    path = Path(asked or "")
+    for folder in (path, *path.parents[:2]) if asked else ():
+        if any(kind.is_in(folder) for kind in kinds) and (folder is path or _is(Path.is_file, path)):
+            return folder
+    known = [(kind.time(folder), folder) for kind in kinds for folder in kind.all(log_dir)]
+    found = [folder for _, folder in sorted(known, key=lambda one: one[0], reverse=True)]
+    nouns = " or ".join(kind.noun for kind in kinds)
+    named = [folder for folder in found if folder.name == asked]
     if len(named) == 1:
         return named[0]
+    if not named and asked in (None, LAST) and found:
+        return _told(found[0], f"the newest {nouns}")
+    if not named and asked and (begun := [folder for folder in found if folder.name.startswith(asked)]):
+        if len(begun) == 1:
+            return _told(begun[0], f"{asked}...")
+        raise ConfigError.of(asked, f"begins {len(begun)} names.", f"Write more of one: {_listed(begun)}.")
     if named:
+        plurals = " or ".join(kind.plural for kind in kinds)
         listed = " or ".join(map(str, named))
-        raise ConfigError.of(asked, f"is the name of {len(named)} {kind.plural}.", f"Write its folder: {listed}.")
-    if asked and _is_dir(folder):
-        problem = f"is a folder without {kind.marker}, so no {kind.noun}'s."
-    else:
-        problem = f"is neither a folder nor the name of a {kind.noun} in {log_dir}/*/{kind.plural}."
-    if not known:
-        way_out = (
-            f"There is no {kind.noun} in {log_dir} yet: {kind.first_command} makes one. "
-            f"{kind.plural.capitalize()} elsewhere: write the folder, or --log-dir."
+        raise ConfigError.of(str(asked), f"is the name of {len(named)} {plurals}.", f"Write its folder: {listed}.")
+    raise _not_found(asked, log_dir, kinds, found, flag)
+
+
+def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Path:
+    """Returns a checkpoint: a file, or of the run that is meant (as `find`) ``best.ckpt``, else ``last.ckpt``.
+
+    Raises:
+        ConfigError: there is no such run, or it has no checkpoint.
+    """
+    if asked and (asked.endswith(".ckpt") or (_is(Path.is_file, Path(asked)) and Path(asked).name != RUN.marker)):
+        return Path(asked)
+    folder = find(asked, log_dir, RUN, flag=flag)
+    places = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", LAST)]
+    if (found := next(filter(Path.is_file, places), None)) is None:
+        raise ConfigError.of(
+            str(folder), "has no checkpoint.", "Name another run, or a file of its checkpoints folder."
         )
+    return found
+
+
+def _told(folder: Path, what: str) -> Path:
+    print(show_text(f"Taking {what}: {folder}"), file=sys.stderr)
+    return folder
+
+
+def _listed(folders: list[Path]) -> str:
+    more = f" and {len(folders) - _LISTED} more" if len(folders) > _LISTED else ""
+    return f"{', '.join(map(str, folders[:_LISTED]))}{more}"
+
+
+def _not_found(
+    asked: str | None, log_dir: Path, kinds: tuple[FolderKind, ...], known: list[Path], flag: str
+) -> ConfigError:
+    nouns, plurals = (" or ".join(words) for words in zip(*((kind.noun, kind.plural) for kind in kinds), strict=True))
+    makes_one = f"{kinds[0].first_command} makes one. {plurals.capitalize()} elsewhere: write the folder, or {flag}."
+    if asked in (None, LAST):
+        return ConfigError.of(str(log_dir), f"there is no {nouns} in it yet.", makes_one)
+    assert asked is not None
+    if asked and _is(Path.is_dir, Path(asked)):
+        markers = " or ".join(kind.marker for kind in kinds)
+        problem = f"is a folder without {markers}, so no {nouns}'s."
     else:
-        close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
-        meant = f"Did you mean {close[0]}? " if close else ""
-        more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-        way_out = f"{meant}There are: {', '.join(map(str, known[:_LISTED]))}{more}."
-    raise ConfigError.of(asked or "''", problem, way_out)
+        places = " or ".join(f"{log_dir}/*/{kind.plural}" for kind in kinds)
+        problem = f"is neither a folder nor the name of a {nouns} in {places}."
+    if not known:
+        return ConfigError.of(asked or "''", problem, f"There is no {nouns} in {log_dir} yet: {makes_one}")
+    close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
+    meant = f"Did you mean {close[0]}? " if close else ""
+    return ConfigError.of(asked or "''", problem, f"{meant}There are: {_listed(known)}.")
 
 
-def _is_dir(path: Path) -> bool:
+def _is(ask: Callable[[Path], bool], path: Path) -> bool:
     """What the system takes for no path is none, as a name that is too long."""
     try:
-        return path.is_dir()
+        return ask(path)
     except (OSError, ValueError):
         return False

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from wellfed import record
+from wellfed import folder_lookup, record
 from wellfed.config.build import build
+from wellfed.config.schema import PathsConfig
 from wellfed.errors import DataError
 
 
@@ -20,7 +21,8 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     Calls what ``run.json`` names, as the run has done: load runs that you trust. Weights are loaded weights-only.
 
     Args:
-        run: a run folder, whose ``best.ckpt`` is taken, else ``last.ckpt``; or a checkpoint in one.
+        run: a run by its folder, by its name, the beginning of it, or ``last`` for the newest (in ``logs/*/runs``); its
+            ``best.ckpt`` is taken, else ``last.ckpt``. Or a checkpoint of one.
         model_args: what `Datasets.model_args` gives; {} for a model that needs nothing of the data. None = the data are
             read for it, as for the run.
 
@@ -28,6 +30,8 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
         ConfigError, DataError: there is no such run or checkpoint, or its weights don't fit its model.
     """
     path = Path(run)
+    if not path.exists():
+        path = folder_lookup.checkpoint(str(run), Path(PathsConfig.log_dir), flag="a checkpoint file")
     folder, names = (path.parent.parent, [path.name]) if path.is_file() else (path, ["best.ckpt", "last.ckpt"])
     checkpoint = next((one for name in names if (one := folder / "checkpoints" / name).is_file()), None)
     if checkpoint is None:

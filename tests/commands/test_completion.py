@@ -37,6 +37,7 @@ from wellfed.commands.completion import candidates
         ("python -m wellfed cache ", ["clear ", "list "]),
         ("python -m wellfed cache list --cache", ["--cache-dir "]),
         ("python -m wellfed plan --json gpu=8", ["gpu=8gb "]),
+        ("python src/train.py gpu.compile=red", ["gpu.compile=reduce-overhead "]),
         ("wellfed tr", ["train "]),
         (".venv/bin/wellfed completion ", ["bash ", "fish ", "zsh "]),
         ("wellfed train loader.backend=t", ["loader.backend=threads ", "loader.backend=torch "]),

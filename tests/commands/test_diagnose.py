@@ -72,7 +72,7 @@ def test_where_there_are_no_runs_the_first_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["diagnose"]) == 2
-    assert "There is no run in logs yet: python src/train.py makes one." in capsys.readouterr().err
+    assert "logs: there is no run in it yet. python src/train.py makes one." in capsys.readouterr().err
 
 
 def smi(path: Path, util: int = 20) -> Path:

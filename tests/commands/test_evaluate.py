@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import FAST, Done, run
-from wellfed.commands import evaluate
+from wellfed.commands import cli, evaluate
 from wellfed.config.compose import compose
 from wellfed.record import RunRecord
 from wellfed.run.assemble import make_parts
@@ -38,6 +38,30 @@ def refused(checkpoint: Path, tmp_path: Path) -> Done:
     assert "Traceback" not in done.text
     assert not (checkpoint.parents[1] / "evaluation.json").exists()
     return done
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [(None, "b/checkpoints/best.ckpt"), ("last", "b/checkpoints/best.ckpt"), ("2026-01", "a/checkpoints/last.ckpt")],
+)
+def test_a_run_stands_for_its_best_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: str | None,
+    found: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, files in {"2026-01-01_a": ("last",), "2026-02-01_b": ("best", "last"), "2025-01-01_c": ()}.items():
+        folder = tmp_path / "logs" / "recsys" / "runs" / name
+        (folder / "checkpoints").mkdir(parents=True)
+        RunRecord.start(name).write(folder)
+        for file in files:
+            (folder / "checkpoints" / f"{file}.ckpt").write_bytes(b"no checkpoint")
+    assert cli.main(["evaluate", *([] if asked is None else [f"checkpoint={asked}"])]) == 2
+    assert f"{found}: is not a checkpoint that can be read." in capsys.readouterr().err
+    assert cli.main(["evaluate", "checkpoint=2025"]) == 2
+    assert "2025-01-01_c: has no checkpoint. Name another run" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_an_ambiguous_name_is_told_with_both_folders(folder: Path, log_dir: Path
 def test_names_are_looked_up_where_logs_are(tmp_path: Path, log_dir: Path, capsys: pytest.CaptureFixture[str]):
     made.write(tmp_path / "other" / "recsys" / "sweeps" / "far")
     assert cli.main(["leaderboard", "far"]) == 2
-    assert "There is no sweep in logs yet" in capsys.readouterr().err
+    assert "There is no sweep or search in logs yet" in capsys.readouterr().err
     assert cli.main(["leaderboard", "far", "--log-dir", "other"]) == 0
 
 

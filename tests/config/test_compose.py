@@ -290,3 +290,16 @@ def test_no_option_is_named_like_a_yaml_value():
     assert len(files) > 30
     for file in files:
         assert isinstance(yaml.safe_load(file.stem), str), file
+
+
+@pytest.mark.parametrize("typed", ["reduce-overhead", "reduce_overhead", "max-autotune", "max_autotune"])
+def test_modes_of_compile_are_torchs_words_and_the_earlier_ones_still_read(typed: str, tmp_path: Path) -> None:
+    """Records of earlier runs have the earlier words, which rerun= and resume= replay."""
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "mine.yaml").write_text(f"compile: {typed}\n")
+    for composed in (compose([f"gpu.compile={typed}"]), compose(["gpu=mine"], extra_dirs=[tmp_path])):
+        assert composed.config.gpu.compile.value == typed.replace("_", "-")
+        assert composed.resolved["gpu"]["compile"] == typed.replace("_", "-")
+        assert f"compile: {typed.replace('_', '-')}" in composed.yaml()
+    with pytest.raises(ConfigError, match="must be one of none, default, reduce-overhead, max-autotune. Did you mean"):
+        compose(["gpu.compile=reduce"])

@@ -56,6 +56,8 @@ sys.exit(run())
         (["train", "gpu=42gb"], 2, "gpu=42gb"),
         (["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
         (["sweep", "gpu=42gb"], 2, "gpu=42gb"),
+        (["tune", "--force", "--cfg", "job"], 0, "replace: true"),
+        (["train", "--force"], 2, "--force: is no flag"),
         (["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
         (["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
     ],
@@ -89,7 +91,7 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
         ("tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command"),
         ("tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search."),
         ("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint="),
-        ("evaluate.py", [], 2, "checkpoint: has no value"),
+        ("evaluate.py", [], 2, "logs: there is no run in it yet. python src/train.py makes one."),
         (
             "evaluate.py",
             ["checkpoint=a b (x)=y/it's.ckpt"],

@@ -76,6 +76,6 @@ def test_no_schema():
 
 
 def test_evaluation():
-    (fault,) = examine(OmegaConf.structured(EvaluateConfig))[1]
-    assert fault.where == "checkpoint"
-    assert "Checkpoint file whose test metrics are wanted" in fault.way_out
+    assert examine(OmegaConf.structured(EvaluateConfig))[1] == []
+    (fault,) = examine(OmegaConf.structured(EvaluateConfig(checkpoint=" ")))[1]
+    assert (fault.where, fault.problem) == ("checkpoint=", "must not be empty.")

@@ -120,6 +120,33 @@ def test_rerun_replays_the_overrides(tmp_path):
     assert "is no run folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
 
 
+def test_earlier_words_of_compile_go_on_and_run_again(tmp_path):
+    folder = run(tmp_path / "run", overrides=["gpu.compile=reduce_overhead"])
+    for knob in ("resume", "rerun"):
+        assert (
+            compose([text for text in expand([f"{knob}={folder}"]) if "hydra" not in text]).config.gpu.compile
+            == "reduce-overhead"
+        )
+
+
+def test_a_run_is_named_by_its_name_a_beginning_or_last(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runs = Path("logs", "recsys", "runs")
+    older = run(tmp_path / runs / "2026-01-01_00-00-00_aaaa", overrides=["seed=5"])
+    run(tmp_path / runs / "2026-02-01_00-00-00_bbbb", overrides=["seed=6"])
+    far = run(tmp_path / "far" / "recsys" / "runs" / "mine", overrides=["seed=7"])
+    assert expand(["rerun=last"])[0] == "seed=6"
+    assert "Taking the newest run: logs/recsys/runs/2026-02-01_00-00-00_bbbb" in capsys.readouterr().err
+    assert expand(["rerun=2026-01"]) == ["seed=5", f"rerun={runs / older.name}"]  # other ranks read the path
+    assert expand([f"resume={older.name}", "seed=9"])[-1] == f"resume={runs / older.name}"
+    assert expand(["resume=mine", "paths.log_dir=far"])[-1] == "resume=far/recsys/runs/mine"
+    assert far.is_dir()
+    found = message(expand, ["rerun=2026"])
+    assert "rerun=2026: begins 2 names. Write more of one: " in found
+    found = message(expand, ["resume=min"])
+    assert "resume=min: is neither a folder nor the name of a run in logs/*/runs." in found
+
+
 def test_resume_and_rerun_together_are_left_to_the_rules(tmp_path):
     assert expand(["resume=a", "rerun=b"]) == ["resume=a", "rerun=b"]
 

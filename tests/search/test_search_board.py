@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wellfed import folder_lookup
 from wellfed.errors import ConfigError
 from wellfed.search import search_folders
 from wellfed.search.board_files import again, to_csv, to_html, to_markdown
@@ -169,9 +170,9 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
     file().write(folder)
     ledger.append(folder, [row(0, 0.5), row(1, float("nan"), "failed")])
     assert SearchFile.read(folder) == file()
-    assert search_folders.find("mine", tmp_path) == folder
-    assert search_folders.find(str(folder), tmp_path) == folder
-    assert search_folders.find("other", tmp_path) is None
+    assert folder_lookup.find("mine", tmp_path, search_folders.SEARCH) == folder
+    assert folder_lookup.find(str(folder), tmp_path, search_folders.SEARCH) == folder
+    assert search_folders.is_of_search(folder)
     assert [entry.value for entry in search_folders.load(folder).entries] == [0.5, None]
     (folder / "search.json").write_text("{}")
     with pytest.raises(ConfigError, match="can't be read"):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,15 @@ from tests.sweep import made
 from wellfed.errors import ConfigError
 from wellfed.sweep import folders, grid, ledger
 
+SECONDS = itertools.count(1_000_000_000)
+
 
 def sweep_of(log_dir: Path, workload: str, name: str) -> Path:
     folder = log_dir / workload / "sweeps" / name
     folder.mkdir(parents=True)
     made.sweep_file(name=name, workload=workload).write(folder)
+    number = next(SECONDS)
+    os.utime(folder / grid.FILE_NAME, (number, number))
     return folder
 
 
@@ -51,18 +57,40 @@ def test_a_folder_without_a_sweep_does_not_hide_a_name(tmp_path: Path, monkeypat
     assert folders.find("quick", Path("logs")).resolve() == named
 
 
+@pytest.mark.parametrize("asked", [None, "last", "f", "ful"])
+def test_the_newest_and_a_beginning_are_shown(tmp_path: Path, asked: str | None, capsys: pytest.CaptureFixture[str]):
+    sweep_of(tmp_path, "recsys", "quick")
+    full = sweep_of(tmp_path, "cats", "full")
+    assert folders.find(asked, tmp_path) == full
+    what = "the newest sweep" if asked in (None, "last") else f"{asked}..."
+    assert capsys.readouterr().err == f"Taking {what}: {full}\n"
+
+
+def test_a_whole_name_goes_before_a_beginning_and_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    full, last = sweep_of(tmp_path, "cats", "full"), sweep_of(tmp_path, "cats", "last")
+    sweep_of(tmp_path, "cats", "full_2")
+    assert (folders.find("full", tmp_path), folders.find("last", tmp_path)) == (full, last)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_beginning_of_two_names_lists_both(tmp_path: Path):
+    first, second = sweep_of(tmp_path, "cats", "quick_1"), sweep_of(tmp_path, "recsys", "quick_2")
+    text = refusal("qui", tmp_path)
+    assert f"qui: begins 2 names. Write more of one: {second}, {first}." in text
+
+
 def test_a_name_of_two_sweeps_lists_both(tmp_path: Path):
     first, second = sweep_of(tmp_path, "cats", "quick"), sweep_of(tmp_path, "recsys", "quick")
     text = refusal("quick", tmp_path)
     assert "quick: is the name of 2 sweeps. " in text
-    assert f"Write its folder: {first} or {second}." in text
+    assert f"Write its folder: {second} or {first}." in text
 
 
 def test_an_unknown_name_lists_what_there_is(tmp_path: Path):
     known = [sweep_of(tmp_path, "cats", "full"), sweep_of(tmp_path, "recsys", "quick")]
     text = refusal("quik", tmp_path)
     assert "is neither a folder nor the name of a sweep" in text
-    assert f"Did you mean quick? There are: {known[0]}, {known[1]}." in text
+    assert f"Did you mean quick? There are: {known[1]}, {known[0]}." in text
     assert "Did you mean" not in refusal("zzz", tmp_path)
 
 
@@ -70,8 +98,8 @@ def test_a_long_list_is_cut(tmp_path: Path):
     for number in range(15):
         sweep_of(tmp_path, "recsys", f"s{number:02}")
     text = refusal("zzz", tmp_path)
-    assert "s11 and 3 more." in text
-    assert "s12" not in text
+    assert "s03 and 3 more." in text
+    assert "s02" not in text
 
 
 def test_where_no_sweep_is_yet_the_way_to_one_is_told(tmp_path: Path):

@@ -177,7 +177,7 @@ def test_what_a_tune_has_written_the_next_replaces(configs: Path) -> None:
 def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     own = configs / "memory" / "mine.yaml"
     own.write_text("accumulate: 2\n")
-    with pytest.raises(ConfigError, match=r"memory/mine.yaml: there already\. .* tune.replace=true"):
+    with pytest.raises(ConfigError, match=r"memory/mine.yaml: there already\. .* add --force"):
         written(configs, TURNED)
     assert own.read_text() == "accumulate: 2\n"
     assert written(configs, TURNED, write=TuneWrite.never).files == ()

@@ -28,7 +28,10 @@ def main(argv: Sequence[str]) -> int:
         "it swings.",
     )
     parser.add_argument(
-        "run", metavar="RUN|FILE.csv", nargs="?", help="a run's folder or name (default: the newest), or a CSV"
+        "run",
+        metavar="RUN|FILE.csv",
+        nargs="?",
+        help="a run by its folder, its name or a beginning of it (default: the newest), or a CSV",
     )
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

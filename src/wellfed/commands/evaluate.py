@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from wellfed import folder_lookup
 from wellfed.commands.ended import tell
 from wellfed.config import entry
 from wellfed.config.compose import Composed
@@ -28,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
 def evaluate(composed: Composed[EvaluateConfig]) -> int:
     """Print the metrics, and leave them as ``evaluation.json`` in the run's folder; the exit code."""
     try:
-        checkpoint = Path(composed.config.checkpoint)
+        asked, log_dir = composed.config.checkpoint, Path(composed.config.paths.log_dir)
+        checkpoint = folder_lookup.checkpoint(asked, log_dir, flag="paths.log_dir=<folder>")
         announce(f"Evaluating {checkpoint}: importing PyTorch, reading data, building the model")
         from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
 

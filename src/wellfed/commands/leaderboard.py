@@ -11,6 +11,7 @@ from wellfed.command_line import command
 from wellfed.commands.answer import Answer
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.folder_lookup import find
 from wellfed.search import board_files, board_terminal, search_folders
 from wellfed.sweep import folders, leaderboard_files
 from wellfed.sweep.leaderboard_terminal import show, width
@@ -26,11 +27,10 @@ def main(argv: Sequence[str]) -> int:
     add_sweep(parser)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     asked = parser.parse_args(argv)
-    search = search_folders.find(asked.sweep, Path(asked.log_dir))
-    if search is not None:
-        _show_search(search, as_json=asked.json)
+    folder = find(asked.sweep, Path(asked.log_dir), folders.SWEEP, search_folders.SEARCH)
+    if search_folders.is_of_search(folder):
+        _show_search(folder, as_json=asked.json)
         return EXIT_OK
-    folder = folders.find(asked.sweep, Path(asked.log_dir))
     board = leaderboard(*folders.load(folder))
     with _writing(folder):
         written = leaderboard_files.write(folder, board)
@@ -62,7 +62,9 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     """How a sweep is named."""
-    parser.add_argument("sweep", metavar="SWEEP", help="its folder, or its name")
+    parser.add_argument(
+        "sweep", metavar="SWEEP", nargs="?", help="its folder, its name or the beginning of it (default: the newest)"
+    )
     parser.add_argument(
         "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/sweeps/ (default: logs)"
     )

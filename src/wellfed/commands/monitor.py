@@ -19,7 +19,7 @@ from wellfed.errors import EXIT_OK, NotShown
 from wellfed.run.screen import Terminal
 from wellfed.stop_request import Stopped, StopRequest, exit_code_of
 from wellfed.telemetry.ticker import next_beat
-from wellfed.units import counted
+from wellfed.units import counted, seconds_of
 from wellfed.watch.curve_file import CurveFile
 from wellfed.watch.monitor import Monitor
 from wellfed.watch.screens import LiveScreen, PlainScreen, Screen
@@ -56,12 +56,22 @@ def _parser() -> argparse.ArgumentParser:
         description="How busy all GPUs and the host are, live, whatever runs there; then means, peaks and a verdict.",
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=0.0, metavar="N", help="how long; 0 = until Ctrl-C (default)"
+        "--for",
+        "--seconds",
+        dest="seconds",
+        type=_seconds,
+        default=0.0,
+        metavar="TIME",
+        help="how long, e.g. 90s, 5min, 2h; 0 = until Ctrl-C (default)",
     )
     parser.add_argument("--csv", type=Path, metavar="F", help="also write each reading to this file, a new one")
     parser.add_argument("--gpus", type=_numbers, metavar="0,1", help="these only, as nvidia-smi numbers them")
     parser.add_argument(
-        "--interval", type=_interval, default=0.5, metavar="S", help="seconds between readings (default: 0.5)"
+        "--interval",
+        type=_interval,
+        default=0.5,
+        metavar="TIME",
+        help="between readings, e.g. 1s, 200ms (default: 0.5s)",
     )
     return parser
 
@@ -135,20 +145,20 @@ def _sleep(seconds: float, stop: StopRequest) -> None:
 def _seconds(text: str) -> float:
     seconds = _number(text)
     if not (0 <= seconds < math.inf):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds from 0 on; 0 = until Ctrl-C")
+        raise argparse.ArgumentTypeError(f"{text}: must be a time from 0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C")
     return seconds
 
 
 def _interval(text: str) -> float:
     seconds = _number(text)
     if not (SHORTEST_S <= seconds < math.inf):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds from {SHORTEST_S:g} on")
+        raise argparse.ArgumentTypeError(f"{text}: must be a time from {SHORTEST_S:g}s on, as 1, 1s, 200ms")
     return seconds
 
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return seconds_of(text)
     except ValueError:
         return math.nan
 

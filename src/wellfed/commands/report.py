@@ -30,7 +30,10 @@ def main(argv: Sequence[str]) -> int:
         "killed, or runs now. Of two runs: a page of both side by side.",
     )
     parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="its folder, or its name (default: the newest); two are compared"
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="its folder, its name or the beginning of it (default: the newest); two are compared",
     )
     parser.add_argument("--out", metavar="FOLDER", help="where to write (default: the run folder; of two: the log dir)")
     add_log_dir(parser)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from wellfed.command_line import command
 from wellfed.commands.answer import Answer
-from wellfed.commands.which_run import RUN, add_log_dir
+from wellfed.commands.which_run import add_log_dir
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.folder_lookup import RUN
 from wellfed.record import RunRecord
 from wellfed.report.run_digest import RunDigest, digest, lines, row
 

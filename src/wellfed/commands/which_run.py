@@ -1,4 +1,4 @@
-"""Finds and reads the runs that a command names: by folder, by name, or the newest."""
+"""Finds and reads the runs that a command names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import sys
 from pathlib import Path
 
 from wellfed import record
-from wellfed.command_line import command
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
-from wellfed.folder_lookup import FolderKind, find
+from wellfed.folder_lookup import RUN, find
 from wellfed.record import RunRecord
 from wellfed.units import show_text
-
-RUN = FolderKind("run", record.FILE_NAME, command("train"), newest_first=True)
-
 
 _TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
 
@@ -28,9 +24,8 @@ def add_log_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def folder_of(asked: str | None, log_dir: Path) -> Path:
-    """The run folder that is meant, None = the newest. Raises as `wellfed.folder_lookup.find` does."""
-    newest = RUN.all(log_dir)
-    return newest[0] if asked is None and newest else find(asked or "", log_dir, RUN)
+    """Returns the run folder that is meant, None = the newest. Raises as `wellfed.folder_lookup.find` does."""
+    return find(asked, log_dir, RUN)
 
 
 def read(folder: Path) -> RunRecord:

@@ -33,6 +33,9 @@ means that the plan decides, or what the text says. An option of a group sets se
 are chosen where nothing is typed; `--cfg job` shows the value of every knob. A default here is the schema's; what an
 option changes stands below its group. The options of `workload`, `experiment` and `logger` are the project's own: see
 `--help`.
+
+A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well; a number without a unit is in the
+unit of the knob's name, as is the value in `run.json`.
 """
 _CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [workloads.md](workloads.md#callbacks)."
 _TUNE = "Takes the knobs above, which say where it starts, and these; see [tune.md](tune.md)."

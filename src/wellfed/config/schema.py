@@ -526,7 +526,7 @@ class TuneConfig:
         "Whether to write what was found as options of loader and memory: auto = if the gain is beyond noise, always, "
         "or never.",
     )
-    replace: bool = knob(False, "Write over options of that name which no tune has written.")
+    replace: bool = knob(False, "Write over options of that name which no tune has written; `--force` does the same.")
 
 
 @dataclass
@@ -540,10 +540,10 @@ class TuneRunConfig(RunConfig):
 class EvaluateConfig:
     """One run of `python src/evaluate.py`."""
 
-    checkpoint: str = knob(
-        MISSING,
-        "Checkpoint file whose test metrics are wanted, e.g. logs/<workload>/runs/<run>/checkpoints/best.ckpt; its run "
-        "folder gives the configuration.",
+    checkpoint: Optional[str] = knob(
+        None,
+        "What is evaluated: a checkpoint file, or a run by its folder, its name, a beginning of it, or last; of a run "
+        "best.ckpt, else last.ckpt. Its run folder gives the configuration. null = the newest run.",
     )
     accelerator: Accelerator = knob(Accelerator.auto, "auto, cpu or gpu.")
     paths: PathsConfig = field(default_factory=PathsConfig)

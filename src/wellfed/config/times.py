@@ -37,7 +37,8 @@ class _Time(ValueNode):
         self.__dict__["_unit_s"] = unit_s
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied: Any = object.__new__(type(self))
+        make: Any = type(self)
+        copied = make()
         copied.take_over(self, self._unit_s)
         return copied
 

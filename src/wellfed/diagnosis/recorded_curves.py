@@ -25,7 +25,7 @@ from wellfed.units import show_text
 
 Writer = Literal["nvidia-smi", "wellfed"]
 ASK_NVIDIA_SMI = "nvidia-smi --query-gpu=timestamp,index,name,utilization.gpu,memory.used --format=csv -l 1 > gpus.csv"
-ASK_MONITOR = f"{command('monitor')} --seconds 60 --csv gpus.csv"
+ASK_MONITOR = f"{command('monitor')} --for 60s --csv gpus.csv"
 _WAY_OUT = f"Such a file comes from: {ASK_MONITOR}, or: {ASK_NVIDIA_SMI}"
 _TIMES = "as 2026/05/01 12:34:56.789 or 2026-05-01T12:34:56, or seconds in a column time_s"
 _UTILISATION = ("util_pct", "utilization.gpu")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wellfed import folder_lookup
 from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import PathsConfig, RunConfig
 from wellfed.errors import ConfigError, Fault, first_line
 from wellfed.launcher import launched
 from wellfed.masking import SECRET_SHOWN
@@ -53,7 +54,9 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     if (resume is None) == (rerun is None):  # the rules refuse both together, with the other faults
         return typed
     if rerun is not None:
-        earlier = _read(Path(rerun), f"rerun={rerun}")
+        replayed = _folder("rerun", rerun, typed, compose)
+        typed = [assigned("rerun", str(replayed)) if key_value(text)[0] == "rerun" else text for text in typed]
+        earlier = _read(replayed, f"rerun={rerun}")
         # Of a trial of a sweep: the run that it was measured for.
         return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
     assert resume is not None
@@ -65,11 +68,32 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
             print(f"resume=auto: {why}; starting afresh.", file=sys.stderr)
             return rest
         resume = str(found)
+    else:
+        resume = str(_folder("resume", resume, rest, compose))
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
     before = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
     merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
+
+
+def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> Path:
+    """Returns what is asked for where that is a path, else the run of that name, of that beginning, or the ``last``.
+
+    Raises:
+        ConfigError: there is no run of that name.
+    """
+    path = Path(asked)
+    if len(path.parts) != 1 or path.suffix or path.exists():
+        return path
+    try:
+        log_dir = compose([text for text in typed if key_value(text)[0] != knob]).config.paths.log_dir
+    except ConfigError:  # of words that need those of the earlier run beside them
+        log_dir = PathsConfig.log_dir
+    try:
+        return folder_lookup.find(asked, Path(log_dir), folder_lookup.RUN, flag="paths.log_dir=<folder>")
+    except ConfigError as error:
+        raise ConfigError.of(f"{knob}={asked}", error.faults[0].problem, error.faults[0].way_out) from error
 
 
 def locate(path: Path, *, may_run: bool = False) -> Target:

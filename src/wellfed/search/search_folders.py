@@ -1,4 +1,4 @@
-"""Reads the folder of a search, which is found by its path or by its name."""
+"""Reads the folder of a search."""
 
 from __future__ import annotations
 
@@ -13,22 +13,12 @@ from wellfed.search.search_file import FILE_NAME, SearchFile
 from wellfed.search.search_rows import SearchRow
 from wellfed.sweep import ledger
 
-_SEARCH = FolderKind("search", FILE_NAME, f"{command('train')} -m workload.optimizer.lr=0.01,0.001")
+SEARCH = FolderKind("search", FILE_NAME, f"{command('train')} -m workload.optimizer.lr=0.01,0.001")
 
 
-def find(asked: str, log_dir: Path) -> Path | None:
-    """The search folder that is meant, by its path or its name.
-
-    Raises:
-        ConfigError: searches of several workloads have this name.
-    """
-    if asked and _SEARCH.is_in(Path(asked)) and (Path(asked) / FILE_NAME).exists():
-        return Path(asked)
-    named = [path for path in _SEARCH.all(log_dir) if path.name == asked]
-    if len(named) > 1:
-        listed = " or ".join(map(str, named))
-        raise ConfigError.of(asked, f"is the name of {len(named)} searches.", f"Write its folder: {listed}.")
-    return named[0] if named else None
+def is_of_search(folder: Path) -> bool:
+    """Whether a folder is a search's."""
+    return (folder / FILE_NAME).exists()
 
 
 def load(folder: Path) -> SearchBoard:

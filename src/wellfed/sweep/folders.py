@@ -1,4 +1,4 @@
-"""Reads the folder of a sweep, which is found by its path or by its name."""
+"""Finds and reads the folder of a sweep."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wellfed.sweep import grid, ledger
 from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.ledger import Read
 
-_SWEEP = FolderKind("sweep", grid.FILE_NAME, f"{command('train')} -m sweep=quick")
+SWEEP = FolderKind("sweep", grid.FILE_NAME, f"{command('train')} -m sweep=quick")
 
 
-def find(asked: str, log_dir: Path) -> Path:
-    """The sweep folder that is meant, by its path or its name. Raises as `wellfed.folder_lookup.find`."""
-    return folder_lookup.find(asked, log_dir, _SWEEP)
+def find(asked: str | None, log_dir: Path) -> Path:
+    """Returns the sweep folder that is meant, None = the newest. Raises as `wellfed.folder_lookup.find`."""
+    return folder_lookup.find(asked, log_dir, SWEEP)
 
 
 def load(folder: Path) -> tuple[SweepFile, Read]:

@@ -99,7 +99,7 @@ class TuneOptions:
             problem = "is what the start itself names, and would be replaced."
             way_out = f"Add tune.name={self.name}_2, or tune.write=never."
             raise ConfigError.of(f"tune.name={self.name}", problem, way_out)
-        others = "Take another tune.name, add tune.replace=true, or tune.write=never to be shown what is found alone."
+        others = "Take another tune.name, add --force, or tune.write=never to be shown what is found alone."
         paths = free_paths(
             self.name, _GROUPS, self._config_dir, flag="tune.name=", may_replace=self._may_replace, way_out=others
         )

@@ -161,7 +161,7 @@ def test_an_argument_that_the_yaml_does_not_list_needs_a_plus(tmp_path, monkeypa
 
 def test_evaluation_is_judged_by_its_own_schema():
     found = faults_of("paths=q", "seed=1", "gpu=8gb", config_name="evaluate")
-    assert [fault.where for fault in found] == ["paths=q", "seed=1", "gpu=8gb", "checkpoint"]
+    assert [fault.where for fault in found] == ["paths=q", "seed=1", "gpu=8gb"]
     assert found[1].way_out == "There are checkpoint, accelerator, paths."
     assert faults_of("checkpoint=", config_name="evaluate")[0].problem == "must not be empty."
 
