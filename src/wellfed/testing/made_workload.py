@@ -36,8 +36,8 @@ CPU = torch.device("cpu")
 
 
 def fail(text: str) -> NoReturn:
-    """Fails the test with this text and no traceback: the cause is in the project, not in the test."""
-    pytest.fail(text, pytrace=False)
+    """Fails the test with this text alone: the cause is in the project, not in the test."""
+    raise pytest.fail.Exception(text, pytrace=False) from None
 
 
 @contextmanager
