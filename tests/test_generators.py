@@ -41,3 +41,31 @@ def test_what_is_drawn_within_changes_nothing_after():
     with generators.kept():
         assert draws() == first
     assert draws() == first
+
+
+class Drawing:
+    """Draws from generators of its own, as datasets do."""
+
+    def __init__(self):
+        self.numpy, self.old = np.random.default_rng(1), np.random.RandomState(2)
+        self.nested = {"torch": [torch.Generator().manual_seed(3)], "python": (random.Random(4),)}
+        self.itself = self
+
+    def draw(self):
+        python, torchs = self.nested["python"][0], self.nested["torch"][0]
+        return self.numpy.random(), self.old.rand(), python.random(), torch.rand(1, generator=torchs).item()
+
+
+def test_generators_that_an_object_holds_are_put_back_too():
+    inner = Drawing()
+    outer = torch.utils.data.Subset(inner, [0])
+    with generators.kept(outer):
+        first = inner.draw()
+        assert inner.draw() != first
+    assert inner.draw() == first
+
+
+def test_a_large_object_is_not_searched_to_its_end():
+    holder = Drawing()
+    holder.rows = list(range(10**6, 3 * 10**6))
+    assert len(generators.held_by(holder)) == 4

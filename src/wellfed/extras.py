@@ -32,6 +32,12 @@ def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def absent_package(error: ModuleNotFoundError) -> str | None:
+    """Returns the optional package that an import lacked; None where it lacked something else."""
+    package = (error.name or "").partition(".")[0]
+    return package if package in PACKAGES and not is_installed(package) else None
+
+
 def install(extra: str) -> str:
     """Returns the command that installs an extra, of a wheel or of a clone."""
     return f"python -m pip install 'wellfed[{extra}]'"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -66,15 +69,61 @@ def numbers() -> tuple[Any, ...]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were."""
+def kept(holder: Any = None) -> Iterator[None]:
+    """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were, and those in ``holder``."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    own = [(generator, _state_of(generator)) for generator in held_by(holder)]
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+        for generator, saved in own:
+            _set_state(generator, saved)
+
+
+_Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+_MOST_OBJECTS, _MOST_ENTRIES = 10_000, 100
+"""Objects that are searched for generators, and entries of each container: a dataset may hold a list of millions."""
+
+
+def held_by(holder: Any) -> list[_Generator]:
+    """Returns the generators that an object holds: in attributes, lists, tuples and dicts, at any depth."""
+    found: list[_Generator] = []
+    seen: set[int] = set()
+    waiting = deque([holder])
+    while waiting and len(seen) < _MOST_OBJECTS:
+        each = waiting.popleft()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, _Generator):
+            found.append(each)
+        elif isinstance(each, Mapping):
+            waiting.extend(islice(each.values(), _MOST_ENTRIES))
+        elif isinstance(each, (list, tuple)):
+            waiting.extend(islice(each, _MOST_ENTRIES))
+        elif isinstance(attributes := getattr(each, "__dict__", None), dict) and not isinstance(each, torch.Tensor):
+            waiting.extend(attributes.values())
+    return found
+
+
+def _state_of(generator: _Generator) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return copy.deepcopy(generator.bit_generator.state)
+    return generator.get_state()
+
+
+def _set_state(generator: _Generator, saved: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(saved)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = saved
+    else:
+        generator.set_state(saved)
 
 
 def seed_for_sample(seed: int) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from wellfed import batches
 from wellfed.contract import Batch, LossOutput
 from wellfed.errors import ConfigError, DataError
-from wellfed.extras import absence
+from wellfed.extras import absence, absent_package
 
 Weight = Literal["rows", "tokens", "next_tokens"]
 _LOG = logging.getLogger(__name__)
@@ -68,7 +68,9 @@ def _made(name: str, path: str | None, config: Mapping[str, Any] | None, options
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise ConfigError.of(f"workload.model.model={name}", *absence(error.name or "transformers")) from error
+        raise ConfigError.of(
+            f"workload.model.model={name}", *absence(absent_package(error) or str(error.name))
+        ) from error
     made: Any = getattr(transformers, name, None)
     if not hasattr(made, "from_pretrained"):
         way_out = "Name a class such as AutoModelForCausalLM or BertForSequenceClassification."

@@ -302,7 +302,7 @@ class BusyThreadEntry(TypedDict):
 
     name: str
     cores: float
-    """CPU time over wall time while steps ran."""
+    """CPU time over wall time of the training behind its warm-up."""
 
 
 class ProcessEntry(TypedDict):

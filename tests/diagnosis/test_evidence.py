@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.diagnosis.evidence_of import evidence
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import judge
 from wellfed.record import RunRecord
+from wellfed.telemetry.machines import HOST
 
 
 def test_a_folder_reads_as_what_the_run_had_in_memory(tmp_path):
@@ -101,3 +103,15 @@ def test_a_table_without_samples_gives_no_rate(tmp_path):
     RunRecord("run", status="killed").write(tmp_path)
     (tmp_path / "steps.csv").write_text("step,wait_ms\n1,2\n2,3\n")
     assert Evidence.read(tmp_path).record.throughput is None
+
+
+def test_others_take_of_a_quota_only_what_the_rest_of_the_machine_cannot_hold():
+    curves = {HOST: {"others_cpu_pct": np.array([0.0, np.nan, 180.0, 6200.0, 6380.0, 6400.0])}}
+    whole = evidence(cores=64.0, curves=curves, machine={"cpu_quota_cores": 64.0, "host_cores": 64})
+    assert whole.others_cores[2:].tolist() == [1.8, 62.0, 63.8, 64.0]
+    part = evidence(curves=curves, machine={"cpu_quota_cores": 2.0, "host_cores": 64})
+    np.testing.assert_allclose(part.others_cores, [0.0, np.nan, 0.0, 0.0, 1.8, 2.0], atol=1e-9)
+    assert part.mean_others_cores == pytest.approx(3.8 / 5)
+    assert evidence(machine={"cpu_quota_cores": 2.0}).mean_others_cores is None
+    small = evidence(curves=curves, machine={"cpu_quota_cores": 2.0})  # of a record that does not know the machine
+    assert small.others_cores.max(initial=0, where=np.isfinite(small.others_cores)) == 2.0

@@ -78,3 +78,12 @@ def test_only_overrides_that_differ_are_given():
         "loader.num_workers=null",
         "loader.persistent_workers=true",
     )
+
+
+def test_programs_on_the_rest_of_a_machine_take_no_core_of_a_quota():
+    quota = {"cpu_quota_cores": 4.0, "host_cores": 64}
+    beside = feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, others_pct=3000.0, machine=quota))
+    alone = feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, machine=quota))
+    assert beside.figures() == alone.figures()
+    full = feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, others_pct=6200.0, machine=quota))
+    assert full.others == 2.0

@@ -83,6 +83,19 @@ def test_a_gap_is_named_only_if_it_takes_most_of_what_is_missing():
     assert "The rest: logging 4.0 %" in found[0].text
 
 
+def test_what_steps_lose_counts_for_their_share_of_the_wall_time():
+    starved = {"plan": {"loader.num_workers": 0, "loader.backend": "inline"}, "loading": {"build_ms_mean": 30.0}}
+    times = {"ceiling": 4.0, "wait_ms": 30.0, "phases": {"validate": {"total_s": 6.0, "times": 6}}}
+    first, second = judge(evidence(wall=walled(steps_s=4.0, validation_s=6.0), **times, **starved))
+    assert (first.id, second.id) == ("frequent_validation", "loading_in_main_process")
+    assert "in its steps, 40.0 % of the wall time of training, predicted" in second.text
+    assert second.time_lost_frac == pytest.approx(0.4 * second.gain.lost_frac)
+    assert "in its steps" not in first.text
+    (only,) = judge(evidence(wall=walled(steps_s=9.8, validation_s=0.2), **times, **starved))
+    assert "times as fast" in only.text
+    assert "in its steps" not in only.text
+
+
 def test_little_between_the_steps_is_no_reason_to_tune():
     wall = walled(steps_s=95.0, validation_s=2.0, checkpoint_s=2.0, start_s=1.0)
     (found,) = judge(evidence(ceiling=1.02, wall=wall))

@@ -93,6 +93,21 @@ def test_a_run_that_fails_leaves_no_secret(user: Path) -> None:
     assert leaks(user / "logs") == []
 
 
+@pytest.mark.guests
+@pytest.mark.parametrize("fails", [False, True])
+def test_tensorboard_and_mlflow_get_no_secret(user: Path, fails: bool) -> None:
+    more = ["logger=[tensorboard,mlflow]", "trainer.max_epochs=2", f"+workload.data.fails={str(fails).lower()}"]
+    done = run("train.py", *words(user, *more), cwd=user, PYTHONPATH=str(user), MY_API_TOKEN=VARIABLE)
+    assert done.code == int(fails), done.text
+    events = list((user / "logs").rglob("events.out.tfevents.*"))
+    (parameters,) = (user / "logs" / "mlruns").rglob("params")
+    assert events
+    assert (parameters / "workload" / "data" / "token").read_text() == "***"
+    assert (parameters / "workload" / "data" / "max_tokens").read_text() == "512"
+    assert leaks(user / "logs") == []
+    assert not (user / "mlruns").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not MAY_FORK, reason="forks")
 def test_a_sweep_and_its_failed_trials_leave_no_secret(user: Path) -> None:

@@ -333,12 +333,17 @@ DATA = (
     Fault("a sample of another shape", trained("train_sample:40!:shape"), says=r"shape|size|\[3\]"),
     Fault("a class that the model lacks", trained("train_sample:40!:class"), says="7"),
     refused("a validation sample that raises", trained("val_sample:5!:raise"), "sample 5"),
+    refused("validation without samples", trained("", "+workload.data.val=0"), "no val batch of its 0 samples"),
+    refused(
+        "a test without samples",
+        trained("", "+workload.data.test=0", "trainer.sanity_batches=0"),
+        "no test batch of its 0 samples",
+    ),
     refused("data that can't be made", trained("data:1:raise"), "planted failure"),
-    Fault(
+    refused(
         "a member that can't be cut into micro-batches",
         trained("", "memory.micro_batch=4", PLANTED_TEXT="uneven"),
-        says="numbers",
-        resumes=False,
+        r"batch\['numbers'\] can't be cut",
     ),
     fine("texts that are cut into micro-batches", trained("", "memory.micro_batch=4", PLANTED_TEXT="even")),
     Fault("a loss that becomes NaN", trained("loss:12:nan"), says="(?i)nan"),

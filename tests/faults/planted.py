@@ -127,10 +127,10 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-def datasets(samples: int = SAMPLES) -> Datasets:
+def datasets(samples: int = SAMPLES, val: int = 16, test: int = 16) -> Datasets:
     """Train, validation and test."""
     planted("data")
-    return Datasets(Points("train", samples), Points("val", 16), Points("test", 16), collate=collate)
+    return Datasets(Points("train", samples), Points("val", val), Points("test", test), collate=collate)
 
 
 class Classifier(nn.Module):

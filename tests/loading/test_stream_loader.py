@@ -293,6 +293,16 @@ def test_an_evaluation_is_every_sample_once_in_any_pass(plan):
         made.close()
 
 
+def test_an_evaluation_of_an_empty_stream_is_an_error():
+    class Nothing(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    made = EvalStream(StreamReading(Stream.of(Nothing()), INLINE, batch_size=4, seed=1, purpose="evaluation"))
+    with pytest.raises(DataError, match=r"^Nothing gave no sample to evaluate\. Check workload\.data"):
+        next(iter(made))
+
+
 def test_batches_of_another_size_than_was_asked_for_are_told_once(caplog):
     epochs(loader_of(streams.Batches(3)))
     (message,) = caplog.messages

@@ -99,6 +99,15 @@ def test_of_one_that_was_not_watched_the_picture_says_so(monkeypatch: pytest.Mon
     assert ">5.0<" in html or ">5<" in html  # the axis goes up to the cores
 
 
+def test_without_matplotlib_the_figures_are_there_and_a_line_says_how_to_get_pictures(
+    real: Comparison, no_matplotlib: str
+) -> None:
+    html = comparison_html(real)
+    assert html.count(no_matplotlib) == 1
+    assert "<svg" not in html
+    assert "B trains 1.32 times as fast as A" in html
+
+
 def test_without_any_curve_there_are_no_pictures() -> None:
     one = evidence(columns=dict.fromkeys(("wait_ms", "compute_ms", "host_ms"), np.empty(0)))
     assert "<svg" not in comparison_html(Comparison(one, one))

@@ -107,8 +107,11 @@ def test_a_look_without_a_timeout_starts_no_thread():
 
 
 class Rows(Dataset):
+    def __init__(self, samples=12):
+        self.samples = samples
+
     def __len__(self):
-        return 12
+        return self.samples
 
     def __getitem__(self, index):
         return {"index": torch.tensor(index)}
@@ -134,7 +137,14 @@ class Sets(pl.LightningDataModule):
 
 def loaders(kind="dict"):
     train, val = DataLoader(Rows(), 5), DataLoader(Rows(), 3)
-    given = {"dict": {"train": train, "val": val}, "tuple": (train, val), "one": train, "sets": (Rows(), None)}
+    few = {"short": DataLoader(Rows(), 64, drop_last=True), "empty": DataLoader(Rows(0), 4)}
+    given = {
+        "dict": {"train": train, "val": val},
+        **{name: (train, each) for name, each in few.items()},
+        "tuple": (train, val),
+        "one": train,
+        "sets": (Rows(), None),
+    }
     return given.get(kind) or {"number": 3, "tensors": (torch.ones(2), torch.ones(2)), "odd": {"fit": train}}[kind]
 
 
@@ -349,3 +359,10 @@ def test_a_scheduler_that_refuses_its_arguments_is_told_before_training():
     with pytest.raises(ConfigError, match="workload.schedule: .*OneCycleLR refuses its arguments: You must define"):
         assemble.try_schedule(given, assemble.make_parts(given))
     assemble.try_schedule(config(), assemble.make_parts(config()))
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("short", 12), ("empty", 0)])
+def test_a_split_of_which_no_batch_can_be_made_is_refused(kind, samples):
+    parts, given = brought("loaders", kind=kind)
+    with pytest.raises(DataError, match=rf"Rows makes no val batch of its {samples} samples\. Check workload\.data"):
+        assemble.make_eval_loader(given, planned(given), parts.data, "val")

@@ -18,17 +18,16 @@ def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
 
 
 def test_folders_of_one_second_are_apart(tmp_path, monkeypatch):
-    tokens = iter(["aaaa", "aaaa", "bbbb"])
-    monkeypatch.setattr(run_folder.secrets, "token_hex", lambda count: next(tokens))
+    fractions = iter([0, 10, 500_000])  # the first two in the same 65,536th of a second
 
     class Frozen(run_folder.datetime):
         @classmethod
         def now(cls):
-            return cls(2026, 1, 2, 3, 4, 5)
+            return cls(2026, 1, 2, 3, 4, 5, next(fractions))
 
     monkeypatch.setattr(run_folder, "datetime", Frozen)
     names = [create(tmp_path, "w").path.name for _ in range(2)]
-    assert names == ["2026-01-02_03-04-05_aaaa", "2026-01-02_03-04-05_bbbb"]
+    assert names == ["2026-01-02_03-04-05_0000", "2026-01-02_03-04-05_8000"]
 
 
 @pytest.fixture
@@ -138,3 +137,8 @@ def test_undo_leaves_a_users_own_folder_alone(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     made.undo()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]
+
+
+def test_folders_of_the_same_second_sort_as_they_were_made(tmp_path):
+    made = [run_folder.create(tmp_path, "w").path for _ in range(40)]
+    assert sorted(made) == made

@@ -160,6 +160,48 @@ def test_other_signals_end_a_run_as_sigterm_does(
     assert "resume=auto goes on from step 4 (last.ckpt)." in capsys.readouterr().err
 
 
+def nan_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is NaN from a step of this process on."""
+    loss = Model.loss
+
+    def broken(self: Model, batch: dict[str, Tensor]) -> LossOutput:
+        found = loss(self, batch).loss
+        return LossOutput(found * float("nan") if self.training and self.steps >= step else found)
+
+    monkeypatch.setattr(Model, "loss", broken)
+
+
+def test_what_a_nan_leaves_is_named_as_resume_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``resume=auto`` looks in the log folder alone."""
+    nan_from(5, monkeypatch)
+    ran(tmp_path, "trainer.log_every_steps=1")
+    told = capsys.readouterr().err
+    assert told.count("resume=auto") == 1
+    assert "last saved step 3 of 5. resume=auto goes on from step 3 (last.ckpt)." in told
+    elsewhere = tmp_path / "elsewhere"
+    ran(tmp_path, "trainer.log_every_steps=1", f"hydra.run.dir={elsewhere}")
+    told = capsys.readouterr().err
+    assert "resume=auto" not in told
+    assert f"last saved step 3 of 5. resume={elsewhere} goes on from step 3 (last.ckpt)." in told
+
+
+def test_a_best_checkpoint_beyond_the_last_is_not_what_a_resume_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = ran(tmp_path, "trainer.max_steps=6")
+    assert code == 0
+    nan_from(6, monkeypatch)
+    later = ["trainer.max_steps=20", "trainer.checkpoint_every_steps=100", "trainer.validate_every_steps=2"]
+    ran(tmp_path, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.log_every_steps=1", *later)
+    steps = {path.name: torch.load(path)["global_step"] for path in (folder / "checkpoints").glob("*.ckpt")}
+    assert steps["best.ckpt"] > steps["last.ckpt"] == 6
+    told = capsys.readouterr().err
+    assert "last saved step 6 of " in told
+    assert "goes on from step 6 (last.ckpt)." in told
+
+
 def test_a_full_disk_while_the_data_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -349,7 +349,7 @@ def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: 
 
 
 def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> None:
-    with pytest.raises(RestartNeeded, match=r"step 3, which was applied in part: .*resume=auto goes on from") as caught:
+    with pytest.raises(RestartNeeded, match=r"step 3, which was applied in part: ") as caught:
         trained(FailsHalfWay, tmp_path)
     assert caught.value.changes == {}
 

@@ -39,6 +39,17 @@ def test_a_real_sweep_shows_each_point_and_what_became_of_it() -> None:
     assert "KeyError: '<b>\"embedding\"</b> & more'" in found.text
 
 
+def test_without_matplotlib_the_front_is_a_table_and_a_line_says_how_to_get_the_picture(no_matplotlib: str) -> None:
+    found = board(made.sweep_file())
+    html = to_html(found)
+    assert html.count(no_matplotlib) == 1
+    assert "<svg" not in html
+    front = [entry.label for entry in found.ranked if entry.on_front]
+    after = html.partition(no_matplotlib)[2]
+    assert front
+    assert all(f"<td class=n>{label}</td>" in after for label in front)
+
+
 def test_rates_without_an_interval_have_a_page() -> None:
     sweep = made.sweep_file()
     few_steps = [made.row(point, 1000.0 + place, own=None, steps=20) for place, point in enumerate(sweep.points)]

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from wellfed.errors import ConfigError, Fault
-from wellfed.extras import PACKAGES, absence
+from wellfed.extras import absence, absent_package
 
 TARGET = "_target_"
 POSITIONAL = "_args_"
@@ -63,7 +63,7 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
     try:
         return make(*positional, **named)
     except ModuleNotFoundError as error:
-        if error.name not in PACKAGES:
+        if absent_package(error) is None:
             raise
         raise ConfigError([import_fault(where, target, error)]) from error
     except (ValueError, TypeError) as error:
@@ -72,9 +72,10 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
 
 def import_fault(where: str, target: str, error: ImportError) -> Fault:
     """What a failed import of ``target`` tells the user, with the package to install where one is missing."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing and (missing in PACKAGES or not target.startswith(missing)):
-        return Fault(f"{where}.{TARGET}={target}", *absence(missing))
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        optional = absent_package(error)
+        if optional or not target.startswith(error.name):
+            return Fault(f"{where}.{TARGET}={target}", *absence(optional or error.name))
     way_out = "Name a class or function of a module on the path."
     return Fault(f"{where}.{TARGET}={target}", f"can't be imported: {error}.", way_out)
 

@@ -189,19 +189,25 @@ class Evidence:
         return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.step_ms or 0.0) / 1e3)
 
     @cached_property
-    def at_ceiling_frac(self) -> float | None:
-        """Share of the wall time of training that went into steps at the ceiling's rate; None if that is not known.
+    def steps_frac(self) -> float | None:
+        """Share of the wall time of training that went into steps; None if that is not known.
 
         What is lost once, if it is less than `SLOW_START_S`, is left out: no setting changes it.
         """
-        wall, factor = self.wall, self.ceiling_factor
-        if wall is None or factor is None:
+        wall = self.wall
+        if wall is None:
             return None
         once_s = self.once_s
         late_s = max(0.0, once_s - wall["start_s"] - wall["end_s"])
         of_s = wall["total_s"] - (once_s if once_s < SLOW_START_S else 0.0)
         in_steps_s = wall["steps_s"] - late_s + hooks_within_steps_s(wall)
-        return min(1.0, max(0.0, in_steps_s / of_s) / max(1.0, factor)) if of_s > 0 else None
+        return max(0.0, in_steps_s / of_s) if of_s > 0 else None
+
+    @property
+    def at_ceiling_frac(self) -> float | None:
+        """Share of the wall time of training that went into steps at the ceiling's rate; None if that is not known."""
+        frac, factor = self.steps_frac, self.ceiling_factor
+        return None if frac is None or factor is None else min(1.0, frac / max(1.0, factor))
 
     @property
     def time(self) -> TimeEntry | None:
@@ -272,6 +278,26 @@ class Evidence:
         """Mean of `curve`; None without readings."""
         found = self.curve(name, gpu)
         return float(found.mean()) if len(found) else None
+
+    @cached_property
+    def others_cores(self) -> Series:
+        """Cores that other programs took of those this run may use, by reading; nan where nobody looked.
+
+        A run that may use a part of the machine has the rest of it between itself and others: what fits in there took
+        nothing from the run.
+        """
+        taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
+        cores = self.cores
+        if cores is None:
+            return taken
+        elsewhere = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
+        return np.clip(taken - elsewhere, 0.0, cores)
+
+    @property
+    def mean_others_cores(self) -> float | None:
+        """Mean of `others_cores`; None without readings."""
+        known = self.others_cores[np.isfinite(self.others_cores)]
+        return float(known.mean()) if len(known) else None
 
     @property
     def gpus(self) -> list[int]:

@@ -61,7 +61,7 @@ class Feeding:
     """CPU time of a step in all processes of the run, building included."""
     cores: float
     others: float
-    """Cores that other processes keep at work."""
+    """Cores that other processes keep at work, of those this run may use."""
     num_workers: int
     most_workers: int
     """For which there is room, and data."""
@@ -271,7 +271,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    others = (evidence.mean("others_cpu_pct") or 0.0) / 100
+    others = evidence.mean_others_cores or 0.0
     builds = evidence.column("build_ms")
     builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
     return Feeding(
@@ -357,7 +357,7 @@ def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
 
 def _alone_ms(evidence: Evidence) -> float | None:
     """Returns what building a batch took before training; None where other programs may have made it longer since."""
-    is_known = evidence.mean("others_cpu_pct") is not None
+    is_known = evidence.mean_others_cores is not None
     return evidence.record.loading.get("build_ms_alone") if is_known else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wellfed.record import FindingEntry
-from wellfed.units import show_factor
+from wellfed.units import show_factor, show_percent
 
 Severity = Literal["high", "medium", "low", "info"]
 """By the share of time that is lost: a third and more, a tenth and more, less; ``info`` = nothing is known to be."""
@@ -52,13 +52,15 @@ class Finding:
     """Share of training's time that the cause costs; None = what the gain says, or unknown."""
     is_note: bool = field(default=False, kw_only=True)
     """Good to know, and no cause of lost time."""
+    steps_frac: float | None = field(default=None, kw_only=True)
+    """Share of the wall time of training that its steps take, if gain and loss are of these alone; None: of all."""
 
     @property
     def time_lost_frac(self) -> float:
         """Share of training's time that would be won back, 0 where nobody knows."""
-        if self.lost_frac is not None:
-            return self.lost_frac
-        return 0.0 if self.gain is None else self.gain.lost_frac
+        gained_frac = 0.0 if self.gain is None else self.gain.lost_frac
+        lost_frac = gained_frac if self.lost_frac is None else self.lost_frac
+        return lost_frac if self.steps_frac is None else lost_frac * self.steps_frac
 
     @property
     def severity(self) -> Severity:
@@ -73,7 +75,7 @@ class Finding:
         """All of it as one line of a screen."""
         parts = [self.message]
         if self.change:
-            parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain)}.")
+            parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain, self.steps_frac)}.")
         if self.change and self.changes_learning:
             parts.append("This changes what is learned.")
         return " ".join(parts)
@@ -93,9 +95,12 @@ class Finding:
         }
 
 
-def _expected(gain: Gain | None) -> str:
+def _expected(gain: Gain | None, steps_frac: float | None) -> str:
     if gain is None:
         return ""
     low, high = show_factor(gain.low), show_factor(gain.high)
     bounds = "" if low == high else f" ({low} to {high})"
-    return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
+    if steps_frac is None:
+        return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
+    steps = f"its steps, {show_percent(steps_frac)} of the wall time of training"
+    return f", about {show_factor(gain.factor)} times as fast{bounds} in {steps}, predicted"

@@ -98,6 +98,8 @@ OF_STEPS: tuple[Rule, ...] = (
 
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
 """Name what takes time between the steps; take the least share that they name."""
+_OF_WALL = (*OF_GAPS, restarted_workers.check)
+"""Their gains are of the wall time of training, those of other rules of its steps."""
 _EXPLAINED_FRAC = 0.5
 """Share of what is missing that a gap must take to be named for it."""
 
@@ -115,7 +117,7 @@ def judge(evidence: Evidence) -> list[Finding]:
     Of a machine that others use that comes first, and no gain is promised from it.
     """
     too_few = too_few_steps.check(evidence)
-    found = _asked(OF_EVENTS if too_few else (*OF_EVENTS, *OF_STEPS), evidence)
+    found = _asked(OF_EVENTS, evidence) + ([] if too_few else _asked_of_steps(evidence))
     found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
     found += [too_few] if too_few else []
     if (busy := busy_machine.check(evidence)) is not None:
@@ -147,7 +149,7 @@ def _without_gain(finding: Finding) -> Finding:
     if finding.gain is None:
         return finding
     message = f"{finding.message} What that would win can't be predicted beside other programs."
-    return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac)
+    return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
 
 
 def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
@@ -160,3 +162,12 @@ def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
 
 def _asked(rules: Iterable[Rule], evidence: Evidence) -> list[Finding]:
     return [finding for rule in rules if (finding := rule(evidence)) is not None]
+
+
+def _asked_of_steps(evidence: Evidence) -> list[Finding]:
+    """Findings of `OF_STEPS`; where much of the time lies between the steps, they name the share that is theirs."""
+    frac = evidence.steps_frac
+    found = [(rule in _OF_WALL, finding) for rule in OF_STEPS if (finding := rule(evidence)) is not None]
+    if frac is None or frac >= LEAST_AT_CEILING_FRAC:
+        return [finding for _, finding in found]
+    return [finding if is_of_wall else replace(finding, steps_frac=frac) for is_of_wall, finding in found]

@@ -19,7 +19,7 @@ from wellfed.memory.oom import MemoryFailure, classify
 from wellfed.memory.step_start import StepStart
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
-from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, all_finite, as_scheduled, halve_rate
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, all_finite, as_scheduled, between, halve_rate
 from wellfed.timing.wall import Wall
 
 
@@ -168,7 +168,7 @@ class NonFinite(pl.Callback):
         is_finite, self._is_finite = self._is_all_finite(trainer), None
         if not is_finite:
             raise NonFiniteLoss(
-                f"The training loss was not a finite number within the steps {first} to {trainer.global_step}. "
+                f"The training loss was not a finite number {between(first, trainer.global_step)}. "
                 f"{USUAL_CAUSES} trainer.on_nan=skip or halve_lr leave such steps out."
             )
 

@@ -50,6 +50,7 @@ def time_first_batches(
     *,
     on_gpu: bool,
     known: FirstBatches | None = None,
+    data: Any = None,
 ) -> FirstBatches | None:
     """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
 
@@ -62,8 +63,9 @@ def time_first_batches(
         candidates: what is to be timed, now that building one batch with ``first`` has been.
         on_gpu: the step leaves the cores to the workers.
         known: what building one batch has shown before; not built again then.
+        data: the dataset, whose own generators are put back.
     """
-    with without_side_effects():
+    with without_side_effects(data):
         try:
             found = known or _build(make(first))
         except Exception as error:  # noqa: BLE001  training meets it again, and tells
@@ -103,9 +105,11 @@ def _build(loader: TrainLoader | StreamLoader) -> FirstBatches:
     """Time to build a batch, and its size."""
     with closing(loader):
         deliveries = _endless(loader)
-        size = batches.num_bytes(next(deliveries).batch)
+        batch = next(deliveries).batch
+        size, uncut = batches.num_bytes(batch), batches.why_uncut(batch)
+        del batch
         build_ms = statistics.median(_times_ms(deliveries, lambda: None, 1, _BUILDS, _BUILDS_S))
-    return FirstBatches(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms))
+    return FirstBatches(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms), uncut=uncut)
 
 
 def _loop(loader: TrainLoader | StreamLoader, step: Callable[[], None]) -> BackendTime:
@@ -157,12 +161,13 @@ def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
 
 
 @contextmanager
-def without_side_effects() -> Iterator[None]:
-    """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
+def without_side_effects(data: Any = None) -> Iterator[None]:
+    """Random state is put back, with that of the generators in ``data``; warnings of a loader or dataset appear when
+    training starts, once."""
     logger = logging.getLogger(bad_samples.__name__)
     before, logger.disabled = logger.disabled, True
     try:
-        with generators.kept(), warnings.catch_warnings(action="ignore"):
+        with generators.kept(data), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.disabled = before

@@ -35,3 +35,5 @@ class FirstBatches:
     """By backend; empty where one batch said enough."""
     failed: tuple[str, ...] = ()
     """Backends that raised."""
+    uncut: str | None = None
+    """Why the first batch can't be cut into micro-batches; None: it can."""

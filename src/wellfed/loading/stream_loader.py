@@ -417,12 +417,16 @@ class EvalStream:
     def __iter__(self) -> Iterator[Delivery]:
         reading = self._reading
         reading.stop()
-        running = reading.batches(0, reading.start_of_epoch(), 0)
+        running, number = reading.batches(0, reading.start_of_epoch(), 0), 0
         try:
-            for number, (batch, size, *_) in enumerate(running):
+            for batch, size, *_ in running:
                 yield Delivery(batch, 0, number, size, num_samples=size)
-                if number + 1 == self._limit:
+                number += 1
+                if number == self._limit:
                     return
+            if number == 0:
+                way_out = "Check workload.data, or leave the split out of Datasets."
+                raise DataError(f"{reading.stream.name} gave no sample to evaluate. {way_out}")
         finally:
             running.close()
 

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from wellfed.batches import methods, why_uncut
 from wellfed.config.build import build, built
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
-from wellfed.errors import ConfigError, first_line
+from wellfed.errors import ConfigError, DataError, first_line
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.lit.other_lightning import not_lightnings
 from wellfed.lit.scheduling import Scheduling
-from wellfed.loading.backend_benchmark import copied, time_first_batches
+from wellfed.loading.backend_benchmark import copied, time_first_batches, without_side_effects
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.loader_parts import LoaderParts, loader_of, without_loaders
@@ -39,7 +40,9 @@ from wellfed.memory.optimizer_state import one_weight_at_a_time
 from wellfed.memory.remembered import FOREACH
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.record import OnEvent, ignore_event
+from wellfed.shares import largest_share
 from wellfed.step.train_step import parameter_groups
+from wellfed.units import counted
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -619,6 +622,7 @@ def try_loader(
         first,
         on_gpu=plan.on_gpu,
         known=parts.first_batches,
+        data=parts.data.train,
     )
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
     # that it starts load as it has decided then (`other_ranks.RankZero`).
@@ -637,7 +641,32 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
 
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> FirstBatches | None:
     """How long building one takes, and its size; None if it can't be built."""
-    return time_first_batches(_loaders_of_a_trial(config, parts), lambda _: (), first, on_gpu=False)
+    make, train = _loaders_of_a_trial(config, parts), parts.data.train
+    return time_first_batches(make, lambda _: (), first, on_gpu=False, data=train)
+
+
+def check_split(config: RunConfig, plan: RunPlan, parts: Parts, first: FirstBatches | None) -> None:
+    """Raises a DataError if a step of the plan is cut, or may come to be, and the first batch can't be.
+
+    Builds that batch unless ``first`` has seen one, and draws from no generator of the dataset for it. Not for streams
+    and loaders of the user's own, which may give each batch once: there the first step raises the error.
+    """
+    memory, train = plan.memory, parts.data.train
+    is_own = plan.loader.backend == "own"
+    is_cut = memory.accumulate > 1 or memory.micro_batch < largest_share(
+        config.workload.samples_per_step, plan.trainer.world_size
+    )
+    may_be_cut = memory.on_oom == "retry" and memory.micro_batch > 1 and not parts.is_lightning_module
+    if not (is_cut or may_be_cut) or "split" in methods(train):
+        return
+    uncut = first.uncut if first is not None else None
+    # With a builder the batch was asked for already, and could not be built.
+    if first is None and first_builder(config, plan) is None and not isinstance(train, Stream) and not is_own:
+        loader = _loaders_of_a_trial(config, parts)(inline_settings(config))
+        with without_side_effects(train), suppress(Exception), closing(loader):  # training asks again, and raises
+            uncut = why_uncut(next(iter(loader)).batch)
+    if uncut is not None:
+        raise DataError(uncut)
 
 
 def _loaders_of_a_trial(
@@ -682,7 +711,7 @@ def make_eval_loader(
         reading = StreamReading(Stream.of(dataset), settings, batch_size=size, purpose="evaluation", **more)
         return EvalStream(reading, limit_batches=limit)
     check_items(dataset, by_item=False)
-    return EvalLoader(
+    made = EvalLoader(
         dataset,
         size,
         settings=settings,
@@ -693,6 +722,10 @@ def make_eval_loader(
         worker_init=loader.worker_init if loader else None,
         **more,
     )
+    if len(made) == 0:
+        name, way_out = type(dataset).__name__, f"Check workload.data, or leave {split} out of Datasets."
+        raise DataError(f"{name} makes no {split} batch of its {counted(len(dataset), 'sample')}. {way_out}")
+    return made
 
 
 def of_split(given: Any, split: str) -> Any:

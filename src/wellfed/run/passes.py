@@ -22,7 +22,7 @@ from wellfed.errors import ConfigError, LastSaveFailed, reason_of
 from wellfed.hardware.detect import shm_gib
 from wellfed.launcher import launched
 from wellfed.lit import trainer as lit
-from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.process_watch import ProcessWatch
@@ -180,6 +180,9 @@ class Passes:
         ``judge`` may end it after any of them.
         """
         config, clock = self._config, self._clock()
+        for split in ("val", "test"):
+            if self._learner.evaluates(split):  # an empty one is refused before training, not after it
+                assemble.make_eval_loader(config, self._plan, self._parts.data, split).close()
         total_steps = lit.total_steps(self._options, self.steps_per_epoch)
         bar = ProgressBar(
             console,
@@ -322,13 +325,11 @@ class Passes:
             return
         self._books.bad_sample = asdict(found)
         skip = f"loader.skip_ids=[{','.join(map(str, [*self._config.loader.skip_ids, found.sample]))}]"
-        has_last = (self._checkpoints.folder / LAST).exists()
         error.args = (
             f"{type(self._parts.data.train).__name__}: training sample {found.sample} holds {found.value} (epoch "
             f"{found.epoch}, batch {found.batch}), so the loss is no finite number.",
         )
-        more = " resume=auto goes on from last.ckpt." if has_last else ""
-        error.__notes__ = [f"Repair it, or set {skip}; trainer.on_nan=skip leaves out its whole step.{more}"]
+        error.__notes__ = [f"Repair it, or set {skip}; trainer.on_nan=skip leaves out its whole step."]
 
     def _name_left_out(self, step: int, state: dict[str, Any]) -> None:
         """Names the samples of the first steps that were left out because their loss was no finite number."""

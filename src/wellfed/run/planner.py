@@ -89,6 +89,7 @@ class Planner:
 
         Raises:
             ConfigError: what is asked for can't be done here; a DoesNotFit where it does not fit the card.
+            DataError: the first batch can't be cut into the plan's micro-batches.
         """
         rough = self.rough()
         estimate = None if rough.device.memory_gib is None else self.estimate(rough)
@@ -104,6 +105,7 @@ class Planner:
             self.config, lambda built: replace(loading, first=built).to_time(), rough, parts, rank=rank
         )
         plan = self._fitted(estimate, first)
+        assemble.check_split(self.config, plan, parts, first)
         return self._with_stages(plan, lambda later: later._fitted(later._estimate(), None))
 
     def _estimate(self) -> Footprints | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -128,7 +127,7 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
 
 def create(log_dir: Path, workload: str) -> RunFolder:
     """A new ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``; under the temporary directory if that can't
-    be written.
+    be written. The last four digits are the fraction of the second, so names sort as the folders were created.
 
     Raises:
         ConfigError: neither can be written.
@@ -177,7 +176,8 @@ def _existing(path: Path) -> RunFolder:
 def _create_in(runs: Path) -> Path:
     runs.mkdir(parents=True, exist_ok=True)
     while True:
-        path = runs / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        now = datetime.now()
+        path = runs / f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}"
         try:
             path.mkdir()
         except FileExistsError:

@@ -315,7 +315,7 @@ class Run:
             said.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
         elif name is None:
             said.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
-        elif "resume=auto goes on" not in outcome.advice:
+        else:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
             said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
         return replace(outcome, advice=" ".join(said))
@@ -328,13 +328,15 @@ class Run:
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
         """File and step of what ``resume=`` would go on from in this folder."""
-        if saved := self._newest_saved:
-            name = LAST if LAST in saved else BEST
-            return name, saved[name]
-        target = self.target
-        if target is not None and target.in_place:
-            return target.checkpoint.name, self._resumed_at
-        return None, 0
+        saved, target = self._newest_saved, self.target
+        if LAST in saved:
+            return LAST, saved[LAST]
+        if target is None or not target.in_place:
+            return (BEST, saved[BEST]) if BEST in saved else (None, 0)
+        # A newer best.ckpt is taken only where the latest last.ckpt is damaged.
+        if BEST in saved and (target.damaged or target.checkpoint.name == BEST):
+            return BEST, saved[BEST]
+        return target.checkpoint.name, self._resumed_at
 
     def _lost(self, outcome: Outcome) -> None:
         """A rank is gone and this one hangs for it: the record is written from another thread, before it is ended."""

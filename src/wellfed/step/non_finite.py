@@ -18,6 +18,11 @@ USUAL_CAUSES = (
 )
 
 
+def between(first: int, last: int) -> str:
+    """Returns in words which step of these a message is about; losses are read only now and then."""
+    return f"in step {last}" if first >= last else f"within the steps {first} to {last}"
+
+
 class NonFiniteLoss(ArithmeticError):
     """The loss is not a finite number, and trainer.on_nan=raise."""
 

@@ -138,7 +138,6 @@ class StepRetry:
                 self._free(failure)
                 message = (
                     f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
-                    "resume=auto goes on from the last checkpoint, with less to hold in memory. "
                     f"{self._way_out(failure.kind)}"
                 )
                 if not self._may_adapt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from workloads.recsys.triplets import TripletData
 
 FULL_EPOCH = 200_000
 """Passes an epoch are the square root of this number by the interactions; chosen by validation on real sets."""
-FEW_PER_USER, MOST_L2 = 20, 10
-"""Training interactions a user below which the regularisation grows in proportion, up to so many times the usual."""
+FEW_PER_USER, MORE_L2, MOST_L2 = 20, 1.5, 0.05
+"""Training interactions a user below which the regularisation grows, by this power of their ratio, and its maximum."""
 
 
 def datasets(
@@ -124,7 +124,7 @@ def build(
         notes=(size, *interactions.notes, *split.notes, *train.notes, *_without_choice(split, num_items)),
         derived={
             **derived,
-            "workload.model.l2": _l2(split),
+            "workload.model.l2": _l2(split, text[0]),
             "workload.model.text": text,
         },
     )
@@ -147,11 +147,13 @@ def _passes(num_interactions: int) -> tuple[int, str]:
     return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
 
 
-def _l2(split: LeaveLastOut) -> tuple[float, str]:
-    """More regularisation where users have few interactions each."""
+def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]:
+    """More regularisation where users have few interactions each, and for text vectors."""
     per_user = len(split.users) / max(1, len(np.unique(split.users)))
-    factor = min(MOST_L2, max(1.0, FEW_PER_USER / max(per_user, 1.0)))
-    return round(USUAL_L2 * factor, 4), f"{per_user:.1f} training interactions a user; below {FEW_PER_USER} it grows"
+    factor = max(1.0, FEW_PER_USER / max(per_user, 1.0)) ** MORE_L2
+    of_text = "sentences" if text == "gpt2" else "no sentences"
+    reason = f"{of_text}; {per_user:.1f} training interactions a user, below {FEW_PER_USER} it grows"
+    return round(min(MOST_L2, USUAL_L2[text] * factor), 4), reason
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:

@@ -19,8 +19,8 @@ TripletBatch = dict[str, Tensor]
 """``user``, ``pos``, ``neg``: rows [B]; with text also ``user_text``, ``pos_text``, ``neg_text``: float [B, E]."""
 
 
-USUAL_L2 = 0.005
-"""Weight of the regularisation where the data are no reason for another."""
+USUAL_L2 = {"gpt2": 0.005, "none": 0.0025}
+"""Weight of the regularisation by ``text``; more where users have few interactions."""
 
 
 def text_of(texts: Sequence[str]) -> Literal["gpt2", "none"]:
@@ -43,7 +43,8 @@ class TwoTowerRecommender(nn.Module):
         mlp_hidden: width of the hidden layer between text row and tower.
         dropout: share of the hidden layer dropped in training.
         init_std: spread of fresh id embeddings.
-        l2: weight of the squared length of the three vectors of a triplet, per sample, as in BPR; None = 0.005.
+        l2: weight of the squared length of the three vectors of a triplet, per sample, as in BPR; None = that of
+            ``USUAL_L2``.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class TwoTowerRecommender(nn.Module):
             "mlp_hidden": mlp_hidden,
         }
         _check(text, pretrained, train_encoder, sizes)
-        self.num_users, self.num_items, self.l2 = num_users, num_items, USUAL_L2 if l2 is None else l2
+        self.num_users, self.num_items = num_users, num_items
+        self.l2 = USUAL_L2[text] if l2 is None else l2
         self.user_embedding = nn.Embedding(num_users, dim)
         self.item_embedding = nn.Embedding(num_items, dim)
         self.item_bias = nn.Embedding(num_items, 1)

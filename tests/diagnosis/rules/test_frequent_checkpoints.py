@@ -46,7 +46,10 @@ def test_those_of_a_validation_that_was_the_best_stay():
     assert found.change == ()
     assert found.gain is None
     assert found.time_lost_frac == pytest.approx(0.375)
-    assert check(saved(files=("best.ckpt",) * 3 + ("last.ckpt",) * 5)).gain.factor < 1.25
+    mixed = check(saved(files=("best.ckpt",) * 3 + ("last.ckpt",) * 5))
+    assert mixed.gain.factor < 1.25
+    assert "8 checkpoints" in mixed.message
+    assert ", last.ckpt every 25 steps." in mixed.message
 
 
 @pytest.mark.parametrize("case", [saved(each_s=0.01), evidence(), saved(files=())])

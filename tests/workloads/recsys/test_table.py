@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,8 +99,11 @@ def test_ratings_of_0_and_below_are_no_choice(put: Callable[..., Path], ratings:
         assert len(items) == 5 * (kept - 2)
 
 
-@pytest.mark.parametrize(("size", "l2"), [(30, 0.05), (300, 0.01), (3000, 0.005), (FULL_EPOCH, 0.005)])
-def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int, l2: float):
+@pytest.mark.parametrize(
+    ("size", "l2", "of_text"),
+    [(30, 0.05, 0.05), (300, 0.0071, 0.0141), (3000, 0.0025, 0.005), (FULL_EPOCH, 0.0025, 0.005)],
+)
+def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int, l2: float, of_text: float):
     users, items = np.arange(size + 60) % 30, np.arange(size + 60) // 30
     found = Interactions(users, items, None, np.arange(size + 60), [""] * 30, [""] * (size // 30 + 3))
     made = build(found)
@@ -108,7 +112,10 @@ def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int
     assert f"{size:,} training interactions" in reason
     value, reason = made.derived["workload.model.l2"]
     assert value == l2
-    assert f"{size / 30:.1f} training interactions a user" in reason
+    assert f"no sentences; {size / 30:.1f} training interactions a user" in reason
+    value, reason = build(replace(found, user_texts=["a student"] * 30)).derived["workload.model.l2"]
+    assert value == of_text
+    assert reason.startswith("sentences; ")
     assert len(made.train) == passes * size
     again = made.train.fetch(torch.tensor([1, 1 + size]) % len(made.train), SampleRng(0, 0))
     assert again["pos"][0] == again["pos"][1]

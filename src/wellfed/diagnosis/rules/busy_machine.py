@@ -17,9 +17,6 @@ from wellfed.diagnosis.thresholds import (
 from wellfed.telemetry.machines import HOST
 from wellfed.units import show_percent
 
-_PERCENT = 100.0
-"""Readings count a whole core as 100."""
-
 
 def check(evidence: Evidence) -> Finding | None:
     """Where the cores were full and others had a good part of them, in many readings of the training.
@@ -27,17 +24,14 @@ def check(evidence: Evidence) -> Finding | None:
     Not where it is known that the run needed none of them: no thread waited for a core, and no step for its batch.
     """
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
-    own, others = curve.get("cpu_pct"), curve.get("others_cpu_pct")
+    own, others = curve.get("cpu_pct"), evidence.others_cores
     waited_frac = evidence.record.host.get("core_wait_frac")
     if waited_frac is not None and waited_frac < CORE_WAIT_FRAC and evidence.wait_frac < WAIT_FRAC:
         return None
-    if not cores or own is None or others is None or len(own) != len(others):
+    if not cores or own is None or len(own) != len(others):
         return None
     known = np.isfinite(own) & np.isfinite(others)
-    own, others = own[known] / _PERCENT, others[known] / _PERCENT
-    # A run that may use a part of the machine: others are in its way only as far as the rest can't hold them.
-    elsewhere = max(0.0, (evidence.record.machine.get("host_cores") or cores) - cores)
-    others = np.clip(others - elsewhere, 0.0, cores)
+    own, others = own[known] / 100, others[known]
     is_busy = (others >= OTHERS_FRAC * cores) & (own + others >= CPU_FULL_FRAC * cores)
     if np.sum(is_busy) < FEWEST_OF_CARD or np.mean(is_busy) < BUSY_READINGS_FRAC:
         return None

@@ -18,7 +18,7 @@ def check(evidence: Evidence) -> Finding | None:
     more = f" {len(busy) - 1} more threads are as busy." if len(busy) > 1 else ""
     most = min(1.0, first["cores"])
     said = (
-        f"The thread {first['name']!r} of the training process took {first['cores']:.2f} cores while steps ran.{more} "
+        f"The thread {first['name']!r} of the training process took {first['cores']:.2f} cores during training.{more} "
         "Python runs one thread at a time, so the steps stand still while it runs Python code: up to "
         f"{show_percent(most)} of the time. Do its work in another process, or between epochs."
     )

@@ -25,9 +25,9 @@ def check(evidence: Evidence) -> Finding | None:
         "ceiling_factor": factor,
     }
     if found.slower != "rank":
-        others_pct = evidence.mean("others_cpu_pct")
-        if others_pct is not None and evidence.cores:
-            figures["others_cores"] = others_pct / 100
-            said += f" Other programs took {others_pct / 100:.1f} of your {evidence.cores:g} cores."
+        others = evidence.mean_others_cores
+        if others is not None and evidence.cores:
+            figures["others_cores"] = others
+            said += f" Other programs took {others:.1f} of your {evidence.cores:g} cores."
         said += " Run it again to know."
     return Finding("machine_was_slower", said, figures, is_note=True)

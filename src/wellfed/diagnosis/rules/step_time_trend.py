@@ -62,11 +62,11 @@ def _rising(times_ms: Series) -> Series | None:
 
 def _others_rise(evidence: Evidence) -> bool:
     """Returns whether other programs took more and more of the machine."""
-    others_pct = evidence.curve("others_cpu_pct")
-    if len(others_pct) < 3:
+    others = evidence.others_cores[np.isfinite(evidence.others_cores)]
+    if len(others) < 3:
         return False
-    first, *_, last = (float(part.mean()) for part in np.array_split(others_pct, 3))
-    return last - first >= 100 * OTHERS_FRAC * (evidence.cores or 1.0)
+    first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))
+    return last - first >= OTHERS_FRAC * (evidence.cores or 1.0)
 
 
 def _grows_between(evidence: Evidence, growth_ms: float) -> bool:

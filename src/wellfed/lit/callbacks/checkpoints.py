@@ -21,7 +21,7 @@ from wellfed import checkpoint_trailer
 from wellfed.lit.callbacks.stop import AGREE_EVERY_STEPS
 from wellfed.lit.module import StepModule
 from wellfed.lit.plain_checkpoint import FACTS
-from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 from wellfed.telemetry.run_progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -143,9 +143,10 @@ class Checkpoints(pl.Callback):
             return None
 
     def _is_best(self, value: float) -> bool:
+        """Returns whether no earlier value is better; of equal ones the later is best, since it was trained longer."""
         if self.best_value is None or not math.isfinite(value):
             return math.isfinite(value)
-        return value > self.best_value if self.best_mode == "max" else value < self.best_value
+        return value >= self.best_value if self.best_mode == "max" else value <= self.best_value
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._every_steps is None:
@@ -162,10 +163,7 @@ class Checkpoints(pl.Callback):
         step = self._step_of_last()
         if step is None:
             return "No checkpoint had been written by then."
-        return (
-            f"{LAST} of step {step} is good: resume=auto goes on from it, with trainer.gradient_clip=1.0 or "
-            "trainer.on_nan=skip."
-        )
+        return f"{LAST} of step {step} is good: go on from it with trainer.gradient_clip=1.0 or trainer.on_nan=skip."
 
     def save_before_end(self, trainer: pl.Trainer) -> None:
         """As `save_last`, for a run that is stopped: what is not finite is not saved, and the run ends as it was to."""
@@ -299,8 +297,7 @@ def unset_buffers(module: pl.LightningModule) -> frozenset[str]:
 
 def no_longer_finite(first: int, last: int) -> str:
     """What became of a training whose weights or loss are not finite after the step ``last``."""
-    when = f"in step {last}" if first >= last else f"within the steps {first} to {last}"
     return (
-        f"The training loss, a weight or a buffer became NaN or infinite {when}; they are not saved. {USUAL_CAUSES} "
-        "trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
+        f"The training loss, a weight or a buffer became NaN or infinite {between(first, last)}; they are not saved. "
+        f"{USUAL_CAUSES} trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
     )

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from wellfed.lit.module import StepModule
-from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 
 _SPLITS = ("train", "val", "test")
 
@@ -89,7 +89,7 @@ class Figures(pl.Callback):
         values = module.totals.take(reduce) if isinstance(module, StepModule) else self._logged(trainer, "train")
         if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
-                f"The training loss is {loss} within the steps {self.handed_over_step + 1} to {step}. {USUAL_CAUSES} "
+                f"The training loss is {loss} {between(self.handed_over_step + 1, step)}. {USUAL_CAUSES} "
                 "trainer.on_nan=skip or halve_lr leave such steps out."
             )
         self.handed_over_step = step

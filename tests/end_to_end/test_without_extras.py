@@ -1,0 +1,142 @@
+"""What a user of a base install sees: runs, reports and boards work, and a missing package is one message.
+
+Packages of extras are hidden from a run that is real in all else.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.commands import ROOT, Done, only_folder, record_of, run
+from wellfed.extras import PACKAGES
+
+NOTE = "Pictures need the package matplotlib. Install it: python -m pip install &#39;wellfed[plots]&#39;."
+SMALL = ("logger=none", "workload.data.num_series=4", "workload.data.num_days=300", "trainer.max_steps=30")
+
+
+def run_without(packages: list[str], script: str, *arguments: str, cwd: Path) -> Done:
+    """Runs an entry script, or ``python -m wellfed``, where these packages can't be imported."""
+    hiding = cwd / "hiding.py"
+    hiding.write_text(
+        "import runpy, sys\n"
+        "import lightning.pytorch\n"  # torchmetrics imports what pip has installed of them, hidden or not
+        f"hidden = {packages}\n"
+        "for name in [*hidden, *sys.modules]:\n"
+        "    if name.partition('.')[0] in hidden:\n"
+        "        sys.modules[name] = None\n"
+        f"sys.argv[0] = {str(ROOT / 'src' / script)!r}\n"
+        "sys.path[0] = sys.argv[0].rpartition('/')[0]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    return run(hiding, *arguments, cwd=cwd, WELLFED_PROJECT=str(ROOT))
+
+
+def wellfed_without(packages: list[str], *arguments: str, cwd: Path) -> Done:
+    return run_without(packages, "wellfed/__main__.py", *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """A run for which no package of an extra is there."""
+    cwd = tmp_path_factory.mktemp("base")
+    return cwd, run_without(list(PACKAGES), "train.py", "workload=forecast", *SMALL, cwd=cwd)
+
+
+def test_a_run_ends_well_and_its_page_says_how_to_get_pictures(trained: tuple[Path, Done]):
+    cwd, done = trained
+    assert done.code == 0, done.text
+    assert not [word for word in ("Traceback", "WARNING", "could not", "matplotlib") if word in done.text], done.text
+    folder = only_folder(cwd, "forecast")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count(NOTE) == 1
+    assert "<svg" not in page
+    record = record_of(folder)
+    assert record["status"] == "ok"
+    assert "matplotlib" not in json.dumps(record["events"])
+
+
+def test_the_report_is_written_again_and_says_nothing_of_pictures_elsewhere(trained: tuple[Path, Done]):
+    cwd, _ = trained
+    folder = only_folder(cwd, "forecast")
+    page, words = (folder / "report.html").read_bytes(), (folder / "report.md").read_bytes()
+    done = wellfed_without(list(PACKAGES), "report", str(folder), cwd=cwd)
+    assert (done.code, "Traceback" in done.text) == (0, False), done.text
+    assert (folder / "report.html").read_bytes() == page
+    assert (folder / "report.md").read_bytes() == words
+    assert b"matplotlib" not in words
+    told = wellfed_without(list(PACKAGES), "runs", "--json", cwd=cwd)
+    assert told.code == 0, told.text
+    assert json.loads(told.out)
+    assert wellfed_without(["matplotlib"], "diagnose", str(folder), cwd=cwd).code == 0
+
+
+def test_with_matplotlib_the_same_page_has_its_pictures(trained: tuple[Path, Done]):
+    cwd, _ = trained
+    folder = only_folder(cwd, "forecast")
+    assert wellfed_without([], "report", str(folder), cwd=cwd).code == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert NOTE not in page
+
+
+def scene(folder: Path) -> None:
+    for name in ("X.mat", "X_gt.mat"):
+        (folder / name).write_bytes(b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM")
+
+
+def table(folder: Path) -> None:
+    (folder / "rows.csv").write_text("user,item\n" + "".join(f"{one},{two}\n" for one in "abc" for two in range(5)))
+
+
+def series(folder: Path) -> None:
+    days = np.arange("2024-01-01", "2024-04-10", dtype="M8[D]")
+    (folder / "rows.csv").write_text("date,sales\n" + "".join(f"{day},{place}\n" for place, day in enumerate(days)))
+
+
+def sounds(folder: Path) -> None:
+    for name in ("yes", "no"):
+        (folder / name).mkdir()
+        for number in range(4):
+            (folder / name / f"{number}.flac").write_bytes(b"fLaC" + bytes(100))
+
+
+CASES = {
+    "recsys": ("transformers", ["workload=recsys", "workload.data.scale=0.02"], None),
+    "recsys, adapters": (
+        "peft",
+        ["workload=recsys", "workload.data.scale=0.02", "workload.model.train_encoder=true"],
+        None,
+    ),
+    "recsys, a table": ("pandas", ["workload=recsys", "workload.data.path=rows.csv"], table),
+    "forecast, a table": ("pandas", ["workload=forecast", "workload.data.path=rows.csv"], series),
+    "restoration": ("PIL", ["workload=restoration"], None),
+    "hyperspectral": ("PIL", ["workload=hyperspectral"], None),
+    "hyperspectral, MATLAB": ("scipy", ["workload=hyperspectral", "workload.data.path=X.mat"], scene),
+    "speech, flac": ("soundfile", ["workload=speech", "workload.data.path=."], sounds),
+}
+
+
+SEEN_ALREADY = ("recsys, adapters", "recsys, a table", "hyperspectral")
+"""Cases that differ little from another one."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SEEN_ALREADY else []) for case in CASES]
+)
+def test_a_missing_package_is_one_message_and_nothing_is_run(case: str, tmp_path: Path):
+    package, arguments, made = CASES[case]
+    if made is not None:
+        made(tmp_path)
+    done = run_without([package], "train.py", *arguments, "logger=none", "trainer.max_steps=2", cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert "Traceback" not in done.text
+    (message,) = [line for line in done.err.splitlines() if "wellfed[" in line]
+    extra, _ = PACKAGES[package]
+    assert message.count("Install it") == 1
+    assert message.endswith(f"Install it: python -m pip install 'wellfed[{extra}]'.")
+    assert package in message
+    assert not list(tmp_path.glob("logs/*/runs/*"))
