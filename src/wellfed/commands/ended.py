@@ -8,6 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from wellfed import project
 from wellfed.errors import (
     EXIT_FAILED,
     EXIT_NOTHING_RUN,
