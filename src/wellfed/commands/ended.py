@@ -8,6 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from wellfed import project
 from wellfed.errors import (
     EXIT_FAILED,
     EXIT_NOTHING_RUN,
@@ -19,7 +20,6 @@ from wellfed.errors import (
     is_the_users,
     shortened,
 )
-from wellfed.project import ENGINE
 from wellfed.units import show_text
 
 _BY_KIND = {
@@ -81,8 +81,8 @@ def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
 def _is_of_printing(error: OSError) -> bool:
     """Whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
     frames = traceback.extract_tb(error.__traceback__)
-    printing = (ENGINE / "commands", ENGINE / "config" / "entry.py")
-    return bool(frames) and any(Path(frames[-1].filename).resolve().is_relative_to(place) for place in printing)
+    printing = (Path(__file__).parent, project.ENGINE / "config" / "entry.py")
+    return bool(frames) and any(Path(frames[-1].filename).is_relative_to(place) for place in printing)
 
 
 def _show(error: Exception) -> int:
