@@ -94,7 +94,7 @@ def test_the_message_has_the_figures_and_the_advice_something_to_type():
     assert swings.message.endswith("with a period of 9.4 s")
     for level in (starved, swings, level_of(*at([60])), level_of(*at([90]))):
         assert "python -m wellfed" in level.advice
-        assert "docs/your_own_loop.md" in level.advice
+        assert "wellfed.GPUWatch (any loop)" in level.advice
 
 
 def test_without_readings_there_is_no_level():

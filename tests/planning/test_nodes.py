@@ -49,7 +49,7 @@ def test_what_was_started_must_be_what_is_asked_for(nodes, devices, started_node
             None,
             "trainer.num_nodes=2: this process was started alone: nobody starts the ranks of the other machines. Start "
             "it on each of them: torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d "
-            "--rdzv-endpoint=<first machine>:29500 src/train.py ...; or by srun (docs/slurm_and_ray.md).",
+            "--rdzv-endpoint=<first machine>:29500 src/train.py ...; or by srun.",
         ),
     ],
     ids=["fewer nodes", "not equally many", "alone"],

@@ -19,8 +19,8 @@ WELL_USED_PCT, STARVED_PCT = 80, 50
 _IN_USE_FRAC = 0.95
 """Share of the readings from the first at work to the last: with more it was in use all the time."""
 _CAUSE = (
-    f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with GPUCurves or "
-    "GPUWatch (docs/your_own_loop.md)."
+    f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with "
+    "wellfed.GPUCurves (Lightning) or wellfed.GPUWatch (any loop)."
 )
 _ADVICE: dict[Verdict, str] = {
     "well used": "Busy is not yet fast. " + _CAUSE.format(what="whether data still costs it time"),

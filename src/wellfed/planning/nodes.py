@@ -20,8 +20,7 @@ def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fau
                 f"trainer.num_nodes={nodes}",
                 "this process was started alone: nobody starts the ranks of the other machines.",
                 f"Start it on each of them: torchrun --nnodes={nodes} --nproc-per-node={devices} "
-                "--rdzv-backend=c10d --rdzv-endpoint=<first machine>:29500 src/train.py ...; or by srun "
-                "(docs/slurm_and_ray.md).",
+                "--rdzv-backend=c10d --rdzv-endpoint=<first machine>:29500 src/train.py ...; or by srun.",
             )
         return
     if (launch.num_nodes, launch.devices, launch.world_size) == (nodes, devices, trainer.world_size):

@@ -341,7 +341,7 @@ def _check_model(model: Any, target: str) -> None:
     if not isinstance(model, nn.Module):
         problem, way_out = f"is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module."
     elif not callable(getattr(model, "loss", None)):
-        problem, way_out = "has no loss(batch).", "Add: def loss(self, batch) -> LossOutput (docs/workloads.md)."
+        problem, way_out = "has no loss(batch).", "Add: def loss(self, batch) -> wellfed.LossOutput."
     elif not any(parameter.requires_grad for parameter in model.parameters()):
         problem, way_out = "has no trainable parameter.", "Unfreeze some."
     else:
