@@ -30,7 +30,7 @@ def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_
         Planner.start(dataclasses.replace(made, config=config), LAPTOP)
     machine, imported = raised.value.faults
     assert machine.where == "trainer.accelerator"
-    assert imported.problem == "needs the package no_such_package_at_all."
+    assert imported.problem == "needs the package no_such_package_at_all, which is not installed."
 
 
 # -- what earlier runs had to lower ------------------------------------------------------------------------------------

@@ -97,6 +97,16 @@ def test_renaming(old: str, new: str):
     assert scaffold.renamed(old + "\n", "recsys", "nets").rstrip("\n") == new.rstrip("\n")
 
 
+@pytest.mark.parametrize("workload", ["blank", "forecast", "hyperspectral", "recsys", "restoration", "speech"])
+def test_code_and_tests_of_a_workload_import_nothing_that_stays_behind(workload: str, source: dict[str, object]):
+    """A project has the engine and the package; of the template's tests it has those of the workload alone."""
+    files = scaffold.starting_workload(source, {**ANSWERS, "workload": workload})
+    texts = [file.content.decode() for path, file in files.items() if path.endswith(".py")]
+    imported = {name for text in texts for name in re.findall(r"(?m)^ *(?:from|import) ([\w.]+)", text)}
+    assert "my_nets.model" in imported
+    assert {name for name in imported if re.match(r"(tests|workloads|benchmarks)\b(?!\.my_nets\b)", name)} == set()
+
+
 def test_a_picture_beside_the_model_is_copied_as_it_is(source: dict[str, object]):
     picture = File(b"\x89PNG\r\n recsys \xff")
     files = scaffold.project_files({**source, "src/workloads/recsys/a.png": picture}, ANSWERS | {"workload": "recsys"})

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.loading.sets import loader_of
 from wellfed import DataError, SampleRng
 from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from workloads.forecast.data import build
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.steps import Frequency
@@ -171,7 +171,7 @@ def test_a_batch_can_be_cut_and_a_sample_is_its_row(made):
 )
 def test_whoever_builds_them_batches_are_the_same_and_go_on_after_a_stop(made, mode: str, settings: LoaderSettings):
     def batches(plan, start=0):
-        loader = loader_of(made.train.for_features(mode), plan, batch_size=100)
+        loader = train_loader(made.train.for_features(mode), plan, batch_size=100, seed=1)
         loader.load_state_dict({"epoch": 1, "batch": start})
         try:
             return [{name: values.clone() for name, values in delivery.batch.items()} for delivery in loader]

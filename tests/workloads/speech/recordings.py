@@ -47,3 +47,13 @@ def shard(place: Path, members: Iterable[tuple[str, bytes]]) -> Path:
             member.size = len(content)
             file.addfile(member, io.BytesIO(content))
     return place
+
+
+def voices(place: Path, seconds: float = 1.2, rate: int = 8000, clips: int = 12) -> Path:
+    """Two classes of recordings that are of one rate and differ in length."""
+    for number, name in enumerate(("no", "yes")):
+        (place / name).mkdir(parents=True)
+        for clip in range(clips):
+            sound = tone(300 * (number + 1) + 7 * clip, seconds - 0.05 * clip, rate)
+            (place / name / f"{clip}.wav").write_bytes(wav(sound, rate))
+    return place

@@ -1,29 +1,16 @@
 """What follows from recordings that nobody prepared."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from tests.end_to_end.commands import record_of, run
-from tests.workloads.speech.recordings import tone, wav
-from wellfed import ConfigError, DataError, load_model
+from tests.workloads.speech.recordings import tone, voices, wav
+from wellfed import ConfigError, DataError
 from wellfed.config.compose import compose
 from wellfed.run.planner import plan_without_running
 from workloads.speech.data import datasets
 from workloads.speech.derived import chosen_mels, chosen_passes, chosen_rate, chosen_seconds
 from workloads.speech.log_mel import mel_bank
-
-
-def voices(place: Path, seconds: float = 1.2, rate: int = 8000, clips: int = 12) -> Path:
-    """Two classes of recordings that are of one rate and differ in length."""
-    for number, name in enumerate(("no", "yes")):
-        (place / name).mkdir(parents=True)
-        for clip in range(clips):
-            sound = tone(300 * (number + 1) + 7 * clip, seconds - 0.05 * clip, rate)
-            (place / name / f"{clip}.wav").write_bytes(wav(sound, rate))
-    return place
 
 
 def test_the_rate_is_the_one_that_the_clips_have():
@@ -120,24 +107,3 @@ def test_a_wrong_value_is_told_with_the_way_out(name, value, tmp_path):
     with pytest.raises(ConfigError, match=rf"workload\.data\.{name}: {value} .* or null") as caught:
         datasets(cache_dir=str(tmp_path), **{name: value})
     assert len(caught.value.faults) == 1
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed_evaluated_and_loaded_with_its_own_values(tmp_path):
-    """Though the folder has got more clips since, most of which are of another rate and length."""
-    place = voices(tmp_path / "wavs")
-    words = ["workload=speech", f"workload.data.path={place}", "gpu=cpu", "logger=none", "telemetry=none"]
-    words += ["workload.data.passes=1", "workload.model.base_channels=4", "hydra.run.dir=run"]
-    done = run("train.py", *words, "trainer.max_epochs=1", cwd=tmp_path)
-    assert done.code == 0, done.text
-    assert "all 24 clips have it" in done.text
-    for clip in range(40):
-        (place / "no" / f"more{clip}.wav").write_bytes(wav(tone(200 + clip, 2.0, 16_000), 16_000))
-    evaluated = run("evaluate.py", "checkpoint=run/checkpoints/last.ckpt", "accelerator=cpu", cwd=tmp_path)
-    assert evaluated.code == 0, evaluated.text
-    resumed = run("train.py", "resume=run", "trainer.max_epochs=2", cwd=tmp_path)
-    assert resumed.code == 0, resumed.text
-    record = record_of(tmp_path / "run")
-    assert (record["status"], record["epochs"]) == ("ok", 2)
-    assert {"workload.data.sample_rate=8000", "workload.data.clip_seconds=1.2"} <= set(record["overrides"])
-    assert load_model(tmp_path / "run").first.in_channels == 80
