@@ -89,6 +89,7 @@ def test_every_file_of_the_template_is_of_an_example_or_not(source: dict[str, ob
         ("src/workloads/recsys/model.py", "src/nets/model.py"),
         ("workload=recsys gpu=8gb", "workload=nets gpu=8gb"),
         ("recsys_8gb and my-recsys and recsystem", "recsys_8gb and my-recsys and recsystem"),
+        ("defaults:\n  - recsys_8gb", "defaults:\n  - nets_8gb"),
         ("0.25 ms a batch (`benchmarks/recsys_fetch.py`).", "0.25 ms a batch."),
         ("one\n\n**Learning.** measured\n\n| a |\n", "one\n"),
     ],

@@ -399,6 +399,7 @@ def test_all_of_it_from_another_folder_leaves_nothing_in_the_project(tmp_path: P
     assert files(project) == before
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_wrong_fails_with_the_engines_message(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
     bodies = {"typo": "workloads = ['blnk']", "few": "overrides = {'blank': ['workload.data.num_rows=3']}"}
@@ -420,6 +421,7 @@ def test_without_the_plugin_the_line_to_write_is_told(tmp_path: Path):
     assert 'pytest_plugins = ["wellfed.testing"] in tests/conftest.py' in done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_collects_what_it_chooses(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK, "mine": BLANK.replace("name: blank", "name: mine")})
     (project / "tests" / "test_workloads.py").unlink()
