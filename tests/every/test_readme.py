@@ -102,6 +102,7 @@ def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
     environment |= {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(project / "src"),
+        "WELLFED_PROJECT": "",
         "WANDB_MODE": "offline",
         "OMP_NUM_THREADS": "1",
     }
