@@ -98,12 +98,12 @@ class Frequency:
             return self.first + numbers_N * np.timedelta64(self.every, "us")
         if self.kind == "months":
             months = self.first.astype("M8[M]") + numbers_N * self.every
-            days = np.minimum(self.day, days_in(months)) - 1
-            time_of_day = self.first - self.first.astype("M8[D]")
-            dates_N: Dates = (months.astype("M8[D]") + days).astype("M8[us]") + time_of_day
-            return dates_N
-        days_N: Dates = np.busday_offset(self.first.astype("M8[D]"), numbers_N, roll="backward")
-        return days_N.astype("M8[us]")
+            days_N = months.astype("M8[D]") + (np.minimum(self.day, days_in(months)) - 1)
+        else:
+            days_N = np.busday_offset(self.first.astype("M8[D]"), numbers_N, roll="backward")
+        time_of_day = self.first - self.first.astype("M8[D]")
+        dates_N: Dates = days_N.astype("M8[us]") + time_of_day
+        return dates_N
 
 
 def show_time(length: int) -> str:

@@ -3,20 +3,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from workloads.forecast.steps import DAY, HOUR, Calendar, Frequency, UnevenDates, infer_frequency, parse_frequency
 
 FIRST = np.datetime64("2023-11-30T06:00", "us")
-MIDNIGHT = FIRST.astype("M8[D]").astype("M8[us]")
 FREQUENCIES = {
     "second": Frequency("time", 1_000_000, FIRST),
     "quarter of an hour": Frequency("time", HOUR // 4, FIRST),
     "hour": Frequency("time", HOUR, FIRST),
     "day": Frequency("time", DAY, FIRST),
     "week": Frequency("time", 7 * DAY, FIRST),
-    "business day": Frequency("business", 1, MIDNIGHT),
+    "business day": Frequency("business", 1, FIRST),
     "month": Frequency("months", 1, FIRST, day=15),
     "end of the month": Frequency("months", 1, FIRST, day=31),
     "quarter": Frequency("months", 3, FIRST, day=1),
@@ -30,12 +29,20 @@ def test_a_frequency_is_found_again_with_steps_left_out(frequency: Frequency, st
     left_out = data.draw(st.sets(st.integers(3, 28)))
     numbers = np.array([start + step for step in range(31) if step not in left_out])
     dates = frequency.dates(numbers)
+    # Days without any weekend can't be told from business days.
+    assume(frequency.kind == "business" or frequency.every != DAY or not np.is_busday(dates.astype("M8[D]")).all())
     assert frequency.numbers(dates).tolist() == numbers.tolist()
     found = infer_frequency(dates)
     again = found.numbers(dates)
     assert found.dates(again).tolist() == dates.tolist()
     assert (again - again[0]).tolist() == (numbers - numbers[0]).tolist()
     assert found.season == frequency.season
+
+
+def test_business_days_keep_their_time_of_day():
+    closings = np.array([f"2024-03-{day:02}T17:30" for day in (4, 5, 6, 7, 8, 11, 12)], dtype="M8[us]")
+    found = infer_frequency(closings)
+    assert (found.kind, found.dates(np.arange(7)).tolist()) == ("business", closings.tolist())
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def test_a_small_set_is_passed_over_several_times_in_an_epoch(clips, passes):
 @pytest.mark.slow
 def test_the_plan_says_what_follows_from_the_clips(tmp_path):
     place = voices(tmp_path / "wavs")
-    words = ["workload=speech", f"workload.data.path={place}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    words = ["workload=speech", f"workload.data.path={place}"]
+    words.append(f"paths.cache_dir={tmp_path / 'cache'}")
     plan = plan_without_running(compose([*words, "workload.data.num_mels=32"])).to_dict()["plan"]
     found = {knob: (one["value"], one["because"]) for knob, one in plan.items() if one["source"] == "data"}
     assert found == {
