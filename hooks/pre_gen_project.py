@@ -46,7 +46,7 @@ LIBRARIES = {
     "check_jsonschema", "cloudpickle", "filelock", "huggingface_hub", "hydra", "hypothesis", "importlinter",
     "jinja2", "lightning", "markupsafe", "matplotlib", "mypy", "numpy", "omegaconf", "optuna", "pandas", "peft",
     "pil", "PIL", "psutil", "pynvml", "pytest", "pytorch_lightning", "ray", "rich", "ruff", "safetensors", "scipy",
-    "soundfile", "submitit", "threadpoolctl", "tokenizers", "torch", "torchmetrics", "transformers", "wandb",
+    "soundfile", "submitit", "threadpoolctl", "tokenizers", "torch", "torchmetrics", "transformers", "uv", "wandb",
     "xdist", "yaml",
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
