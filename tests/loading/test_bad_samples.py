@@ -526,3 +526,24 @@ def test_cuda_in_a_worker_is_no_samples_fault():
     assert "skip_ids" not in str(raised.value)
     assert bad.indices == []
     assert str(evaluation_error("Data", LostSample(21, reason), 0)) == str(raised.value)
+
+
+class Holding(WithUnsent):
+    """Its worker holds the lock of the event by which torch ends workers, as one that is killed there does."""
+
+    def fetch(self, indices, rng):
+        if 6 in indices.tolist():
+            frame = sys._getframe()
+            while "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["done_event"]._cond.acquire()
+        return super().fetch(indices, rng)
+
+
+def test_a_worker_that_dies_with_the_lock_of_torchs_event_is_not_waited_for():
+    made = loader(Holding("no"), LoaderSettings("processes", 1, 1))
+    with ended_after(30):
+        with pytest.raises(WorkerLost):
+            list(made)
+        made.close()
+        gc.collect()

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.utils.data._utils.worker as torch_worker
 from threadpoolctl import ThreadpoolController
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
@@ -129,6 +130,7 @@ class ProcessBackend:
         """
         waiting: deque[_Waiting] = deque()
         self._requests.rest, self._requests.waiting = iter(requests), waiting
+        built_batches: Any = None
         while True:
             try:
                 built_batches = self._start()
@@ -144,9 +146,9 @@ class ProcessBackend:
                 self._leave_out_sample(stopped, waiting)
             except Exception:
                 # The error holds the workers as long as it lives: its traceback goes through what asked them.
-                for process in self._processes:
-                    process.terminate()
+                self._end_workers(built_batches)
                 raise
+            self._end_workers(built_batches)
             self._loader = self._make_loader()
 
     def _next(self, built_batches: Iterator[BuiltBatch], waiting: deque[_Waiting]) -> BuiltBatch | None:
@@ -168,6 +170,23 @@ class ProcessBackend:
                 return built  # type: ignore[no-any-return]
             if self._settings.timeout_s and time.monotonic() - asked_at_s >= self._settings.timeout_s:
                 raise self._hang(waiting[0].request)
+
+    def _end_workers(self, iterator: Any) -> None:
+        """Kills the workers of a DataLoader's iterator, and leaves it nothing to end.
+
+        Its own end sets an event that workers share. A worker that was killed while it looked at the event holds the
+        event's lock, and torch would wait for it for ever.
+        """
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(_ENDING_S)
+        if getattr(iterator, "_shutdown", True) is False:
+            iterator._shutdown = True
+            iterator._worker_pids_set = False
+            _remove_worker_pids(id(iterator))
+            if hasattr(iterator, "_pin_memory_thread_done_event"):
+                iterator._pin_memory_thread_done_event.set()
 
     def _death(self) -> _WorkerStopped | None:
         """What a worker died at; None if it was at nothing."""
