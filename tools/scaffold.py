@@ -318,6 +318,8 @@ def _remove_if_empty(folder: Path) -> None:
 def fill(template: Path, project: Path, answers: Answers) -> None:
     """Writes a new project, over what cookiecutter has copied."""
     write(project_files(read(template), answers), project)
+    for folder in (template / THIN).rglob("__pycache__"):  # of a clone whose tests have run: cookiecutter copies it
+        shutil.rmtree(project / folder.relative_to(template / THIN), ignore_errors=True)
 
 
 # ---- in place ----

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from wellfed import __version__
-from wellfed.errors import ConfigError
+from wellfed.errors import INSTALLED, ConfigError
 
 ENGINE = Path(__file__).resolve().parent
 VARIABLE = "WELLFED_PROJECT"
@@ -98,9 +98,8 @@ def is_engine_within(folder: Path) -> bool:
 
 
 def is_engine_installed() -> bool:
-    """Whether the engine lies where an installer has put it, so that no checkout has its code."""
-    places = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    return any(ENGINE.is_relative_to(place) for place in places)
+    """Whether the engine lies where an installer has put it, in this or another environment: no checkout has it."""
+    return not INSTALLED.isdisjoint(ENGINE.parts)
 
 
 def pinned_engine() -> str | None:

@@ -104,9 +104,9 @@ class EngineState(TypedDict):
     commit: str | None
     """None: installed from a wheel, or outside of git."""
     dirty: bool
-    """That checkout has uncommitted changes."""
+    """Whether the checkout of `commit` has uncommitted changes."""
     within_project: bool
-    """It is part of the project's checkout: ``git`` tells it."""
+    """Whether the engine is part of the project's checkout, so that ``git`` covers it."""
 
 
 class WandbEntry(TypedDict):
@@ -411,9 +411,9 @@ class RunRecord:
     launch: LaunchEntry | None = None
     """None: this process was started alone."""
     git: GitState | None = None
-    """Of the project."""
+    """State of the project's checkout."""
     engine: EngineState | None = None
-    """None: as in records of earlier versions."""
+    """None in records of earlier versions."""
     wandb: WandbEntry | None = None
     mlflow: MlflowEntry | None = None
     workload: str = ""
@@ -809,9 +809,9 @@ def engine_state() -> EngineState:
 
 
 def engine_version(engine: EngineState | None) -> str:
-    """As ``wellfed 0.2.0``, with the commit of a checkout that it was used from."""
-    if engine is None:  # of a record from before it was told
-        return f"wellfed {__version__}"
+    """Returns the engine as text: ``wellfed 0.2.0``, with its commit if it has a checkout of its own."""
+    if engine is None:  # a record of an earlier version
+        return "wellfed of an unknown version"
     commit = f" at {engine['commit'][:10]}{'+' if engine['dirty'] else ''}" if engine["commit"] else ""
     return f"wellfed {engine['version']}{commit}"
 

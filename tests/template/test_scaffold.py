@@ -309,3 +309,14 @@ def test_a_template_that_lacks_the_engine_is_told(source: dict[str, object]):
     for path in ("pyproject.toml", "README.md"):
         with pytest.raises(scaffold.ScaffoldError, match=f"The template has no '{path}': no engine can be made of it"):
             scaffold.project_files({each: file for each, file in source.items() if each != path}, ANSWERS)
+
+
+def test_bytecode_of_a_clone_whose_tests_have_run_is_left_out(template: Path, tmp_path: Path):
+    copy, project = tmp_path / "template", tmp_path / "project"
+    git(tmp_path, "clone", "-q", str(template), str(copy))
+    for root in (copy / scaffold.THIN, project):  # as cookiecutter copies it
+        (root / "tools" / "__pycache__").mkdir(parents=True)
+        (root / "tools" / "__pycache__" / "engine.pyc").write_bytes(b"")
+    scaffold.fill(copy, project, ANSWERS)
+    assert (project / "tools" / "engine.py").is_file()
+    assert not (project / "tools" / "__pycache__").exists()

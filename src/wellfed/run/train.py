@@ -206,7 +206,7 @@ def _git_state(config: RunConfig) -> GitState | None:
 
 @cache
 def own_git_state() -> GitState | None:
-    """Of the project: asked once, which takes git 50 ms."""
+    """Returns the state of the project's checkout; git is asked once, which takes 50 ms."""
     return git_state(project.root())
 
 

@@ -108,9 +108,9 @@ def _as_told(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
 
 
 def code_version(git: GitState | None, engine: EngineState | None) -> str:
-    """By a record's ``git`` and ``engine``: the project's commit, with a digest of what was changed since.
+    """Returns the project's commit, with a digest of what was changed since.
 
-    The engine's version stands behind it where it is no part of the project's checkout, and alone without one.
+    The engine's version follows if it is not part of the project's checkout. Without a checkout it stands alone.
     """
     if git is None:
         return engine_version(engine)

@@ -13,7 +13,7 @@ from wellfed.sweep.rows import code_version
 
 
 def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str) -> str:
-    """As a ledger tells it, of the project and the engine.
+    """Returns the version of project and engine as a ledger has it.
 
     New files that nobody has added yet count where a trial may read them: Python, and the options that the start names.
 

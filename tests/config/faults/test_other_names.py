@@ -175,3 +175,8 @@ def test_a_target_that_is_none_leads_to_one(target: str, said: str) -> None:
         compose([f"workload.model={{_target_:{target}}}"], "train")
     assert said in str(raised.value)
     assert "allow_targets" in said or "allow_targets" not in str(raised.value)
+
+
+def test_a_knob_of_tune_is_named_as_that_and_not_taken_for_another():
+    with pytest.raises(ConfigError, match=r"no such knob\. It is a knob of .*tune.*: write it there"):
+        compose(["tune.max_minutes=5"])

@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from wellfed import project
+from wellfed.command_line import command
 from wellfed.config.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
@@ -26,7 +27,7 @@ from wellfed.config.faults.override_faults import Typed, choice_fault, first_val
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, EXTENSIONS, SCHEMAS
 from wellfed.config.knobs import all_knobs, entries, is_free
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import Fault
 
 
@@ -187,6 +188,8 @@ class _Search:
         if dotted not in self.knobs and not parsed.is_delete():
             value = text.partition("=")[2]
             ours, note = ours_for(dotted, value, self.knobs, lambda override: self._composes(cfg, override))
+            if self.schema is RunConfig and dotted in entries(TuneRunConfig):
+                ours, note = "", f"It is a knob of {command('tune')}: write it there."
             if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
                 note = f"It must be {knob.must_be}. {note}".rstrip()
         near = suggestion(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
