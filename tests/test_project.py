@@ -159,6 +159,20 @@ def test_a_knob_of_another_version_in_a_file_is_named_with_the_engine(tmp_path: 
     assert "engine: pyproject.toml pins wellfed 99.1" in refused.stderr
 
 
+def test_an_engine_installed_within_another_repository_has_none_of_its_commits(tmp_path: Path) -> None:
+    """As in an environment that another one sees, which lies in a checkout."""
+    site = tmp_path / "other" / ".venv" / "lib" / "site-packages"
+    shutil.copytree(project.ENGINE, site / "wellfed", ignore=shutil.ignore_patterns("__pycache__"))
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1", "--allow-empty"]):
+        subprocess.run(["git", *words], cwd=tmp_path / "other", check=True)
+    ask = "from wellfed.record import engine_state; print(engine_state()['commit'])"
+    assert told("-c", ask, cwd=made(tmp_path / "mine"), PYTHONPATH=str(site)).stdout.strip() == "None"
+
+
+def test_the_engine_of_a_record_of_an_earlier_version_is_unknown() -> None:
+    assert engine_version(None) == "wellfed of an unknown version"
+
+
 def test_nothing_else_looks_for_files_by_its_own_place() -> None:
     """Beside the files of a package that lie next to their reader."""
     may = {"project.py", "errors.py", "__main__.py"}
