@@ -33,14 +33,14 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.memory.ladder import Ladder, MicroBatches  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.step.compiled import Loss  # noqa: E402
-from wellfed.step.micro_batches import Preparation  # noqa: E402
-from wellfed.step.precision import Precision  # noqa: E402
-from wellfed.step.ranks import Replicas, RetryingReplicas  # noqa: E402
-from wellfed.step.train_step import TrainStep  # noqa: E402
+from wellfed.train.memory.ladder import Ladder, MicroBatches  # noqa: E402
+from wellfed.train.step.compiled import Loss  # noqa: E402
+from wellfed.train.step.micro_batches import Preparation  # noqa: E402
+from wellfed.train.step.precision import Precision  # noqa: E402
+from wellfed.train.step.ranks import Replicas, RetryingReplicas  # noqa: E402
+from wellfed.train.step.train_step import TrainStep  # noqa: E402
 
 CPU = torch.device("cpu")
 DEPTH, SAMPLES, STEPS = 6, 64, 20

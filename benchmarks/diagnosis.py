@@ -44,10 +44,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from planted_faults import FAULTS, HEALTHY, SHAPES, UNTUNED, Fault, Healthy, Shape  # noqa: E402
 from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
-from wellfed.diagnosis.evidence import Evidence  # noqa: E402
-from wellfed.diagnosis.judge import judge  # noqa: E402
-from wellfed.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
+from wellfed.explain.diagnosis.judge import judge  # noqa: E402
+from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.memory.cards import STRATEGIES, Card, card_of  # noqa: E402
-from wellfed.footprint.size_search import GOOD_FRAC, search  # noqa: E402
+from tests.kit.cards import STRATEGIES, Card, card_of  # noqa: E402
+from wellfed.plan.predict.size_search import GOOD_FRAC, search  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 
 MAX_SIZE = 2**16
@@ -31,7 +31,7 @@ MOST_MORE = 1.03
 
 
 def ours(card: Card, max_size: int) -> tuple[int | None, list[int]]:
-    """`wellfed.footprint.size_search.search`, for memory alone."""
+    """`wellfed.plan.predict.size_search.search`, for memory alone."""
     fit = search(card.probe, max_size=max_size, budget_bytes=card.budget, plateau_gain=0)
     return fit.size, [probe.size for probe in fit.probes]
 

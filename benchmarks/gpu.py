@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import GpuFacts
-from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.record import git_state
 
 ROOT = Path(__file__).parents[1]

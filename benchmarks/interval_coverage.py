@@ -7,7 +7,7 @@ Step times are a first-order autoregressive series around a known mean; ``autoco
 
 - blocks: up to 20 blocks of at least 5 steps, taken for independent (the project's own until it was measured here);
 - steps: all steps taken for independent;
-- interval: `wellfed.timing.interval`.
+- interval: `wellfed.observe.timing.interval`.
 
 First with a fixed number of steps; then as in a trial of a sweep, which is looked at from 40 steps on, more and more
 rarely, and ends where the half width is within 2 % of the rate, or at the last step. Widths are half widths over the
@@ -32,9 +32,9 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.timing.interval import MIN_STEPS, half_width, student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.timing.interval import MIN_STEPS, half_width, student_t_975  # noqa: E402
 
 SAMPLES, MEAN_S, WITHIN = 32, 0.01, 0.02
 AUTOCORRELATIONS = (0.0, 0.5, 0.9, 0.98)

@@ -35,12 +35,12 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.loading.settings import LoaderSettings  # noqa: E402
-from wellfed.loading.train_loader import train_loader  # noqa: E402
+from wellfed.data.settings import LoaderSettings  # noqa: E402
+from wellfed.data.train_loader import train_loader  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
-from wellfed.timing.interval import student_t_975  # noqa: E402
 
 ROWS, USERS, ITEMS = 1_000_000, 100_000, 50_000
 BATCHES = (512, 2048, 8192)

@@ -36,10 +36,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.run.train import train  # noqa: E402
-from wellfed.timing.interval import student_t_975  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3
 WARMUP = 50

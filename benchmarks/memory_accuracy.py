@@ -5,11 +5,11 @@
 Models: those of `memory_cases.py`, and every workload in configs/workload in each feature mode as its options have it.
 Each at four micro-batches, unsplit and in a step of the largest of them, in float32 and in bf16-mixed.
 
-- predicted: `wellfed.footprint.estimate.measure` on fake tensors, then `predicted_peak`: tensors' own bytes, and what
+- predicted: `wellfed.plan.predict.estimate.measure` on fake tensors, then `predicted_peak`: tensors' bytes, and what
   the allocator reserves for them.
 - counted: without a GPU, the same training for real on the CPU, with torch's MemTracker counting live tensors, which
   shares no code with ours. Both run in CUDA's kinds of kernels as far as a CPU has them (see
-  `wellfed.footprint.cuda_emulation`).
+  `wellfed.plan.predict.cuda_emulation`).
 - on a GPU: requested_bytes and max_memory_reserved of the real training there. A simulated card has no cuBLAS, whose
   workspaces are left out then, and its reserve of an RNN is a model: models with an RNN are shown and not counted.
   Fused layers of frozen encoders are off, since a simulated card does not see inside them.
@@ -48,9 +48,9 @@ from benchmarks.memory_cases import (  # noqa: E402
     estimated,
     workload_cases,
 )
-from wellfed.footprint.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.hardware.facts import SIMULATED  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
+from wellfed.plan.predict.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
 

@@ -37,29 +37,29 @@ from wellfed.batches import Delivery
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, Features, FeatureSource
-from wellfed.footprint.cuda_emulation import as_on_cuda, backward
-from wellfed.footprint.estimate import measure, repeated
-from wellfed.footprint.footprint import Footprint, NoEstimate
-from wellfed.footprint.rehearsal import Task
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import train_loader
-from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.features import hold
-from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.run_plan import RunPlan
-from wellfed.run.assemble import Parts, for_features, make_optimizer, make_parts
-from wellfed.step.compiled import Loss
-from wellfed.step.micro_batches import Preparation
-from wellfed.step.precision import Precision
-from wellfed.step.ranks import Ranks
-from wellfed.step.train_step import TrainStep, parameter_groups
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+from wellfed.plan.predict.cuda_emulation import as_on_cuda, backward
+from wellfed.plan.predict.estimate import measure, repeated
+from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.rehearsal import Task
+from wellfed.plan.run_plan import RunPlan
+from wellfed.run.objects.assemble import Parts, for_features, make_optimizer, make_parts
+from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.features import hold
+from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.ranks import Ranks
+from wellfed.train.step.train_step import TrainStep, parameter_groups
 
 CPU = torch.device("cpu")
 STEPS = 4
 """The first makes the optimizer's state; what the allocator reserves settles after."""
 CARDS_ALONE = ("embedding, sparse adam", "gradient penalty", "neighbours, gather")
 """Cases that torch's count of live tensors on a CPU can't follow (sparse tensors, gradients of gradients), or that it
-changes itself (see `wellfed.footprint.memory_tracker`)."""
+changes itself (see `wellfed.plan.predict.memory_tracker`)."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
 def training(
     case: Case, micro_batch: int, samples: int, device: torch.device, count: Callable[..., None]
 ) -> Iterator[Callable[[], None]]:
-    """What a run does, moment by moment, in the order of `wellfed.lit`: fill the feature table, some steps.
+    """What a run does, moment by moment, in the order of `wellfed.train.lightning`: fill the feature table, some steps.
 
     Args:
         count: told of what was made outside the moments.

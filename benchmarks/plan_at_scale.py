@@ -35,25 +35,25 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
-from tests.planning.machines import card, machine  # noqa: E402
+from tests.kit.machines import card, machine  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.config.rules import batch_split  # noqa: E402
 from wellfed.config.schema import RunConfig  # noqa: E402
-from wellfed.loading.epoch_order import EpochOrder  # noqa: E402
-from wellfed.loading.eval_loader import EvalLoader  # noqa: E402
-from wellfed.planning.decide import plan_run  # noqa: E402
-from wellfed.planning.device import plan_device  # noqa: E402
-from wellfed.planning.run_plan import DataFacts, ModelFacts, StreamFacts  # noqa: E402
+from wellfed.data.epoch_order import EpochOrder  # noqa: E402
+from wellfed.data.eval_loader import EvalLoader  # noqa: E402
+from wellfed.data.shards.shard_index import find_shards, index_shards  # noqa: E402
+from wellfed.data.shards.shard_reader import ShardReader  # noqa: E402
+from wellfed.data.shards.write_shards import write_shards  # noqa: E402
+from wellfed.observe.loggers.journal import Journal  # noqa: E402
+from wellfed.observe.telemetry.machines import HOST, of_node  # noqa: E402
+from wellfed.observe.telemetry.metrics import GPU_METRICS, HOST_METRICS, SLOW_S, Metric  # noqa: E402
+from wellfed.observe.telemetry.series import Sample  # noqa: E402
+from wellfed.observe.telemetry.summary import Summary  # noqa: E402
+from wellfed.plan.decide import plan_run  # noqa: E402
+from wellfed.plan.device import plan_device  # noqa: E402
+from wellfed.plan.run_plan import DataFacts, ModelFacts, StreamFacts  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
-from wellfed.run.assemble import _states_per_parameter  # noqa: E402
-from wellfed.shards.shard_index import find_shards, index_shards  # noqa: E402
-from wellfed.shards.shard_reader import ShardReader  # noqa: E402
-from wellfed.shards.write_shards import write_shards  # noqa: E402
-from wellfed.telemetry.machines import HOST, of_node  # noqa: E402
-from wellfed.telemetry.metrics import GPU_METRICS, HOST_METRICS, SLOW_S, Metric  # noqa: E402
-from wellfed.telemetry.series import Sample  # noqa: E402
-from wellfed.telemetry.summary import Summary  # noqa: E402
-from wellfed.tracking.journal import Journal  # noqa: E402
+from wellfed.run.objects.assemble import _states_per_parameter  # noqa: E402
 from wellfed.units import show_bytes  # noqa: E402
 
 OF_A_NODE = 8

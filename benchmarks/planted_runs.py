@@ -21,8 +21,8 @@ from warm_python import WarmPython
 
 from tests.fake_cuda.machine import SITE, Cards, compile_driver, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import judge
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import judge
 from wellfed.record import FindingEntry, RunRecord
 
 ROOT = Path(__file__).parents[1]
@@ -189,7 +189,7 @@ _OF_THIS_MACHINE = {"git": None, "host_name": "", "boot_id": "", "pid": 0, "over
 
 
 def save_trace(run: Run, planted: Fault | Healthy, path: Path) -> None:
-    """Keeps what the rules are given in one file, for tests/diagnosis/test_traces.py, and what they must say."""
+    """Keeps what the rules are given in one file, for tests/explain/diagnosis/test_traces.py, and what must be said."""
     assert run.folder is not None
     record = json.loads((run.folder / "run.json").read_text()) | _OF_THIS_MACHINE
     record["config"].pop("paths", None)

@@ -39,9 +39,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.loader import interval, rate, ratios  # noqa: E402
 from wellfed.contract import FEATURE_MODES  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.loading.settings import LoaderSettings  # noqa: E402
-from wellfed.loading.train_loader import train_loader  # noqa: E402
+from wellfed.data.settings import LoaderSettings  # noqa: E402
+from wellfed.data.train_loader import train_loader  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
 from workloads.restoration.crops import CropData  # noqa: E402

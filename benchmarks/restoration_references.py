@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from packages import debian
 from PIL import Image
 
-from wellfed.inference import load_model
 from wellfed.record import git_state
+from wellfed.run.load_model import load_model
 from wellfed.sample_rng import SampleRng
 from workloads.restoration.data import datasets
 from workloads.restoration.degradations import Degradation

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from wellfed.config import entry  # noqa: E402
-from wellfed.launcher import own_rank  # noqa: E402
-from wellfed.run.launched import on_all_ranks  # noqa: E402
-from wellfed.run.resume import expand  # noqa: E402
+from wellfed.ranks import own_rank  # noqa: E402
+from wellfed.run.folder.resume import expand  # noqa: E402
+from wellfed.run.ranks.launched import on_all_ranks  # noqa: E402
 from wellfed.run.train import spin_less  # noqa: E402
 
 spin_less(os.environ)
@@ -33,11 +33,11 @@ spin_less(os.environ)
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from wellfed.step import ranks  # noqa: E402
-from wellfed.step.gradient_buckets import buckets as buckets_of  # noqa: E402
-from wellfed.step.train_step import TrainStep  # noqa: E402
-from wellfed.timing.step_clock import StepRow  # noqa: E402
-from wellfed.tracking.journal import Journal  # noqa: E402
+from wellfed.observe.loggers.journal import Journal  # noqa: E402
+from wellfed.observe.timing.step_clock import StepRow  # noqa: E402
+from wellfed.train.step import ranks  # noqa: E402
+from wellfed.train.step.gradient_buckets import buckets as buckets_of  # noqa: E402
+from wellfed.train.step.train_step import TrainStep  # noqa: E402
 
 ALONE_STEP, ALONE_TIMES = 2, 20
 """In this step of the warm-up the gradients are summed so often, each time after all ranks have met."""

@@ -2,7 +2,7 @@
 
     python benchmarks/seeing.py [--rounds 5] [--steps 200,20000,1000000] [--out RECORD]
 
-Run folders are made up (`tests/report/made_run.py`): even steps of 20 ms with noise, one GPU that swings, readings
+Run folders are made up (`tests/kit/made_run.py`): even steps of 20 ms with noise, one GPU that swings, readings
 twice a second, a row of metrics every 50 steps. Each measurement is a process of its own, as after a run whose Python
 has drawn nothing yet; the kinds take turns. The fake driver of the tests plays the cards that the monitor watches.
 """
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave  # noqa: E402
-from tests.report.made_run import made_run  # noqa: E402
+from tests.kit.made_run import made_run  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 
 STEP_MS, LOG_EVERY, NUM_RUNS, MONITOR_S = 20.0, 50, 1000, 20.0
@@ -38,15 +38,15 @@ RATE = {"samples_per_s": 3200.0, "ci95": [3100.0, 3300.0], "warmup_steps": 3, "s
 WRITE = """
 import json, sys, time
 from pathlib import Path
-from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
 marks = [time.perf_counter()]
 folder = Path(sys.argv[1])
 evidence = Evidence.read(folder)
 marks.append(time.perf_counter())
 conclude(evidence)
 marks.append(time.perf_counter())
-from wellfed.report.write import write_reports
+from wellfed.explain.report.write import write_reports
 write_reports(evidence, folder)
 marks.append(time.perf_counter())
 read, judged, drawn = (after - before for before, after in zip(marks, marks[1:]))

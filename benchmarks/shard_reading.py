@@ -2,7 +2,7 @@
 
     python benchmarks/shard_reading.py [--rounds 7] [--out RECORD]
 
-The shards are packed by `wellfed.shards.write_shards` of wav files of a second (16 bits, 16 kHz: 32 KB), class beside
+The shards are packed by `wellfed.data.shards` of wav files of a second (16 bits, 16 kHz: 32 KB), class beside
 each. All of them are read once before, so this is the page cache's speed, not a disk's.
 
 - raw: the shards one after the other by `readinto`, 4 MiB at a time; nothing is shuffled, split or returned.
@@ -42,13 +42,13 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.loader import _turned, interval, ratios  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.loading.settings import LoaderSettings  # noqa: E402
-from wellfed.loading.train_loader import train_loader  # noqa: E402
+from wellfed.data.settings import LoaderSettings  # noqa: E402
+from wellfed.data.shards.shard_index import find_shards, index_shards  # noqa: E402
+from wellfed.data.shards.shard_reader import ShardReader  # noqa: E402
+from wellfed.data.shards.write_shards import write_shards  # noqa: E402
+from wellfed.data.train_loader import train_loader  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.shards.shard_index import find_shards, index_shards  # noqa: E402
-from wellfed.shards.shard_reader import ShardReader  # noqa: E402
-from wellfed.shards.write_shards import write_shards  # noqa: E402
 from workloads.speech.clips import ClipData  # noqa: E402
 from workloads.speech.data import datasets  # noqa: E402
 

@@ -41,9 +41,9 @@ from sklearn.preprocessing import StandardScaler
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.timing.interval import student_t_975  # noqa: E402
 from workloads.speech.clips import ClipData  # noqa: E402
 from workloads.speech.data import datasets  # noqa: E402
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from wellfed.hardware.detect import machine
+from wellfed.observe.hardware.detect import machine
 from wellfed.record import git_state
-from wellfed.sweep import ledger
+from wellfed.study.sweep import ledger
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = (

@@ -40,17 +40,17 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from wellfed.contract import Datasets  # noqa: E402
-from wellfed.diagnosis.evidence import Evidence  # noqa: E402
-from wellfed.diagnosis.judge import judge  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, TimedLoader  # noqa: E402
-from wellfed.loading.settings import LoaderSettings  # noqa: E402
-from wellfed.loading.train_loader import train_loader  # noqa: E402
+from wellfed.data.settings import LoaderSettings  # noqa: E402
+from wellfed.data.train_loader import train_loader  # noqa: E402
+from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
+from wellfed.explain.diagnosis.judge import judge  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.loggers.journal import Journal  # noqa: E402
+from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
+from wellfed.observe.timing.step_clock import StepClock  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
-from wellfed.telemetry.run_progress import Progress  # noqa: E402
-from wellfed.timing.step_clock import StepClock  # noqa: E402
-from wellfed.tracking.journal import Journal  # noqa: E402
+from wellfed.train.lightning.callbacks.clock import WARMUP_STEPS, TimedLoader  # noqa: E402
 
 BATCH = 4
 JITTERS = (0.1, 0.4)
@@ -254,7 +254,7 @@ def nine_to_ninety(seed: int) -> dict[str, Any]:
     import shutil
 
     from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
-    from wellfed.diagnosis.swing import swing_in_time
+    from wellfed.explain.diagnosis.curves.swing import swing_in_time
 
     rng = np.random.default_rng(seed)
     wave = Wave(9.5, duty_frac=float(rng.uniform(0.3, 0.7)), low=9, high=90)

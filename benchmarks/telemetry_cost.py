@@ -32,16 +32,16 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
-from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.loggers.journal import Journal  # noqa: E402
+from wellfed.observe.loggers.wandb_sink import open_run  # noqa: E402
+from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu  # noqa: E402
+from wellfed.observe.telemetry.host import HostSource  # noqa: E402
+from wellfed.observe.telemetry.outlet import Outlet  # noqa: E402
+from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
+from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
+from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
-from wellfed.telemetry.gpu import GpuSource, WatchedGpu  # noqa: E402
-from wellfed.telemetry.host import HostSource  # noqa: E402
-from wellfed.telemetry.outlet import Outlet  # noqa: E402
-from wellfed.telemetry.run_progress import Progress  # noqa: E402
-from wellfed.telemetry.sampler import Sampler  # noqa: E402
-from wellfed.timing.interval import student_t_975  # noqa: E402
-from wellfed.tracking.journal import Journal  # noqa: E402
-from wellfed.tracking.wandb_sink import open_run  # noqa: E402
 
 BATCH, WIDTH = 32, 64
 WARMUP_S = 1.0

@@ -72,7 +72,7 @@ def _serve() -> None:
     import torchmetrics  # noqa: F401
 
     import wellfed.config.entry
-    import wellfed.cpus
+    import wellfed.process
     import wellfed.run.stages
     import wellfed.run.train  # noqa: F401
 

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from wellfed.commands.cli import main
+    from wellfed.cli.main import main
 except ModuleNotFoundError as error:
     if error.name != "wellfed":
         raise

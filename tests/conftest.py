@@ -16,7 +16,7 @@ from hypothesis import settings
 from tests.fake_cuda.machine import FakeCuda
 from tests.fake_cuda.marker import pytest_runtest_protocol, simulated_machine
 from tests.fake_nvml.driver import FakeDriver
-from tests.required_tools import find_tool
+from tests.kit.required_tools import find_tool
 
 __all__ = ["pytest_runtest_protocol"]
 

@@ -15,24 +15,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.made_run import made_run
-from tests.sweep import made
-from wellfed.commands import cli
-from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import conclude
+from tests.kit import made
+from tests.kit.made_run import made_run
+from wellfed.cli import main as cli
 from wellfed.errors import ConfigError
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.report.comparison import Comparison
+from wellfed.explain.report.run_digest import digest, lines, row
+from wellfed.explain.report.run_markdown import to_markdown
+from wellfed.explain.report.run_page import to_html
+from wellfed.explain.report.run_sections import sections
+from wellfed.observe.loggers.journal import MOST_OF_A_KIND, Journal
 from wellfed.record import FILE_NAME, RunRecord
-from wellfed.report.comparison import Comparison
-from wellfed.report.run_digest import digest, lines, row
-from wellfed.report.run_markdown import to_markdown
-from wellfed.report.run_page import to_html
-from wellfed.report.run_sections import sections
-from wellfed.run.resume import find_latest
-from wellfed.sweep import folders, ledger
-from wellfed.sweep.leaderboard_files import to_csv
-from wellfed.sweep.leaderboard_files import to_markdown as board_markdown
-from wellfed.sweep.ranking import leaderboard
-from wellfed.tracking.journal import MOST_OF_A_KIND, Journal
+from wellfed.run.folder.resume import find_latest
+from wellfed.study.sweep import folders, ledger
+from wellfed.study.sweep.leaderboard_files import to_csv
+from wellfed.study.sweep.leaderboard_files import to_markdown as board_markdown
+from wellfed.study.sweep.ranking import leaderboard
 
 HOSTILE = [
     *(None, "", "x", "=1+1", -1, 0, True, 3.5, 1e308, 10**30, float("nan"), float("inf")),

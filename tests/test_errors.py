@@ -21,7 +21,7 @@ from wellfed.errors import (
     in_environment,
     shortened,
 )
-from wellfed.stop_request import exit_code_of
+from wellfed.process import exit_code_of
 
 
 def test_every_fault_is_in_the_message():

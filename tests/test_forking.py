@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 import wellfed
-from wellfed.forking import MAY_FORK, exit_code
+from wellfed.process import MAY_FORK, exit_code
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    head = "import atexit, os, sys, time\nfrom wellfed.forking import *\n"
+    head = "import atexit, os, sys, time\nfrom wellfed.process import *\n"
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", head + code], env=SOURCE, capture_output=True, text=True
     )

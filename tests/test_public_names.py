@@ -94,9 +94,11 @@ def test_a_name_imports_no_more_than_it_needs():
     assert loaded_by("from wellfed import SampleRng") <= {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("first", ["import wellfed.prepared", "from wellfed.prepared import digest", "import wellfed"])
+@pytest.mark.parametrize(
+    "first", ["import wellfed.data.prepared", "from wellfed.data.prepared import digest", "import wellfed"]
+)
 def test_a_function_is_not_hidden_by_the_module_of_its_name(first: str):
-    code = f"{first}\nfrom wellfed import prepared\nfrom wellfed.prepared import prepared as same\n"
+    code = f"{first}\nfrom wellfed import prepared\nfrom wellfed.data.prepared import prepared as same\n"
     assert loaded_by(f"{code}assert prepared is same and prepared.__name__ == 'prepared'") == set()
 
 
@@ -125,7 +127,7 @@ def blocks() -> Iterator[tuple[str, str]]:
 
 FILES = [
     path
-    for folder in ("src/workloads", "src/wellfed/blank", "tests/blank")
+    for folder in ("src/workloads", "src/wellfed/cli/blank", "tests/blank")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 
@@ -142,17 +144,20 @@ def not_public(code: str) -> list[str]:
             for alias in node.names:
                 if not own or (node.module == "wellfed" and alias.name not in public):
                     found.append(f"{node.module}.{alias.name}")
-    return [each for each in found if not each.startswith("wellfed.blank.")]
+    return [each for each in found if not each.startswith("wellfed.cli.blank.")]
 
 
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        ("from wellfed import Datasets, units\nfrom wellfed.units import counted\nimport wellfed.shards", []),
+        ("from wellfed import Datasets, units\nfrom wellfed.units import counted\nimport wellfed.data.shards", []),
         ("from wellfed.contract import Datasets", ["wellfed.contract.Datasets"]),
         ("def f():\n    import wellfed.record", ["wellfed.record"]),
         ("from wellfed import record", ["wellfed.record"]),
-        ("from wellfed.shards.write_shards import write_shards", ["wellfed.shards.write_shards.write_shards"]),
+        (
+            "from wellfed.data.shards.write_shards import write_shards",
+            ["wellfed.data.shards.write_shards.write_shards"],
+        ),
     ],
 )
 def test_what_is_not_public_is_found(code: str, found: list[str]):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import required_tools
-from tests.required_tools import find_tool
+from tests.kit import required_tools
+from tests.kit.required_tools import find_tool
 
 
 @pytest.fixture

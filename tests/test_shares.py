@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.shares import largest_share, share_of
+from wellfed.ranks import largest_share, share_of
 
 
 @given(total=st.integers(0, 10_000), world_size=st.integers(1, 600))

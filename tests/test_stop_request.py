@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from wellfed.stop_request import Stopped, StopRequest
+from wellfed.process import Stopped, StopRequest
 
 
 def test_while_stepping_the_first_signal_waits_and_the_second_does_not() -> None:

@@ -223,8 +223,8 @@ def starting_workload(source: Files, answers: Answers) -> Files:
     }
     if start == BLANK:
         moves = {
-            "src/wellfed/blank/workload.yaml": f"configs/workload/{package}.yaml",
-            "src/wellfed/blank/": f"src/{package}/",
+            "src/wellfed/cli/blank/workload.yaml": f"configs/workload/{package}.yaml",
+            "src/wellfed/cli/blank/": f"src/{package}/",
             "tests/blank/": f"tests/{package}/",
         }
     files = {}

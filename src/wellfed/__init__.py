@@ -1,18 +1,16 @@
 """Plans a training run with reasons, watches it, and reports where each millisecond went.
 
 Exports the public names (docs/public_names.md). Each is imported when it is first used, so ``import wellfed`` loads
-neither torch nor Lightning. For the engine itself start from ``wellfed.commands`` and ``docs/architecture.md``.
+neither torch nor Lightning. For the engine itself start from ``wellfed.cli.commands`` and ``docs/architecture.md``.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wellfed.commands.cli import main as main
+    from wellfed.cli.main import main as main
     from wellfed.contract import Datasets as Datasets
     from wellfed.contract import Evaluation as Evaluation
     from wellfed.contract import FeatureModeName as FeatureModeName
@@ -20,22 +18,22 @@ if TYPE_CHECKING:
     from wellfed.contract import FeatureSource as FeatureSource
     from wellfed.contract import LossOutput as LossOutput
     from wellfed.contract import TrainData as TrainData
+    from wellfed.data.prepared import check_file as check_file
+    from wellfed.data.prepared import prepared as prepared
     from wellfed.errors import ConfigError as ConfigError
     from wellfed.errors import DataError as DataError
     from wellfed.errors import Fault as Fault
     from wellfed.errors import WellfedError as WellfedError
     from wellfed.errors import first_line as first_line
-    from wellfed.footprint.size_fit import find_micro_batch as find_micro_batch
-    from wellfed.hugging_face import TransformersModel as TransformersModel
-    from wellfed.hugging_face import from_transformers as from_transformers
-    from wellfed.inference import load_model as load_model
-    from wellfed.lit.gpu_curves import GPUCurves as GPUCurves
-    from wellfed.prepared import check_file as check_file
-    from wellfed.prepared import prepared as prepared
+    from wellfed.monitor.gpu_curves import GPUCurves as GPUCurves
+    from wellfed.monitor.gpu_watch import GPUWatch as GPUWatch
+    from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record import RunRecord as RunRecord
+    from wellfed.run.load_model import load_model as load_model
     from wellfed.sample_rng import SampleRng as SampleRng
     from wellfed.sample_rng import seed_from as seed_from
-    from wellfed.watch.gpu_watch import GPUWatch as GPUWatch
+    from wellfed.train.hugging_face import TransformersModel as TransformersModel
+    from wellfed.train.hugging_face import from_transformers as from_transformers
 
 __version__ = "0.1.0"
 
@@ -48,21 +46,21 @@ _HOMES = {
     "FeatureModeName": "contract",
     "FeatureSource": "contract",
     "Features": "contract",
-    "GPUCurves": "lit.gpu_curves",
-    "GPUWatch": "watch.gpu_watch",
+    "GPUCurves": "monitor.gpu_curves",
+    "GPUWatch": "monitor.gpu_watch",
     "LossOutput": "contract",
     "RunRecord": "record",
     "SampleRng": "sample_rng",
     "TrainData": "contract",
-    "TransformersModel": "hugging_face",
+    "TransformersModel": "train.hugging_face",
     "WellfedError": "errors",
-    "check_file": "prepared",
-    "find_micro_batch": "footprint.size_fit",
+    "check_file": "data.prepared",
+    "find_micro_batch": "plan.predict.size_fit",
     "first_line": "errors",
-    "from_transformers": "hugging_face",
-    "load_model": "inference",
-    "main": "commands.cli",
-    "prepared": "prepared",
+    "from_transformers": "train.hugging_face",
+    "load_model": "run.load_model",
+    "main": "cli.main",
+    "prepared": "data.prepared",
     "seed_from": "sample_rng",
 }
 """Public name -> the submodule that defines it."""
@@ -70,22 +68,13 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-class _Package(ModuleType):
+def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = vars(self)[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        return value
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # Importing the submodule `prepared` would put it in the place of the function.
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ import sys
 
 def run() -> int:
     """Runs the command line of this process and returns the exit code."""
-    from wellfed.commands.cli import main
+    from wellfed.cli.main import main
 
     return main(sys.argv[1:])
 

@@ -368,7 +368,7 @@ class GainEntry(TypedDict):
 
 
 class FindingEntry(TypedDict):
-    """A cause of lost time, or what there is to say instead: see `wellfed.diagnosis.finding`."""
+    """A cause of lost time, or what there is to say instead: see `wellfed.explain.diagnosis.finding`."""
 
     id: str
     severity: Literal["high", "medium", "low", "info"]

@@ -1,4 +1,4 @@
-"""What `benchmarks/memory_accuracy.py` makes of its peaks; `tests/footprint/test_estimate.py` holds them to bounds."""
+"""What `benchmarks/memory_accuracy.py` makes of its peaks; `test_estimate.py` holds them to bounds."""
 
 from dataclasses import replace
 

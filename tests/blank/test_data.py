@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from wellfed import ConfigError, DataError, Datasets, SampleRng, TrainData
-from wellfed.blank.data import Accuracy, Rows, datasets
-from wellfed.blank.model import Network
+from wellfed.cli.blank.data import Accuracy, Rows, datasets
+from wellfed.cli.blank.model import Network
 
 GOOD = "height,weight,kind\n" + "".join(
     f"{1 + 0.1 * row},{row * row},{'cat' if row < 6 else ' dog '}\n" for row in range(12)

@@ -1,6 +1,6 @@
 import torch
 
-from wellfed.blank.model import Network
+from wellfed.cli.blank.model import Network
 
 
 def test_the_loss_is_a_mean_over_the_batch_and_the_accuracy_a_share():

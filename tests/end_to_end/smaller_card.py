@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-import wellfed.lit.trainer as lit
+import wellfed.train.lightning.trainer as lit
 
 fit = lit.fit
 

@@ -85,10 +85,10 @@ def train(cwd: Path, *arguments: str) -> Done:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(("loader.backend=inline",), marks=pytest.mark.slow),  # tests/loading/test_bad_samples.py
+        pytest.param(("loader.backend=inline",), marks=pytest.mark.slow),  # tests/data/backends/test_bad_samples.py
         pytest.param(
             ("loader.backend=processes", "loader.num_workers=1", "workload.data.how=kill"),
-            marks=pytest.mark.slow,  # tests/loading/test_bad_samples.py
+            marks=pytest.mark.slow,  # tests/data/backends/test_bad_samples.py
         ),
         pytest.param(
             ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "workload.data.how=hang"),

@@ -24,10 +24,10 @@ def project(tmp_path: Path) -> Path:
     primary.write_text(primary.read_text().replace("workload: recsys", "workload: mine"))
     option = (folder / "src" / "mine" / "workload.yaml").read_text()
     (folder / "configs" / "workload" / "mine.yaml").write_text(
-        option.replace("wellfed.blank", "mine").replace("blank", "mine")
+        option.replace("wellfed.cli.blank", "mine").replace("blank", "mine")
     )
     for file in (folder / "src" / "mine").glob("*.py"):
-        file.write_text(file.read_text().replace("wellfed.blank", "mine"))
+        file.write_text(file.read_text().replace("wellfed.cli.blank", "mine"))
     (folder / "below").mkdir()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "wellfed").write_text(CONSOLE)

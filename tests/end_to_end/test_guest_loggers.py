@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import Done, only_folder, record_of, run
-from tests.tracking.wandb_files import stored
+from tests.kit.wandb_files import stored
 
 YAML = """
 name: drawing

@@ -13,7 +13,7 @@ from tests.end_to_end.commands import Done, run
 from tests.every.test_readme import ROOT, blocks
 from tests.fake_cuda.machine import Cards, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from wellfed.commands import cli
+from wellfed.cli import main as cli
 
 PAGE = (ROOT / "docs" / "your_own_loop.md").read_text(encoding="utf-8")
 LOOP, TRAINER = (block.text for block in blocks(PAGE) if block.language == "python")
@@ -124,7 +124,7 @@ def test_a_trainer_of_lightning(script: Callable[[str], Done], tmp_path: Path, m
 
 
 @pytest.mark.guests
-@pytest.mark.parametrize("first", [LIGHTNING, "from wellfed.lit import GPUCurves\n" + LIGHTNING])
+@pytest.mark.parametrize("first", [LIGHTNING, "from wellfed.train.lightning import GPUCurves\n" + LIGHTNING])
 def test_a_trainer_of_the_other_lightning(
     script: Callable[[str], Done], tmp_path: Path, machine: Mapping[str, str], first: str
 ) -> None:

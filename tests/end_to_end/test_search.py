@@ -18,10 +18,10 @@ import pytest
 from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import left_in, started, until
 from tests.fake_cuda.machine import FakeCuda
-from wellfed.forking import MAY_FORK
-from wellfed.search.curves import read_curve
-from wellfed.search.search_rows import SearchRow
-from wellfed.sweep import ledger
+from wellfed.process import MAY_FORK
+from wellfed.study.search.curves import read_curve
+from wellfed.study.search.search_rows import SearchRow
+from wellfed.study.sweep import ledger
 
 pytest.importorskip("optuna")
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]

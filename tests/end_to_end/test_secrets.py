@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import record_of, run
-from tests.tracking.wandb_files import stored
-from wellfed.forking import MAY_FORK
+from tests.kit.wandb_files import stored
+from wellfed.process import MAY_FORK
 
 DATA = "+workload.data"
 TYPED = (

@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from tests.tracking.wandb_files import stored
+from tests.kit.wandb_files import stored
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,10 @@ import pytest
 
 from tests.end_to_end.commands import ROOT, Done, environment, record_of, run
 from tests.end_to_end.many_processes import left_in, started, until
-from wellfed.forking import MAY_FORK
-from wellfed.sweep import ledger
-from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.ledger import Row
+from wellfed.process import MAY_FORK
+from wellfed.study.sweep import ledger
+from wellfed.study.sweep.grid import SweepFile
+from wellfed.study.sweep.ledger import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "sweep" / "planted"

@@ -20,12 +20,12 @@ import pytest
 from tests.end_to_end.commands import environment, record_of, run
 from tests.end_to_end.many_processes import left_in, until
 from tests.end_to_end.test_sweep import FAULT, LR, PATH, Swept, arguments, folder_of, sweep, sweeping
-from wellfed.forking import MAY_FORK
-from wellfed.sweep import ledger
-from wellfed.sweep.grid import SweepFile
+from wellfed.process import MAY_FORK
+from wellfed.study.sweep import ledger
+from wellfed.study.sweep.grid import SweepFile
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-NODE = "wellfed.trials.node"
+NODE = "wellfed.study.trials.node"
 
 
 OF_ITS_OWN = ["hydra.launcher.ray.init.address=local"]

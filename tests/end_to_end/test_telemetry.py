@@ -27,7 +27,7 @@ from tests.fake_nvml.driver import (
     Wave,
     read_report,
 )
-from tests.tracking.wandb_files import stored
+from tests.kit.wandb_files import stored
 
 H200 = FakeGpu("GPU-h200", "NVIDIA H200", 141.0, 20.0, 0.5, util=Wave(1.0, low=9, high=90), power_w=400.0, gpm=True)
 RTX = FakeGpu("GPU-rtx", "NVIDIA GeForce RTX 4090", 24.0, 3.0, 0.3, capability=(8, 9), util=50.0, power_w=200.0)

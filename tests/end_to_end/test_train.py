@@ -11,16 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.commands import (
-    environment,
-    only_folder,
-    record_of,
-    run,
-    run_folders,
-    start,
-    start_warm,
-    train,
-)
+from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, start_warm, train
 from wellfed.record import RunRecord
 
 NO_TRACEBACK = "Traceback (most recent call last)"

@@ -22,9 +22,9 @@ from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import left_in, started, until
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from wellfed.forking import MAY_FORK
-from wellfed.sweep import ledger
-from wellfed.sweep.ledger import Row
+from wellfed.process import MAY_FORK
+from wellfed.study.sweep import ledger
+from wellfed.study.sweep.ledger import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "sweep" / "planted"

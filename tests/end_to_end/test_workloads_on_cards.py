@@ -15,8 +15,8 @@ from tests.end_to_end.commands import record_of, run
 from tests.fake_cuda.machine import FakeCuda
 from wellfed.config.compose import compose
 from wellfed.contract import FeatureModeName
-from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
-from wellfed.run.assemble import make_parts
+from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+from wellfed.run.objects.assemble import make_parts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WORKLOADS = sorted(path.stem for path in (CONFIGS / "workload").glob("*.yaml"))

@@ -26,7 +26,7 @@ IMPORTED = (
     "matplotlib.backends.backend_svg",
     "transformers.models.gpt2.modeling_gpt2",
     "wandb",
-    "wellfed.commands.evaluate",
+    "wellfed.cli.commands.evaluate",
     "wellfed.run.stages",
     "workloads.recsys.data",
     "workloads.recsys.model",

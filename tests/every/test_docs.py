@@ -19,16 +19,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.every.test_pages import PAGES as FOLLOWED
 from wellfed import contract, errors, record
-from wellfed.commands.cli import COMMANDS
+from wellfed.cli.main import COMMANDS
 from wellfed.config.compose import compose
-from wellfed.loading.loader_parts import loader_of, without_loaders
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import train_loader
-from wellfed.memory import features as feature_rows
+from wellfed.data.loader_parts import loader_of, without_loaders
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+from wellfed.observe.loggers import journal
+from wellfed.observe.telemetry import metrics
 from wellfed.sample_rng import SampleRng
-from wellfed.step.train_step import parameter_groups
-from wellfed.telemetry import metrics
-from wellfed.tracking import journal
+from wellfed.train.memory import features as feature_rows
+from wellfed.train.step.train_step import parameter_groups
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {
@@ -368,7 +368,7 @@ def test_the_changelog_has_a_place_for_the_next_line():
 
 
 def test_the_page_of_the_diagnosis_has_every_rule_and_no_other():
-    rules = {path.stem for path in (ROOT / "src/wellfed/diagnosis/rules").glob("*.py")} - {"__init__"}
+    rules = {path.stem for path in (ROOT / "src/wellfed/explain/diagnosis/rules").glob("*.py")} - {"__init__"}
     in_table = set(names(table("docs/diagnosis.md", "id")))
     text = page("docs/diagnosis.md")
     assert in_table <= rules

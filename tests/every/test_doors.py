@@ -14,23 +14,23 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src"
 DOORS = {
-    "pynvml": ("wellfed/nvml/",),
-    "lightning": ("wellfed/lit/",),
+    "pynvml": ("wellfed/observe/nvml/",),
+    "lightning": ("wellfed/train/lightning/",),
     "pytorch_lightning": (),
     "lightning_fabric": (),
-    "wandb": ("wellfed/tracking/",),
+    "wandb": ("wellfed/observe/loggers/",),
     "hydra": ("wellfed/config/", "hydra_plugins/"),
     "omegaconf": ("wellfed/config/", "hydra_plugins/"),
-    "optuna": ("wellfed/search/study.py",),
-    "ray": ("wellfed/clusters/",),
-    "submitit": ("wellfed/clusters/",),
+    "optuna": ("wellfed/study/search/study.py",),
+    "ray": ("wellfed/study/clusters/",),
+    "submitit": ("wellfed/study/clusters/",),
     "pytest": ("wellfed/testing/",),
     "workloads": ("workloads/",),
 }
 BY_VARIABLE = {
     "wellfed/__init__.py": "imports the public names of its own table",
     "wellfed/config/build.py": "imports what a _target_ of the configuration names",
-    "wellfed/commands/cli.py": "imports the commands of its own table",
+    "wellfed/cli/main.py": "imports the commands of its own table",
 }
 """Files that may call import_module with something else than a literal name, and why."""
 FILES = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))
@@ -52,7 +52,7 @@ def imports(source: str) -> Iterator[str | None]:
 
 def test_files_are_found():
     assert len(FILES) > 80
-    assert {"train.py", "evaluate.py", "tune.py", "wellfed/nvml/session.py"} <= set(FILES)
+    assert {"train.py", "evaluate.py", "tune.py", "wellfed/observe/nvml/session.py"} <= set(FILES)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.diagnosis import rules
-from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import judge
+from wellfed.explain.diagnosis import rules
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import judge
 
 TRACES = Path(__file__).parents[1] / "traces"
 OURS = ("gpu", "loader", "memory", "trainer")

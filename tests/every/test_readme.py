@@ -21,10 +21,9 @@ import pytest
 import yaml
 
 from wellfed import errors
-from wellfed.commands.add import write_workload
+from wellfed.cli.commands.add import write_workload
 from wellfed.config.compose import compose
-from wellfed.forking import STOPS
-from wellfed.stop_request import exit_code_of
+from wellfed.process import STOPS, exit_code_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

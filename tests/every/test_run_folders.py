@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wellfed.commands import cli
+from wellfed.cli import main as cli
 from wellfed.record import RunRecord
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -68,7 +68,7 @@ def folder_in_its_place(path: Path) -> None:
     "damage",
     [
         *(cut, no_text, folder_in_its_place, Path.unlink),
-        # What is read of such tables: tests/diagnosis/test_run_tables.py.
+        # What is read of such tables: tests/explain/diagnosis/test_run_tables.py.
         *(pytest.param(damage, marks=pytest.mark.slow) for damage in (other_columns, head_alone)),
     ],
 )

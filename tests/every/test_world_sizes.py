@@ -16,24 +16,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from tests.planning.machines import card, machine
+from tests.kit.machines import card, machine
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
+from wellfed.data.epoch_order import EpochOrder
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
 from wellfed.errors import ConfigError
-from wellfed.loading.epoch_order import EpochOrder
-from wellfed.loading.eval_loader import EvalLoader
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import train_loader
-from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.decide import plan_run
-from wellfed.planning.device import plan_device
-from wellfed.planning.run_plan import DataFacts, ModelFacts, RunPlan, StreamFacts
+from wellfed.plan.decide import plan_run
+from wellfed.plan.device import plan_device
+from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan, StreamFacts
 from wellfed.sample_rng import SampleRng
-from wellfed.step.micro_batches import Preparation
-from wellfed.step.ranks import Ranks
-from wellfed.step.train_step import TrainStep
+from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.ranks import Ranks
+from wellfed.train.step.train_step import TrainStep
 
 WORLDS = (8, 64, 512, 4096)
 many = st.integers(1, 5000)

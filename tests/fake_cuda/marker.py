@@ -18,7 +18,7 @@ from _pytest.runner import CallInfo
 
 from tests.end_to_end.commands import Done, run
 from tests.fake_cuda.machine import INSIDE, FakeCuda, compile_driver
-from tests.required_tools import find_tool
+from tests.kit.required_tools import find_tool
 
 ROOT = Path(__file__).parents[2]
 ORDINARY = {"mib": 8192, "context_mib": 300, "slowdown": 3}

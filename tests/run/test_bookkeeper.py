@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.planning.test_decide import ITEMS, config, planned
+from tests.plan.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
 from wellfed.config.schema import Backend
-from wellfed.diagnosis.finding import Finding
-from wellfed.loading.first_batches import FirstBatches
-from wellfed.memory.remembered import FOREACH, MICRO_BATCH, recall
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.observe.loggers.sink import Sink
+from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
 from wellfed.run import bookkeeper
 from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
 from wellfed.run.ending import OK, Outcome
-from wellfed.timing.step_clock import StepRow
-from wellfed.tracking.sink import Sink
+from wellfed.train.memory.remembered import FOREACH, MICRO_BATCH, recall
 from wellfed.units import show_duration
 
 

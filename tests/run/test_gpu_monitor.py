@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.planning.machines import H200
+from tests.kit.machines import H200
 from wellfed.config.schema import Accelerator, RunConfig, TelemetryConfig, TrainerConfig, WorkloadConfig
-from wellfed.hardware.facts import GpuFacts, MachineFacts
-from wellfed.planning.decide import plan_run
-from wellfed.planning.device import plan_device
-from wellfed.planning.run_plan import DataFacts, ModelFacts, RunPlan
+from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.plan.decide import plan_run
+from wellfed.plan.device import plan_device
+from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
 from wellfed.run.gpu_monitor import MachineWatch, gpus_to_watch
-from wellfed.telemetry.gpu import WatchedGpu
-from wellfed.telemetry.run_progress import Progress
-from wellfed.tracking.journal import Journal
 
 
 def gpu(index: int, *, uuid: str | None = "GPU", nvml_index: int | None = 0, is_mig: bool = False) -> GpuFacts:

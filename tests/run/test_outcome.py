@@ -7,11 +7,11 @@ import torch
 
 from wellfed import errors
 from wellfed.errors import ConfigError, DataError, DoesNotFit, Fault, OutOfMemoryExhausted, WellfedError
+from wellfed.process import Stopped
 from wellfed.record import Status
 from wellfed.run.ending import OK
 from wellfed.run.outcome import outcome_of
-from wellfed.step.non_finite import NonFiniteLoss
-from wellfed.stop_request import Stopped
+from wellfed.train.step.non_finite import NonFiniteLoss
 
 
 def noted(error, *notes):

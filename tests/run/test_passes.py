@@ -22,15 +22,15 @@ from torch.utils.data import DataLoader, default_collate
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
-from wellfed.hardware.detect import machine
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.loggers.journal import Journal
+from wellfed.process import Stopped, StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
-from wellfed.step.non_finite import NonFiniteLoss
-from wellfed.stop_request import Stopped, StopRequest
-from wellfed.tracking.journal import Journal
+from wellfed.train.step.non_finite import NonFiniteLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
-from wellfed.hardware.detect import machine
-from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.record import RunRecord
-from wellfed.run import assemble
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.objects import assemble
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.planning.machines import LAPTOP
+from tests.kit.machines import LAPTOP
 from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError
-from wellfed.hardware.detect import machine
-from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.memory.remembered import MICRO_BATCH, Lowered, remember
-from wellfed.run import assemble
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.run.objects import assemble
 from wellfed.run.planner import Planner, plan_without_running
+from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, remember
 
 
 def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_read(monkeypatch, tmp_path):

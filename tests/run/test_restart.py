@@ -297,7 +297,7 @@ def test_a_run_is_restarted_twice_without_any_change(tmp_path: Path) -> None:
 
 
 def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:
-    from tests.planning.test_decide import config, planned
+    from tests.plan.test_decide import config, planned
 
     given = config()
     changes = {"memory.micro_batch": 4, "loader.device_prefetch": 0, "workload.optimizer.foreach": False}

@@ -289,7 +289,7 @@ KILLED_WORKERS = """
 import os, signal
 from pathlib import Path
 from tests.lit import tiny
-from wellfed.loading.settings import LoaderSettings
+from wellfed.data.settings import LoaderSettings
 if __name__ == "__main__":
     loader = tiny.train_loader(tiny.TinyData(), batch_size=8, seed=1,
                                settings=LoaderSettings(backend="processes", num_workers=2))

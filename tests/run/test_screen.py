@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.planning.test_decide import config, planned
-from wellfed.diagnosis.finding import Finding
+from tests.plan.test_decide import config, planned
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.report.run_lines import show_value
 from wellfed.record import RunRecord
-from wellfed.report.run_lines import show_value
 from wellfed.run import screen
 
 SCRIPT = """

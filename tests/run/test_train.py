@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.launcher import own_rank
+from wellfed.ranks import own_rank
 from wellfed.run import train
-from wellfed.run.run_folder import RunFolder
+from wellfed.run.folder.run_folder import RunFolder
 from wellfed.run.train import SPIN_COUNT, log_file, set_environment
 
 

@@ -73,9 +73,9 @@ def test_every_file_of_the_template_is_of_an_example_or_not(source: dict[str, ob
         "configs/experiment/recsys_8gb.yaml",
     } <= set(owned)
     assert {path for path in source if "recsys" in path} - set(owned) <= {
-        "tests/planning/golden/all_recsys.txt",
-        "tests/planning/golden/all_recsys_gpt2.txt",
-        "tests/planning/golden/guide_recsys_memory.txt",
+        "tests/plan/golden/all_recsys.txt",
+        "tests/plan/golden/all_recsys_gpt2.txt",
+        "tests/plan/golden/guide_recsys_memory.txt",
     }
     assert not scaffold.of_example("configs/experiment/recsystem.yaml", "recsys")
     assert not scaffold.of_example("src/workloads/recsys2/model.py", "recsys")

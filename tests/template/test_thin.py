@@ -27,10 +27,10 @@ def made(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(template / path, root / path)
     for path in ("src/evaluate.py", "Makefile", "constraints.txt", ".gitignore", "LICENSE"):
         shutil.copy(template / path, root / path)
-    shutil.copytree(template / "src/wellfed/blank", root / "src/old_nets")
+    shutil.copytree(template / "src/wellfed/cli/blank", root / "src/old_nets")
     (root / "src/old_nets/workload.yaml").rename(root / "configs/workload/old_nets.yaml")
     for path in [*root.glob("src/old_nets/*.py"), root / "configs/workload/old_nets.yaml"]:
-        path.write_text(path.read_text().replace("wellfed.blank", "old_nets").replace("blank", "old_nets"))
+        path.write_text(path.read_text().replace("wellfed.cli.blank", "old_nets").replace("blank", "old_nets"))
     train = root / "configs/train.yaml"
     train.write_text(
         train.read_text().replace("workload: recsys", "workload: old_nets").replace("gpu: auto", "gpu: 8gb")

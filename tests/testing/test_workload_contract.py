@@ -335,7 +335,7 @@ def files(project: Path) -> set[str]:
     return {path.relative_to(project).as_posix() for path in project.rglob("*")}
 
 
-BLANK = (ROOT / "src" / "wellfed" / "blank" / "workload.yaml").read_text().replace("wellfed.blank", "mine")
+BLANK = (ROOT / "src" / "wellfed" / "blank" / "workload.yaml").read_text().replace("wellfed.cli.blank", "mine")
 OPTIONS = {
     "blank": BLANK,
     "plain": option("plain", more="train: Points"),

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.examine import examine
+from wellfed.config.faults.examine import examine
 from wellfed.config.faults.find import find_faults
 from wellfed.config.hydra_internals import Hydra
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra

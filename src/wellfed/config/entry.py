@@ -15,25 +15,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
-import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
+import wellfed.process  # noqa: F401  reads them before torch may narrow them
 from wellfed import project
 from wellfed.command_line import command, words
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.faults.find import find_faults
-from wellfed.config.help_text import help_text
+from wellfed.config.files.help_text import help_text
 from wellfed.config.hydra_internals import command_line_parser, show
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
-from wellfed.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_NOTHING_RUN,
-    EXIT_OK,
-    ConfigError,
-    Fault,
-    WellfedError,
-)
-from wellfed.forking import STOPS
-from wellfed.stop_request import exit_code_of
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
+from wellfed.process import STOPS, exit_code_of
 from wellfed.units import show_text
 
 Job = Callable[[Composed[Any]], int]

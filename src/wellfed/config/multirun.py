@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
-from wellfed.config.examine import examine
+from wellfed.config.faults.examine import examine
 from wellfed.config.faults.explain import explain
 from wellfed.config.faults.find import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides

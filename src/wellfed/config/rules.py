@@ -28,7 +28,7 @@ from wellfed.config.schema import (
     Strategy,
 )
 from wellfed.errors import Fault
-from wellfed.shares import largest_share
+from wellfed.ranks import largest_share
 
 Rule = Callable[[RunConfig], Iterator[Fault]]
 

@@ -15,16 +15,20 @@ from typing import Any, Literal
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
-from wellfed.diagnosis.ceiling_check import contradiction
-from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import conclude
 from wellfed.errors import first_line
-from wellfed.hardware.facts import MachineFacts
-from wellfed.lit import loggers
-from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.explain.diagnosis.ceiling_check import contradiction
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.masking import SECRET_SHOWN
-from wellfed.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
-from wellfed.planning.run_plan import RunPlan
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.loggers import lightning_loggers as loggers
+from wellfed.observe.loggers import wandb_sink
+from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.loggers.sink import Sink, Sinks
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.timing.wall import Wall
+from wellfed.plan.run_plan import RunPlan
 from wellfed.record import (
     EventKind,
     LongestWaitEntry,
@@ -34,17 +38,13 @@ from wellfed.record import (
     RunRecord,
     SynchronisationEntry,
 )
-from wellfed.report.write import MARKDOWN, PAGE, write_reports
-from wellfed.run import run_folder
 from wellfed.run.ending import Outcome
+from wellfed.run.folder import run_folder
+from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
-from wellfed.run.other_ranks import NodeGpus
-from wellfed.run.resume import CHECKPOINTS
-from wellfed.telemetry.run_progress import Progress
-from wellfed.timing.wall import Wall
-from wellfed.tracking import wandb_sink
-from wellfed.tracking.journal import Journal
-from wellfed.tracking.sink import Sink, Sinks
+from wellfed.run.ranks.other_ranks import NodeGpus
+from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
+from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from wellfed.config.entry import extra_dirs
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
-from wellfed.run.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
-from wellfed.run.resume import derived_overrides
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.run.folder.resume import derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
 """Overrides that say where it was trained; it may be evaluated elsewhere."""
@@ -29,8 +29,8 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
     """
     run = _run_of(checkpoint, asked)
     # Torch from here on: a checkpoint that is not there needs none.
-    from wellfed.hardware.detect import machine
-    from wellfed.hardware.torch_cuda import torch_cuda
+    from wellfed.observe.hardware.detect import machine
+    from wellfed.observe.hardware.torch_cuda import torch_cuda
     from wellfed.run.bookkeeper import Bookkeeper
     from wellfed.run.passes import Passes
     from wellfed.run.planner import Planner

@@ -12,18 +12,18 @@ import torch
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, DataError
-from wellfed.footprint.footprint import NoEstimate
-from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
-from wellfed.footprint.size_search import Fit, Probe
-from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import MachineFacts
-from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.memory.cap import cap_cuda
-from wellfed.nvml.session import NvmlError, NvmlSession
-from wellfed.planning.run_plan import RunPlan
-from wellfed.run.measured_fit import ConfiguredStep
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.observe.nvml.session import NvmlError, NvmlSession
+from wellfed.plan.predict.footprint import NoEstimate
+from wellfed.plan.predict.size_fit import CudaMeter, TensorMeter, find_micro_batch
+from wellfed.plan.predict.size_search import Fit, Probe
+from wellfed.plan.run_plan import RunPlan
+from wellfed.ranks import largest_share
+from wellfed.run.micro_batch.measured_fit import ConfiguredStep
 from wellfed.run.planner import Planner
-from wellfed.shares import largest_share
+from wellfed.train.memory.cap import cap_cuda
 from wellfed.units import GIB
 
 HOST_FRAC = 0.9

@@ -14,18 +14,18 @@ import psutil
 import torch
 
 from wellfed.config.schema import TelemetryConfig
-from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.run_plan import RunPlan
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.loggers.journal import Journal
+from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
+from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.machines import named, of_node
+from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.series import Phase, Sample
+from wellfed.observe.telemetry.summary import Summary
+from wellfed.plan.run_plan import RunPlan
 from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
-from wellfed.telemetry.gpu import GpuSource, WatchedGpu
-from wellfed.telemetry.host import HostSource
-from wellfed.telemetry.machines import named, of_node
-from wellfed.telemetry.outlet import Outlet
-from wellfed.telemetry.run_progress import Progress
-from wellfed.telemetry.sampler import Sampler, Source
-from wellfed.telemetry.series import Phase, Sample
-from wellfed.telemetry.summary import Summary
-from wellfed.tracking.journal import Journal
 from wellfed.units import gib
 
 

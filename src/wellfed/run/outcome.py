@@ -17,10 +17,10 @@ from wellfed.errors import (
     OutOfMemoryExhausted,
     WellfedError,
 )
-from wellfed.memory import oom
+from wellfed.process import Stopped, exit_code_of
 from wellfed.run.ending import Outcome, RankEnded
-from wellfed.step.non_finite import NonFiniteLoss
-from wellfed.stop_request import Stopped, exit_code_of
+from wellfed.train.memory import oom
+from wellfed.train.step.non_finite import NonFiniteLoss
 
 _CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
 _HOST_ADVICE = (

@@ -18,47 +18,47 @@ from rich.console import Console
 from wellfed.batches import Delivery, num_bytes
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, FeatureModeName
+from wellfed.data.backend_benchmark import copied
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.loader_parts import loader_of
+from wellfed.data.non_finite_samples import NonFiniteSample
+from wellfed.data.streams.stream import Stream
+from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.data.streams.stream_ranks import StepsOfRanks
 from wellfed.errors import ConfigError, LastSaveFailed, reason_of
-from wellfed.hardware.detect import shm_gib
-from wellfed.launcher import launched
-from wellfed.lit import trainer as lit
-from wellfed.lit.callbacks.checkpoints import BEST
-from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
-from wellfed.lit.callbacks.figures import Figures
-from wellfed.lit.callbacks.process_watch import ProcessWatch
-from wellfed.lit.callbacks.profile import ProfilerTrace
-from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
-from wellfed.lit.callbacks.pruning import Judge, Pruning
-from wellfed.lit.callbacks.sanity import SanityCheck
-from wellfed.lit.callbacks.stage_switch import FeatureStages
-from wellfed.lit.callbacks.stop import StopAtStepEnd
-from wellfed.lit.callbacks.synchronisations import Synchronisations
-from wellfed.lit.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
-from wellfed.lit.prefetch import prefetched
-from wellfed.lit.stream_ranks import StepsOfRanks
-from wellfed.loading.backend_benchmark import copied
-from wellfed.loading.eval_loader import EvalLoader
-from wellfed.loading.loader_parts import loader_of
-from wellfed.loading.non_finite_samples import NonFiniteSample
-from wellfed.loading.stream import Stream
-from wellfed.loading.stream_loader import StreamLoader
-from wellfed.planning.host_room import Room
-from wellfed.planning.loader import PREFETCH_FACTOR
-from wellfed.planning.run_plan import RunPlan
+from wellfed.observe.hardware.detect import shm_gib
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.observe.timing.wall import LOGGING, VALIDATION
+from wellfed.plan.host_room import Room
+from wellfed.plan.loader import PREFETCH_FACTOR
+from wellfed.plan.run_plan import RunPlan
+from wellfed.process import StopRequest
+from wellfed.ranks import launched
 from wellfed.record import LongestWaitEntry
-from wellfed.run import assemble
-from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
-from wellfed.run.checkpoint_file import step_of
-from wellfed.run.feature_stages import planned_stages
-from wellfed.run.learner import GuestLearner, ModelLearner
+from wellfed.run.folder.checkpoint_file import step_of
+from wellfed.run.folder.resume import CHECKPOINTS
+from wellfed.run.objects import assemble
+from wellfed.run.objects.assemble import Parts
+from wellfed.run.objects.feature_stages import planned_stages
+from wellfed.run.objects.learner import GuestLearner, ModelLearner
+from wellfed.run.objects.user_callbacks import check_monitors
 from wellfed.run.outcome import lost_rank
-from wellfed.run.resume import CHECKPOINTS
-from wellfed.run.user_callbacks import check_monitors
-from wellfed.step.non_finite import NonFiniteLoss
-from wellfed.stop_request import StopRequest
-from wellfed.timing.step_clock import WARMUP_STEPS, StepClock
-from wellfed.timing.wall import LOGGING, VALIDATION
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.callbacks.process_watch import ProcessWatch
+from wellfed.train.lightning.callbacks.profile import ProfilerTrace
+from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
+from wellfed.train.lightning.callbacks.pruning import Judge, Pruning
+from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
+from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
+from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
+from wellfed.train.lightning.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
+from wellfed.train.lightning.checkpoints.checkpoints import BEST
+from wellfed.train.lightning.prefetch import prefetched
+from wellfed.train.lightning.sanity import SanityCheck
+from wellfed.train.step.non_finite import NonFiniteLoss
 from wellfed.units import GIB, counted, show_duration
 
 _LOG = logging.getLogger(__name__)

@@ -16,30 +16,30 @@ from torch.nn.parameter import is_lazy
 from wellfed.config.compose import Composed
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.schema import Accelerator, RunConfig
+from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
-from wellfed.footprint.footprint import Footprint
 from wellfed.generators import seed_everything
-from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import MachineFacts
-from wellfed.hardware.profiles import with_cards
-from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.loading.first_batches import FirstBatches
-from wellfed.memory import remembered
-from wellfed.memory.remembered import FOREACH
-from wellfed.planning.budget import step_shape
-from wellfed.planning.decide import plan_run
-from wellfed.planning.device import plan_device
-from wellfed.planning.loader import LoaderPlanner
-from wellfed.planning.memory import with_way_down
-from wellfed.planning.probing import as_remembered
-from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, PlannedStage, RunPlan
-from wellfed.planning.ways_that_fit import RanOut, ways_that_fit
-from wellfed.run import assemble
-from wellfed.run.feature_stages import first_stage, of_stage, train_encoder
-from wellfed.run.footprints import Footprints
-from wellfed.run.measured_fit import probed, with_plateau
-from wellfed.run.user_callbacks import make_callbacks
-from wellfed.shares import largest_share
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.hardware.profiles import with_cards
+from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.plan.budget import step_shape
+from wellfed.plan.decide import plan_run
+from wellfed.plan.device import plan_device
+from wellfed.plan.loader import LoaderPlanner
+from wellfed.plan.memory import with_way_down
+from wellfed.plan.predict.footprint import Footprint
+from wellfed.plan.probing import as_remembered
+from wellfed.plan.run_plan import DevicePlan, DryPlan, ModelFacts, PlannedStage, RunPlan
+from wellfed.plan.ways_that_fit import RanOut, ways_that_fit
+from wellfed.ranks import largest_share
+from wellfed.run.micro_batch.footprints import Footprints
+from wellfed.run.micro_batch.measured_fit import probed, with_plateau
+from wellfed.run.objects import assemble
+from wellfed.run.objects.feature_stages import first_stage, of_stage, train_encoder
+from wellfed.run.objects.user_callbacks import make_callbacks
+from wellfed.train.memory import remembered
+from wellfed.train.memory.remembered import FOREACH
 from wellfed.units import GIB
 
 HOST_SHARE = 0.5

@@ -13,8 +13,8 @@ from typing import Any
 
 from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
-from wellfed.planning.run_plan import Decided, RunPlan, Section
-from wellfed.run.resume import latest_checkpoint
+from wellfed.plan.run_plan import Decided, RunPlan, Section
+from wellfed.run.folder.resume import latest_checkpoint
 from wellfed.units import counted
 
 MOST_RESTARTS = 8

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from wellfed.planning.run_plan import RunPlan
+from wellfed.explain.report.run_lines import show_value
+from wellfed.explain.report.run_sections import sections
+from wellfed.plan.run_plan import RunPlan
 from wellfed.record import RunRecord, plain
-from wellfed.report.run_lines import show_value
-from wellfed.report.run_sections import sections
 from wellfed.units import show_bytes, show_text
 
 LEFT_BEHIND = (

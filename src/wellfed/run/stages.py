@@ -20,28 +20,29 @@ from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
-from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import MachineFacts
-from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.launcher import own_local_rank, requeue
-from wellfed.lit.callbacks.checkpoints import BEST, LAST
-from wellfed.lit.callbacks.pruning import Judge
-from wellfed.memory import cap, oom
-from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.planning.run_plan import RunPlan
-from wellfed.planning.ways_that_fit import RanOut
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.plan.run_plan import RunPlan
+from wellfed.plan.ways_that_fit import RanOut
+from wellfed.process import EXIT_TIME_LIMIT, StopRequest
+from wellfed.ranks import own_local_rank, requeue
 from wellfed.record import RunRecord, differences
-from wellfed.run import assemble, screen
+from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.checkpoint_file import load_checkpoint
 from wellfed.run.ending import OK, Outcome
-from wellfed.run.other_ranks import OtherRanks
+from wellfed.run.folder.checkpoint_file import load_checkpoint
+from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
+from wellfed.run.objects import assemble
 from wellfed.run.outcome import outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
+from wellfed.run.ranks.other_ranks import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.run.resume import CHECKPOINTS, Target, checkpoints_of
-from wellfed.stop_request import EXIT_TIME_LIMIT, StopRequest
+from wellfed.train.lightning.callbacks.pruning import Judge
+from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
+from wellfed.train.memory import cap, oom
+from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.units import show_text
 
 _LOG = logging.getLogger(__name__)

@@ -17,20 +17,21 @@ from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
-from wellfed.launcher import launched, own_rank
 from wellfed.masking import MaskedFormatter, learn, masked_override
-from wellfed.planning.nodes import launch_faults
+from wellfed.plan.nodes import launch_faults
+from wellfed.process import Stopped, StopRequest, exit_code_of
+from wellfed.ranks import launched, own_rank
 from wellfed.record import GitState, RunRecord, engine_state, git_state
-from wellfed.run import resume, run_folder, screen
-from wellfed.run.lock import only_one
-from wellfed.stop_request import Stopped, StopRequest, exit_code_of
+from wellfed.run import screen
+from wellfed.run.folder import resume, run_folder
+from wellfed.run.folder.lock import only_one
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
-    from wellfed.lit.callbacks.pruning import Judge
-    from wellfed.run.assemble import Parts
-    from wellfed.run.following import Word
-    from wellfed.run.line import Line
+    from wellfed.run.objects.assemble import Parts
+    from wellfed.run.ranks.following import Word
+    from wellfed.run.ranks.line import Line
+    from wellfed.train.lightning.callbacks.pruning import Judge
 
 _LOG = logging.getLogger("wellfed")
 TRIAL = "WELLFED_TRIAL"
@@ -108,9 +109,9 @@ def _train(
                         config.workload.name,
                         None if target is None else target.checkpoint.parent.parent,
                     )
-                from wellfed.run.following import lead
-                from wellfed.run.other_ranks import OtherRanks  # torch and Lightning from here on
                 from wellfed.run.passes import Measure
+                from wellfed.run.ranks.following import lead
+                from wellfed.run.ranks.other_ranks import OtherRanks  # torch and Lightning from here on
                 from wellfed.run.stages import Run
 
                 if line is not None and rank == 0:

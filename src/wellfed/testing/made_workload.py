@@ -16,19 +16,19 @@ from wellfed import generators
 from wellfed.batches import Delivery, named_tensors
 from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, Batch, Datasets, FeatureModeName, FeatureSource, LossOutput
+from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends.batch_request import BatchRequest
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream import is_stream
 from wellfed.errors import WellfedError
-from wellfed.hardware.detect import machine
-from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.loading.batch_builder import BatchBuilder
-from wellfed.loading.batch_request import BatchRequest
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.stream import is_stream
-from wellfed.memory.features import hold
-from wellfed.run import assemble
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.run.objects import assemble
 from wellfed.run.planner import Planner
-from wellfed.step.compiled import Loss
-from wellfed.step.micro_batches import Preparation
-from wellfed.step.train_step import parameter_groups
+from wellfed.train.memory.features import hold
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.train_step import parameter_groups
 
 SAMPLES = 8
 """Samples of a batch that is looked at, at most."""

@@ -20,12 +20,12 @@ from wellfed import project
 from wellfed.batches import named_tensors, num_bytes
 from wellfed.config.compose import compose
 from wellfed.config.quoting import assigned
+from wellfed.data.backends.picklable import failure, where_it_fails
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream import is_stream
 from wellfed.errors import ConfigError, first_line
-from wellfed.loading.eval_loader import EvalLoader
-from wellfed.loading.picklable import failure, where_it_fails
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.stream import is_stream
-from wellfed.run import assemble
+from wellfed.run.objects import assemble
 from wellfed.run.planner import plan_without_running
 from wellfed.sample_rng import SampleRng
 from wellfed.testing.made_workload import CPU, SAMPLES, MadeWorkload, cut_sizes, differences, fail, plainly

@@ -15,8 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed import DataError
-from wellfed.shards import NOT_CLOSED, Bytes, ShardIndex, ShardReader, find_shards, index_shards, read_into
-from wellfed.shards.class_folders import CLASSES, LISTS, class_of, files_below, folders, in_order, sample_key, splits_of
+from wellfed.data.shards import NOT_CLOSED, Bytes, ShardIndex, ShardReader, find_shards, index_shards, read_into
+from wellfed.data.shards.class_folders import (
+    CLASSES,
+    LISTS,
+    class_of,
+    files_below,
+    folders,
+    in_order,
+    sample_key,
+    splits_of,
+)
 from wellfed.units import counted
 
 Ints = NDArray[np.int64]

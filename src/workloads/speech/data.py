@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from wellfed import ConfigError, DataError, Datasets, Fault, prepared
-from wellfed.shards import write_shards
-from wellfed.shards.class_folders import SPLITS
+from wellfed.data.shards import write_shards
+from wellfed.data.shards.class_folders import SPLITS
 from wellfed.units import counted, show_bytes, show_count
 from workloads.speech.clip_files import FoundClips, Ints, find_clips
 from workloads.speech.clips import ClipData, LogMelTable, Masking

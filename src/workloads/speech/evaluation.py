@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from wellfed import FeatureSource
-from wellfed.shards.class_folders import SPLITS
+from wellfed.data.shards.class_folders import SPLITS
 
 Floats = NDArray[np.float64]
 

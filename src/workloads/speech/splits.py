@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wellfed import DataError
-from wellfed.shards.class_folders import SPLITS, sample_key
+from wellfed.data.shards.class_folders import SPLITS, sample_key
 from wellfed.units import counted
 
 SPEAKER = r"([^/]+)_nohash_"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed import DataError, SampleRng
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import train_loader
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
 from workloads.forecast.data import build
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.steps import Frequency

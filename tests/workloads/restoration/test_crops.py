@@ -13,8 +13,8 @@ from torch import Tensor
 
 from wellfed import FeatureModeName, Features, SampleRng, TrainData
 from wellfed.contract import FEATURE_MODES
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import train_loader
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
 from workloads.restoration.crops import CropData, crop_features, turned
 from workloads.restoration.decoding import Decoded
 from workloads.restoration.degradations import Degradation

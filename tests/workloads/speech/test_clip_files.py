@@ -7,7 +7,7 @@ import pytest
 
 from tests.workloads.speech.recordings import folder, shard, tone, wav
 from wellfed import DataError
-from wellfed.shards import write_shards
+from wellfed.data.shards import write_shards
 from workloads.speech.clip_files import find_clips
 
 

@@ -6,7 +6,7 @@ import torch
 from tests.workloads.speech.recordings import tone, wav
 from wellfed import SampleRng
 from wellfed.contract import FEATURE_MODES
-from wellfed.memory.features import hold, of_data
+from wellfed.train.memory.features import hold, of_data
 from workloads.speech.clips import Masking, sounding_frames
 from workloads.speech.data import datasets
 

@@ -4,7 +4,7 @@ import torch
 
 from tests.workloads.speech.recordings import folder, shard, tone, wav
 from wellfed import ConfigError, DataError, SampleRng
-from wellfed.shards import write_shards
+from wellfed.data.shards import write_shards
 from workloads.speech.data import datasets
 from workloads.speech.model import ClipClassifier
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import train_loader
-from wellfed.shards import write_shards
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.shards import write_shards
+from wellfed.data.train_loader import train_loader
 from workloads.speech.data import datasets
 
 READERS = {

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from wellfed import project
 from wellfed.command_line import command
-from wellfed.config.examine import examine
+from wellfed.config.faults.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.other_names import ours_for

@@ -1,0 +1,130 @@
+"""Writes a new workload that trains at once, with a small one inside (``python -m wellfed add workload NAME``).
+
+What is written is `wellfed.cli.blank` under another name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import yaml
+
+from wellfed import project
+from wellfed.command_line import command
+from wellfed.config.files.option_file import in_ascii, is_read_as_value
+from wellfed.errors import EXIT_OK, ConfigError
+
+_BLANK = project.ENGINE / "blank"
+_KINDS = {"workload": "model, data and yaml, to be replaced by your own"}
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_LONGEST = 40
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes what is asked for and says what can be done with it; 2 and nothing written if that can't be."""
+    parser = argparse.ArgumentParser(
+        prog=command("add"),
+        description="Writes the files of something new, with a small one inside that works.",
+    )
+    what_there_is = "; ".join(f"{kind} ({content})" for kind, content in _KINDS.items())
+    parser.add_argument("what", nargs="?", help=what_there_is)
+    parser.add_argument("name", nargs="?", help="of the folder, the yaml and the option: small letters, digits and '_'")
+    asked = parser.parse_args(argv)
+    if asked.name is None or asked.what not in _KINDS:
+        where = f"{command('add')} {asked.what or ''}".rstrip()
+        problem = "there is no such thing to add." if asked.what else "add what?"
+        problem = "under which name?" if asked.what in _KINDS else f"{problem} There is: {what_there_is}."
+        raise ConfigError.of(where, problem, f"Write {command('add')} workload my_workload.")
+    written = write_workload(asked.name)
+    print("\n".join(["Written:", *(f"  {path.relative_to(project.root())}" for path in written)]))
+    print(f"Try it: {command('train')} workload={asked.name} trainer.max_steps=50")
+    print("Then put your own model and data in its place; README.md beside them says how.")
+    return EXIT_OK
+
+
+def write_workload(name: str, root: Path | None = None) -> list[Path]:
+    """The files of `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all or none.
+
+    Args:
+        root: of the project; None = this one.
+
+    Raises:
+        ConfigError: the name will not do, something of that name is there already, or can't be written.
+    """
+    _check_name(name)
+    root = root or project.root()
+    package = home_of_workloads(root)
+    folder = root.joinpath("src", *package.split("."), name)
+    option = root / "configs" / "workload" / f"{name}.yaml"
+    asked = f"add workload {name}"
+    if not option.parent.is_dir():
+        raise ConfigError.of(
+            asked, f"{option.parent} is no folder of configurations.", "Make it, or change to a project."
+        )
+    for path in (folder, folder.with_suffix(".py"), option):
+        if os.path.lexists(path):
+            raise ConfigError.of(asked, f"{path} is there already.", "Take another name, or move it away.")
+    places = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
+    places[option] = "workload.yaml"  # last: from then on there is such a workload
+    with ExitStack() as undo:  # what stops half-way leaves nothing
+        try:
+            folder.mkdir(parents=True)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            undo.callback(option.unlink, missing_ok=True)
+            for place, file in places.items():
+                text = (_BLANK / file).read_text(encoding="utf-8")
+                _write(place, text.replace("wellfed.cli.blank", f"{package}.{name}").replace("blank", name))
+        except OSError as error:
+            problem = f"{error.filename or folder} can't be written: {error.strerror or error}."
+            raise ConfigError.of(asked, problem, "Free space, or make its folder writable.") from error
+        undo.pop_all()
+    return list(places)
+
+
+def home_of_workloads(root: Path) -> str:
+    """The package that new workloads go to, beside the default one or below it: its code may be named by a yaml.
+
+    ``workloads`` for ``workloads.cats.model.Net`` of cats, and ``my_nets`` for ``my_nets.model.Net`` of my_nets.
+
+    Raises:
+        ConfigError: the default workload does not tell.
+    """
+    configs = root / "configs"
+    try:
+        defaults = yaml.safe_load((configs / "train.yaml").read_text(encoding="utf-8"))["defaults"]
+        (default,) = (entry["workload"] for entry in defaults if isinstance(entry, dict) and "workload" in entry)
+        options = yaml.safe_load((configs / "workload" / f"{default}.yaml").read_text(encoding="utf-8"))
+        home = str(options["model"]["_target_"]).split(".")[:-2]
+        return ".".join(home[:-1] if len(home) > 1 and home[-1] == default else home)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        problem = f"the default workload of {configs / 'train.yaml'} does not tell where workloads are: {error!r}."
+        raise ConfigError.of("add workload", problem, "Run from a full clone.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _check_name(name: str) -> None:
+    if _will_do(name):
+        return
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", in_ascii(name)).lower()
+    cut = [text[:_LONGEST].rstrip("_") for text in (words, f"my_{words or 'workload'}")]
+    better = next(filter(_will_do, cut))
+    problem = (
+        f"becomes the name of a Python package and an option: small letters, digits and single '_', first a letter, "
+        f"at most {_LONGEST}, no word of Python or yaml."
+    )
+    raise ConfigError.of(f"add workload {name!r}", problem, f"Write {command('add')} workload {better}.")
+
+
+def _will_do(name: str) -> bool:
+    is_a_word = keyword.iskeyword(name) or is_read_as_value(name)
+    return _NAME.fullmatch(name) is not None and len(name) <= _LONGEST and not is_a_word

@@ -1,0 +1,67 @@
+"""Writes the winner of a sweep as options of loader and memory (``python -m wellfed choose SWEEP --name NAME``)."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from wellfed import project
+from wellfed.cli.answer import Answer
+from wellfed.cli.commands.leaderboard import add_sweep
+from wellfed.command_line import command
+from wellfed.config.files.option_file import write_files
+from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.record import RunRecord
+from wellfed.study.sweep import folders
+from wellfed.study.sweep.ranking import Entry, Leaderboard, leaderboard
+from wellfed.study.sweep.winner import chosen, in_words, tie_in_words
+from wellfed.study.trials.written_options import free_paths, option_text, words_beside
+
+_GROUPS = ("loader", "memory")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes both files, or none."""
+    parser = argparse.ArgumentParser(
+        prog=command("choose"),
+        description="Write the winner of a sweep as configs/loader/NAME.yaml and configs/memory/NAME.yaml.",
+    )
+    add_sweep(parser)
+    parser.add_argument("--name", required=True, metavar="NAME", help="of the options")
+    parser.add_argument("--point", metavar="ID", help="another than the best")
+    parser.add_argument("--force", action="store_true", help="replace files of that name")
+    asked = parser.parse_args(argv)
+    paths = free_paths(asked.name, _GROUPS, project.configs(), flag="--name", may_replace=lambda _: asked.force)
+    folder = folders.find(asked.sweep, Path(asked.log_dir))
+    board = leaderboard(*folders.load(folder))
+    entry = chosen(board, asked.point)
+    try:
+        found = asdict(RunRecord.read(folder / entry.folder))
+    except (OSError, ValueError) as error:
+        problem = f"its record can't be read, and the planned numbers are in there: {error}"
+        way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
+        raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
+    heading = _heading(asked.name, board, entry, found, folder)
+    texts = {path: option_text(group, found, heading) for group, path in paths.items()}
+    write_files(texts, f"--name {asked.name}", "Free space, or make configs/ writable.")
+    said = [f"{entry.point}: {in_words(board, entry)}", tie_in_words(board, entry)]
+    said.append(f"Written: {', '.join(map(str, texts))}")
+    options = [f"{group}={asked.name}" for group in _GROUPS]
+    of_run = [*board.sweep.flags, *options, *words_beside(entry.overrides, _GROUPS)]
+    said.append(f"Use it: {command('train')} {shlex.join(of_run)}")
+    Answer().print("\n".join(filter(None, said)), soft_wrap=True)
+    return EXIT_OK
+
+
+def _heading(name: str, board: Leaderboard, entry: Entry, found: Mapping[str, Any], folder: Path) -> str:
+    return "\n".join(
+        [
+            f"{command('choose')} {shlex.quote(str(folder))} --name {name}",
+            f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
+            f"{in_words(board, entry)}, on {board.sweep.machine or entry.device}.",
+        ]
+    )

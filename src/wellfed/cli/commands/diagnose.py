@@ -1,0 +1,80 @@
+"""Says where a run lost its time, from its files alone, and what a CSV of GPU curves shows (``python -m wellfed
+diagnose RUN``)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from wellfed import record
+from wellfed.cli.answer import Answer
+from wellfed.cli.which_run import add_log_dir, folder_of, read
+from wellfed.command_line import command
+from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.report.curve_lines import curve_entry, curve_lines
+from wellfed.explain.report.run_sections import sections
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what was found; the run folder is left as it is."""
+    parser = argparse.ArgumentParser(
+        prog=command("diagnose"),
+        description="Where a run lost its time, with evidence and overrides, from its files; also of one that was "
+        "killed, or runs now. Of a CSV of GPU curves (nvidia-smi's, the monitor's): how busy each GPU was, and whether "
+        "it swings.",
+    )
+    parser.add_argument(
+        "run",
+        metavar="RUN|FILE.csv",
+        nargs="?",
+        help="a run by its folder, its name or a beginning of it (default: the newest), or a CSV",
+    )
+    add_log_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    asked = parser.parse_args(argv)
+    if asked.run is not None and _is_file(asked.run):
+        return _curves(Path(asked.run), as_json=asked.json)
+    folder = folder_of(asked.run, Path(asked.log_dir))
+    evidence = Evidence.of(read(folder), folder)
+    conclude(evidence)
+    found, terminal = evidence.record, Answer()
+    if asked.json:
+        terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
+        return EXIT_OK
+    terminal.print(str(folder), soft_wrap=True)
+    shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
+    for line in (line for section in shown for line in section.lines):
+        terminal.print(line, soft_wrap=True)
+    return EXIT_OK
+
+
+def _is_file(asked: str) -> bool:
+    """Whether it is a file, or is called like one."""
+    try:
+        return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
+    except (OSError, ValueError):  # no path at all
+        return False
+
+
+def _curves(path: Path, *, as_json: bool) -> int:
+    """What a CSV of GPU curves shows."""
+    folder = path.absolute().parent
+    is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
+    if is_of_run and path.name != "telemetry.csv":
+        problem = f"is a file of the run {folder.name}."
+        raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: {command('diagnose')} {folder}")
+    file = read_curves(path)
+    terminal = Answer()
+    if as_json:
+        terminal.show_json({"file": str(path), **curve_entry(file)})
+        return EXIT_OK
+    for line in curve_lines(file):
+        terminal.print(line, soft_wrap=True)
+    if is_of_run:
+        more = f"It is the telemetry of a run, whose folder knows more: {command('diagnose')} {folder}"
+        terminal.print(more, soft_wrap=True)
+    return EXIT_OK

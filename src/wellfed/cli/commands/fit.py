@@ -1,0 +1,99 @@
+"""Shows the micro-batch that this device can take, by running steps of a few sizes (``python -m wellfed fit``)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from wellfed.command_line import command
+from wellfed.config.compose import Composed, compose
+from wellfed.config.schema import RunConfig
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
+from wellfed.plan.predict.size_search import Probe
+from wellfed.run.ranks.announce import announce
+from wellfed.units import show_gib
+
+_TARGET = "target_util_pct="
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs up to 6 sizes, a row each, and says which is the one to take; 0, or 2 if not even one sample fits."""
+    parser = argparse.ArgumentParser(
+        prog=command("fit"),
+        description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help=f"as for {command('train')}; target_util_pct=85 stops at that mean GPU utilisation"
+    )
+    parser.add_argument("--json", action="store_true", help="print {micro_batch, stopped_by, because, probes} as JSON")
+    asked = parser.parse_intermixed_args(argv)
+    target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
+    composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
+    # What the workload's code prints is no part of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        announce("Fitting: importing PyTorch, reading data, building the model")
+        from wellfed.run.fitting import fit  # torch from here on: --help and a typo need none
+
+        fitting = fit(composed, target, (lambda probe: None) if asked.json else _Rows())
+    found, budget_gib = fitting.found, fitting.budget_gib
+    if asked.json:
+        print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
+    else:
+        print(f"\nStopped by {found.stopped_by}: {found.because}.")
+        if found.size is not None and not fitting.is_whole:
+            print(f"Use it: {command('train')} {_typed(composed, found.size)}")
+        elif found.size is not None and found.stopped_by != "batch":
+            print(
+                "A model with BatchNorm is never split: its statistics belong to the whole batch. "
+                f"workload.effective_batch_size={found.size} changes what is learned; GroupNorm could be split."
+            )
+    if found.size is None:
+        because = f"{found.because[:1].upper()}{found.because[1:]} {show_gib(budget_gib)}"
+        print(f"{because}. See: {command('plan')}", file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    return EXIT_OK
+
+
+def _target(typed: Sequence[str]) -> float | None:
+    if not typed:
+        return None
+    text = typed[-1].removeprefix(_TARGET)
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = math.nan
+    if not 0 < percent <= 100:
+        problem = "is a mean GPU utilisation in percent, above 0 and at most 100."
+        raise ConfigError.of(f"{_TARGET}{text}", problem, "Write target_util_pct=85.")
+    return percent
+
+
+class _Rows:
+    """A table that grows by a row a probe, so that a slow model is seen to be alive."""
+
+    _FORM = "{:>12}  {:>14}  {:>14}  {:>12}"
+    _begun = False
+
+    def __call__(self, probe: Probe) -> None:
+        from wellfed.plan.predict.size_fit import row
+
+        if not self._begun:
+            self._begun = True
+            print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
+        print(self._FORM.format(*row(probe)), flush=True)
+
+
+def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:
+    """What was typed, with the micro-batch that was found in the place of what said how to split a step."""
+    splits = ("memory.micro_batch", "memory.accumulate")
+    kept = [text for text in composed.overrides if text.partition("=")[0].lstrip("+~") not in splits]
+    kept.append(f"memory.micro_batch={micro_batch}")
+    if any(text.partition("=")[0] == "experiment" for text in kept) and composed.config.memory.accumulate is not None:
+        kept.append("memory.accumulate=null")
+    return shlex.join(kept)

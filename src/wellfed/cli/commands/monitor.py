@@ -1,0 +1,170 @@
+"""Watches all GPUs and the host beside whatever trains there (``python -m wellfed monitor``)."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from wellfed.command_line import command
+from wellfed.errors import EXIT_OK, NotShown
+from wellfed.monitor.curve_file import CurveFile
+from wellfed.monitor.monitor import Monitor
+from wellfed.monitor.screens import LiveScreen, PlainScreen, Screen
+from wellfed.monitor.seen_gpus import look_around
+from wellfed.observe.telemetry.ticker import next_beat
+from wellfed.process import Stopped, StopRequest, exit_code_of
+from wellfed.run.screen import Terminal
+from wellfed.units import counted, seconds_of
+
+SHORTEST_S = 0.1
+"""As telemetry.interval_s."""
+FIRST_S = 0.3
+"""Until the table is first shown."""
+PATIENCE_S = 1.0
+"""A driver that takes longer to wake its cards is a word worth."""
+MOST_S = 1.0
+"""What has happened is shown after so long at most."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Watches for as long as it was asked to; exit code 0, or 130 and 143 where a signal ended it before that."""
+    asked = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold what this terminal can't write
+    stop, terminal = StopRequest(), Terminal(markup=False, highlight=False, emoji=False)
+    with stop.listening(), suppress(Stopped):
+        _watch(asked, stop, terminal)
+    if terminal.failure is not None:
+        raise NotShown(terminal.failure)
+    if stop.signum is None or (stop.signum == signal.SIGINT and asked.seconds == 0):
+        return EXIT_OK
+    return exit_code_of(stop.signum)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command("monitor"),
+        description="How busy all GPUs and the host are, live, whatever runs there; then means, peaks and a verdict.",
+    )
+    parser.add_argument(
+        "--for",
+        "--seconds",
+        dest="seconds",
+        type=_seconds,
+        default=0.0,
+        metavar="TIME",
+        help="how long, e.g. 90s, 5min, 2h; 0 = until Ctrl-C (default)",
+    )
+    parser.add_argument("--csv", type=Path, metavar="F", help="also write each reading to this file, a new one")
+    parser.add_argument("--gpus", type=_numbers, metavar="0,1", help="these only, as nvidia-smi numbers them")
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=0.5,
+        metavar="TIME",
+        help="between readings, e.g. 1s, 200ms (default: 0.5s)",
+    )
+    return parser
+
+
+def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> None:
+    until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
+    is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
+    screen: Screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
+    still_looking = threading.Timer(PATIENCE_S, screen.say, ("Looking for GPUs ...",))
+    still_looking.start()
+    try:
+        sight = look_around()
+    finally:
+        still_looking.cancel()
+    if asked.gpus is not None:
+        sight = sight.only(asked.gpus)
+    monitor = Monitor(sight, interval_s=asked.interval)
+    table = None
+    if asked.csv is not None:
+        table = CurveFile(asked.csv, monitor.tell)
+        monitor.also(table.add)
+    what = counted(len(sight.gpus), "GPU") + " and the host" if sight.gpus else "the host alone"
+    how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
+    screen.say(f"Watching {what} {how_long}.")
+    if sight.problem is not None:
+        screen.say(f"No GPU figures (NVML: {sight.problem}). {command('doctor')} says what is missing.")
+    with monitor:
+        stop.is_stepping = True
+        try:
+            _show(monitor, screen, terminal, asked, stop, first_s=FIRST_S if is_live else math.inf)
+        finally:
+            stop.is_finishing = True  # a second Ctrl-C does not take the summary away
+            screen.close()
+    if table is not None:
+        table.close()
+    for line in [*monitor.told(), *monitor.summary()]:
+        screen.say(line)
+    if table is not None and sight.gpus:
+        screen.say(f"The curves again: {command('diagnose')} {shlex.quote(str(asked.csv))}")
+    elif table is not None:
+        screen.say(f"{asked.csv} has the readings of the host alone.")
+
+
+def _show(
+    monitor: Monitor, screen: Screen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest, first_s: float
+) -> None:
+    """Shows the figures every second until it is over."""
+    period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
+    next_s = min(first_s, period_s)
+    while stop.signum is None and not terminal.quiet:
+        _sleep(min(MOST_S, min(next_s, end_s) - monitor.time_s()), stop)
+        for line in monitor.told():
+            screen.say(line)
+        now_s = monitor.time_s()
+        if now_s >= next_s and stop.signum is None:
+            screen.show(monitor.face, now_s)
+            next_s = next_beat(0.0, now_s, period_s)
+        if now_s >= end_s:
+            return
+
+
+def _sleep(seconds: float, stop: StopRequest) -> None:
+    """For so long, or until a signal: the one moment in which a signal ends something."""
+    with suppress(Stopped):
+        stop.is_stepping = False
+        if stop.signum is None:
+            time.sleep(max(0.0, seconds))
+        stop.is_stepping = True
+
+
+def _seconds(text: str) -> float:
+    seconds = _number(text)
+    if not (0 <= seconds < math.inf):
+        raise argparse.ArgumentTypeError(f"{text}: must be a time from 0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C")
+    return seconds
+
+
+def _interval(text: str) -> float:
+    seconds = _number(text)
+    if not (SHORTEST_S <= seconds < math.inf):
+        raise argparse.ArgumentTypeError(f"{text}: must be a time from {SHORTEST_S:g}s on, as 1, 1s, 200ms")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return seconds_of(text)
+    except ValueError:
+        return math.nan
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text}: must be numbers with commas between them, as 0,1")
+    return [int(part) for part in parts]

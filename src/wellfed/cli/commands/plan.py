@@ -1,0 +1,131 @@
+"""Shows every number of a run with its reason, here or on cards that are not here (``python -m wellfed plan``)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from rich.table import Table
+
+from wellfed.cli.answer import Answer
+from wellfed.command_line import command
+from wellfed.config.compose import Composed, compose
+from wellfed.config.files.experiment_file import free_path, write_experiment
+from wellfed.config.files.option_file import Value
+from wellfed.config.schema import RunConfig
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
+from wellfed.explain.report.run_lines import show_value
+from wellfed.masking import masked_override
+from wellfed.observe.hardware.profiles import PROFILES
+from wellfed.plan.run_plan import DryPlan, RunPlan
+from wellfed.run.ranks.announce import announce
+from wellfed.run.screen import plan_table
+from wellfed.units import show_bytes, show_gib
+
+_NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
+"""The first is this machine's matter, the second the workload's."""
+_BY_STAGE = (
+    "memory.features",
+    "memory.micro_batch",
+    "memory.accumulate",
+    "memory.checkpoint_activations",
+    "memory.stages",
+)
+"""What each of ``memory.stages`` has of its own: as one value it would hold for all of them."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the plan; 0 if it fits its budget, 2 if it does not or can't be made. Trains nothing."""
+    parser = argparse.ArgumentParser(
+        prog=command("plan"), description="Every number of a run with its reason, without running it."
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help=f"as for {command('train')}, e.g. gpu=8gb memory=cache trainer.devices=8"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--write", metavar="NAME", help="write it as configs/experiment/NAME.yaml")
+    parser.add_argument("--force", action="store_true", help="let --write replace a file of that name")
+    asked = parser.parse_intermixed_args(argv)
+    if asked.write is not None:
+        free_path(asked.write, replaces=asked.force)
+    composed: Composed[RunConfig] = compose(asked.overrides)
+    # What the workload's code prints is no part of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        announce("Planning: importing PyTorch, reading data, building the model")
+        from wellfed.run.planner import plan_without_running  # torch from here on: --help and a typo need none
+
+        found = plan_without_running(composed)
+    if asked.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        show(found, sys.stdout)
+    if found.plan.misfit is not None:
+        print(found.plan.misfit, file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    if asked.write is not None:
+        path = _write(asked.write, composed, found, replaces=asked.force)
+        print(f"Written: {path}. Use it: {command('train')} experiment={asked.write}", file=sys.stderr)
+    return EXIT_OK
+
+
+def show(found: DryPlan, stream: IO[str]) -> None:
+    """Prints the plan for people."""
+    plan = found.plan
+    console = Answer(file=stream)
+    if found.imagined is not None:
+        console.print(found.imagined, soft_wrap=True)
+    console.print(plan_table(found.workload, plan, with_source=True))
+    if plan.predicted_peak_gib is not None:
+        memory = Table(title=f"\nMemory at its peak ({plan.peak_moment}), predicted", title_justify="left", box=None)
+        memory.add_column("part")
+        memory.add_column("bytes", justify="right")
+        reserved, workspaces = plan.predicted_peak_gib * 2**30, plan.device.workspaces
+        rows: dict[str, float] = {
+            **plan.parts,
+            "the allocator's unused blocks": reserved - sum(plan.parts.values()) - workspaces,
+            "cuBLAS's workspaces": workspaces,
+            "reserved by the allocator, all in all": reserved,
+        }
+        for name, size in rows.items():
+            memory.add_row(name, show_bytes(size))
+        console.print(memory)
+    if found.by_devices:
+        console.print(_by_devices(found.by_devices))
+    for warning in plan.warnings:
+        console.print(f"Warning: {warning}", soft_wrap=True)
+
+
+def _by_devices(plans: Sequence[RunPlan]) -> Table:
+    nodes = max((plan.trainer.num_nodes for plan in plans), default=1)
+    on_each = "" if nodes == 1 else f" on each of {nodes} nodes"
+    table = Table(title=f"\nBy number of devices{on_each}, predicted for each", title_justify="left", box=None)
+    for name in ("devices", "micro-batch", "accumulate", "features", "peak", "fits"):
+        table.add_column(name, justify="right")
+    for plan in plans:
+        peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
+        cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]
+        does_fit = {None: "", True: "yes", False: "no"}[plan.fits]
+        table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, does_fit)
+    return table
+
+
+def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Path:
+    values = {
+        knob: Value(planned.value, f"{planned.source}: {planned.because}")
+        for knob, planned in found.plan.knobs.items()
+        if knob not in _NOT_WRITTEN and planned.source != "data" and not (found.plan.stages and knob in _BY_STAGE)
+    }
+    profile = PROFILES.get(composed.choices.get("gpu", "auto"))
+    if profile is not None and found.plan.device.memory_gib == profile.budget_gib:
+        del values["gpu.memory_gib"]  # the choice says it, and another choice on top of this one shall count
+    typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
+    peak = found.plan.predicted_peak_gib
+    predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."
+    heading = f"{command('plan')} {typed} --write {name}\nPlanned for {found.plan.device.name}.{predicted}"
+    return write_experiment(name, composed, values, heading=heading, replaces=replaces)

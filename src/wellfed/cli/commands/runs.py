@@ -1,0 +1,66 @@
+"""Lists the newest runs with what became of each (``python -m wellfed runs``)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from wellfed.cli.answer import Answer
+from wellfed.cli.which_run import add_log_dir
+from wellfed.command_line import command
+from wellfed.config.files.folder_lookup import RUN
+from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.explain.report.run_digest import RunDigest, digest, lines, row
+from wellfed.record import RunRecord
+
+_SHOWN = 20
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a row a run, the newest first; a record that can't be read has one that says why."""
+    parser = argparse.ArgumentParser(
+        prog=command("runs"),
+        description="The newest runs: what became of each, its rate, its share of the ceiling, its first finding, a "
+        f"metric. Trials of sweeps: {command('leaderboard')}.",
+    )
+    parser.add_argument("--workload", metavar="W", help="only runs of this one")
+    parser.add_argument("-n", "--last", type=int, default=_SHOWN, metavar="N", help=f"so many (default: {_SHOWN})")
+    add_log_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    asked = parser.parse_args(argv)
+    if asked.last < 1:
+        raise ConfigError.of(f"--last {asked.last}", "is no number of runs.", f"Write --last {_SHOWN}.")
+    folders = _folders(Path(asked.log_dir), asked.workload)
+    found = [_digest(folder) for folder in folders[: asked.last]]
+    terminal = Answer()
+    if asked.json:
+        terminal.show_json([asdict(one) for one in found])
+        return EXIT_OK
+    now = datetime.now(UTC)
+    shown = lines([row(one, now) for one in found], terminal.width if terminal.is_terminal else None)
+    terminal.print("\n".join(shown), soft_wrap=True)
+    if len(found) < len(folders):
+        terminal.print(f"{len(found)} of {len(folders)} runs; all: --last {len(folders)}", soft_wrap=True)
+    return EXIT_OK
+
+
+def _folders(log_dir: Path, workload: str | None) -> list[Path]:
+    known = RUN.all(log_dir)
+    if not known:
+        way_out = f"{RUN.first_command} makes one. Runs elsewhere: --log-dir."
+        raise ConfigError.of(str(log_dir), "there is no run in it yet.", way_out)
+    kept = [folder for folder in known if workload in (None, folder.parent.parent.name)]
+    if not kept:
+        there = ", ".join(sorted({folder.parent.parent.name for folder in known}))
+        raise ConfigError.of(f"--workload {workload}", f"has no run in {log_dir}.", f"There are runs of: {there}.")
+    return kept
+
+
+def _digest(folder: Path) -> RunDigest:
+    try:
+        return digest(folder, RunRecord.read(folder))
+    except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # one run never hides the others
+        return digest(folder, error)

@@ -1,0 +1,68 @@
+"""Packs a folder of recordings by class into tar shards (``python -m wellfed shards``)."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from wellfed.cli.answer import Answer
+from wellfed.command_line import command
+from wellfed.config.quoting import assigned
+from wellfed.data.shards.write_shards import USUAL_NUM, Written, write_shards
+from wellfed.errors import EXIT_OK
+from wellfed.units import counted, show_bytes, show_count
+
+_NAMED = 5
+"""Files that were left out and are shown by name."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what was packed, and what was left out."""
+    parser = argparse.ArgumentParser(
+        prog=command("shards"),
+        description="Pack many small files into a few tar files, in webdataset's layout: SRC/<class>/**/*.wav become "
+        "DIR/0000.tar and on, each file with the number of its class beside it (.cls); the names of the classes are in "
+        "DIR/classes.json. SRC/train, SRC/val and SRC/test become DIR/train, DIR/val and DIR/test. Files on a network "
+        "drive or a spinning disk are read several times as fast then.",
+    )
+    parser.add_argument("source", metavar="SRC", type=Path, help="the folder that holds a folder for each class")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder for the shards")
+    parser.add_argument("--num", metavar="N", type=int, help=f"number of shards, of each split (default: {USUAL_NUM})")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the order in which files are packed")
+    asked = parser.parse_args(argv)
+    terminal = Answer()
+    source, out = asked.source.expanduser(), asked.out.expanduser()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("packing")
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
+    terminal.print("\n".join(_lines(written, asked.out)), soft_wrap=True)
+    return EXIT_OK
+
+
+def _lines(written: Written, out: Path) -> list[str]:
+    size = show_bytes(written.num_bytes)
+    classes = "1 class" if len(written.classes) == 1 else f"{show_count(len(written.classes))} classes"
+    files = f"{counted(written.num_samples, 'file')} of {classes} ({size})"
+    lines = [f"{files} in {counted(len(written.shards), 'shard')}: {out}"]
+    if written.skipped:
+        lines.append(f"{counted(len(written.skipped), 'other file')} left out:")
+        lines += [f"  {reason}" for reason in written.skipped[:_NAMED]]
+        if len(written.skipped) > _NAMED:
+            lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
+    lines += [f"Left by a packing that was killed, if none runs now: {each}. Remove it." for each in written.remains]
+    where = assigned("workload.data.path", str(out))
+    # Hydra's quotes within the shell's: double ones, unless they would not hold.
+    where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
+    lines.append(f"To train on them: {command('train')} workload=... {where}")
+    return lines

@@ -1,0 +1,120 @@
+"""Calls the command that follows ``wellfed`` or ``python -m wellfed``: one line each in COMMANDS, imported only then.
+
+The entry scripts of a project call `main` too, with ``train``, ``tune`` or ``evaluate`` as the first word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wellfed import __version__, project
+from wellfed.cli.ended import all_shown, tell
+from wellfed.command_line import command, is_command
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_environment
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after ``wellfed``, and the file beside this one that does it.
+
+    The file offers ``main(argv: Sequence[str]) -> int`` for the words after the name, ``--help`` among them.
+    """
+
+    name: str
+    summary: str
+    composes: bool = True
+    """Its words are a run's configuration, or make one; else no fault of it is in a configuration."""
+    stands_for: tuple[str, ...] = ()
+    """The words that its name is short for; the last is left out where another of its group is typed."""
+
+
+COMMANDS = (
+    Command("train", "train, validate and test: [overrides]"),
+    Command(
+        "sweep", "measure combinations of settings: train -m sweep=throughput", stands_for=("-m", "sweep=throughput")
+    ),
+    Command(
+        "search", "many whole trainings, ranked by a metric: train -m search=optuna", stands_for=("-m", "search=optuna")
+    ),
+    Command("tune", "find faster settings for this machine, and write them as options"),
+    Command("evaluate", "the metrics of a checkpoint on the test split"),
+    Command("plan", "every number of a run with its reason, without running it"),
+    Command("fit", "the micro-batch that this device can take, by running a few sizes"),
+    Command("doctor", "the machine, the profile it maps to, what is missing", composes=False),
+    Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict", composes=False),
+    Command("diagnose", "where a run lost its time, again from its files", composes=False),
+    Command("report", "report.html of a run again, or two runs side by side", composes=False),
+    Command("runs", "the newest runs: what became of each, rate, share of the ceiling, a metric", composes=False),
+    Command("leaderboard", "the ranks of a sweep, and its files anew", composes=False),
+    Command("choose", "the winner of a sweep as options of loader and memory"),
+    Command("add", "a workload of your own to start from: add workload NAME"),
+    Command("cache", "what is kept so that it is made once: cache list, cache clear", composes=False),
+    Command("shards", "a folder of recordings by class as a few tar files, which are read faster", composes=False),
+    Command("completion", "what turns on tab completion in bash, zsh or fish", composes=False),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command that the first word names and returns its exit code; prints a user's error as its message."""
+    with in_environment():
+        argv = _expanded(argv)
+        asked = next((each for each in COMMANDS if argv and each.name == argv[0]), None)
+        try:
+            return all_shown(_without_command(argv) if asked is None else _run(asked, argv[1:]))
+        except SystemExit as ended:  # argparse's: help, or a wrong word
+            ended.code = all_shown(int(ended.code or 0))
+            raise
+        except Exception as error:  # noqa: BLE001  raised again where a traceback helps
+            is_of_configuration = asked is None or asked.composes
+            return tell(error, heading="" if is_of_configuration else f"{command(argv[0])}: this can't be done.")
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+
+
+def _expanded(argv: Sequence[str]) -> list[str]:
+    """Replaces a name that is short for words of ``train``; also where other ranks read the command line."""
+    asked = next((each for each in COMMANDS if argv and each.name == argv[0]), None)
+    if asked is None or not asked.stands_for:
+        return list(argv)
+    *flags, option = asked.stands_for
+    has_option = any(word.startswith(f"{asked.name}=") for word in argv)
+    expanded = ["train", *flags, *([] if has_option else [option]), *argv[1:]]
+    if is_command():
+        sys.argv[1:] = expanded
+    return expanded
+
+
+def _run(asked: Command, words: Sequence[str]) -> int:
+    if asked.composes:
+        if said := project.two_named():
+            print(said, file=sys.stderr)
+        project.add_sources()
+    return int(importlib.import_module(f"wellfed.cli.commands.{asked.name}").main(words))
+
+
+def _without_command(argv: Sequence[str]) -> int:
+    if list(argv) == ["--version"]:
+        print(f"wellfed {__version__}")
+        return EXIT_OK
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage(), file=sys.stdout if argv else sys.stderr)
+        return EXIT_OK if argv else EXIT_NOTHING_RUN
+    close = difflib.get_close_matches(argv[0], [each.name for each in COMMANDS], n=1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    print(f"{_name()} {argv[0]}: there is no such command.{meant}\n\n{usage()}", file=sys.stderr)
+    return EXIT_NOTHING_RUN
+
+
+def _name() -> str:
+    return command("").rstrip()
+
+
+def usage() -> str:
+    """Returns all commands with what they do."""
+    width = max(len(each.name) for each in COMMANDS)
+    lines = [f"  {each.name:<{width}}  {each.summary}" for each in COMMANDS]
+    return "\n".join([f"usage: {_name()} <command> [--help], or --version", "", *lines])

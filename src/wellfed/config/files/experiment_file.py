@@ -1,0 +1,84 @@
+"""Writes a configuration as an option of the experiment group: choices, what was typed, what was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from wellfed import project
+from wellfed.config.compose import Composed, unchecked_values
+from wellfed.config.files.option_file import Value, check_name, comment_lines, write_files, yaml_lines
+from wellfed.errors import ConfigError, Fault
+from wellfed.masking import SECRET_SHOWN
+
+_NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
+"""Groups that an experiment does not fix: what the first two set stands among the values."""
+_OF_ONE_RUN = ("seed", "resume", "rerun", "paths", "logger", "sweep")
+"""Knobs that say nothing about how a run is fed."""
+
+
+def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
+    """Where an experiment of that name is written.
+
+    Raises:
+        ConfigError: the name will not do, or a file is there already and may not be replaced.
+    """
+    check_name(name, "--write")
+    path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
+    if path.exists() and not replaces:
+        raise ConfigError([Fault(f"--write {name}", f"{path} is there already.", "Add --force, or take another name.")])
+    return path
+
+
+def write_experiment(
+    name: str,
+    composed: Composed[Any],
+    planned: Mapping[str, Value],
+    *,
+    heading: str,
+    replaces: bool = False,
+    config_dir: Path | None = None,
+) -> Path:
+    """``experiment/<name>.yaml``, with which the same configuration composes, and the planned values are set.
+
+    Args:
+        planned: by dotted knob.
+        replaces: a file of that name may be written over.
+
+    Raises:
+        ConfigError: the name, a file that is there already, or a folder that can't be written to; nothing is
+            written then.
+    """
+    path = free_path(name, replaces=replaces, config_dir=config_dir)
+    chosen = {group: option for group, option in composed.choices.items() if group not in _NOT_CHOSEN}
+    # The choices alone may break a rule that what was typed beside them keeps.
+    plain = unchecked_values([f"{group}={option}" for group, option in chosen.items()], config_dir=config_dir)
+    unchanged = dict(_leaves(plain))
+    values = {
+        dotted: Value(value, "as given")
+        for dotted, value in _leaves(composed.resolved)
+        if dotted.split(".")[0] not in _OF_ONE_RUN
+        and value != SECRET_SHOWN
+        and not (dotted in unchanged and unchanged[dotted] == value)
+    }
+    tree: dict[str, Any] = {}
+    for dotted, entry in (values | dict(planned)).items():
+        *groups, key = dotted.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[key] = entry
+    defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
+    lines = ["# @package _global_", *comment_lines(heading), "defaults:", *defaults, *yaml_lines(tree)]
+    way_out = "Free space or make its folder writable; without --write the plan is shown alone."
+    write_files({path: "\n".join(lines) + "\n"}, f"--write {name}", way_out)
+    return path
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

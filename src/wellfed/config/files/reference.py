@@ -1,0 +1,118 @@
+"""Writes the page docs/configuration.md: every knob of the schema, and what the options of the engine's groups set.
+
+``python -m wellfed.config.files.reference > docs/configuration.md`` writes it anew; a test holds the page to it. What a
+project decides for itself (its workloads and experiments, where it logs, which options are chosen) is not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import MISSING
+
+from wellfed import project
+from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order
+from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
+
+OF_THE_PROJECT = ("workload", "experiment", "logger")
+"""Groups whose options differ from project to project."""
+_HEAD = """\
+# Configuration
+
+Made by `python -m wellfed.config.files.reference > docs/configuration.md` from
+[the schema](../src/wellfed/config/schema.py) and the files under `configs/`; a test fails where they differ.
+
+A knob is set by its name, for one run: `python src/train.py loader.num_workers=4`. Where a number may be `null`, that
+means that the plan decides, or what the text says. An option of a group sets several knobs at once
+(`loader=balanced`); a knob that is typed wins over the option. `--help` lists groups and options and marks those that
+are chosen where nothing is typed; `--cfg job` shows the value of every knob. A default here is the schema's; what an
+option changes stands below its group. The options of `workload`, `experiment` and `logger` are the project's own: see
+`--help`.
+
+A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well; a number without a unit is in the
+unit of the knob's name, as is the value in `run.json`.
+"""
+_CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [workloads.md](workloads.md#callbacks)."
+_TUNE = "Takes the knobs above, which say where it starts, and these; see [tune.md](tune.md)."
+_DEBUG = "A quick look: sets knobs of other groups."
+
+
+def page(config_dir: Path | None = None) -> str:
+    """The whole page; ``config_dir``: where the groups are, None = the project's ``configs/``."""
+    folder = config_dir or project.configs()
+    knobs = [entry for entry in entries(RunConfig).values() if not entry.is_group]
+    parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob.name)]
+    for group in dict.fromkeys(knob.name.partition(".")[0] for knob in knobs if "." in knob.name):
+        own = (knob for knob in knobs if knob.name.startswith(f"{group}."))
+        parts += [f"## {group}", _prose(entries(RunConfig)[group].text), _table(own)]
+        if group not in OF_THE_PROJECT and (folder / group).is_dir():
+            parts.append(_options(folder / group))
+    parts += ["## callbacks", _CALLBACKS, _options(folder / "callbacks")]
+    parts += ["## debug", _DEBUG, _options(folder / "debug"), "## python src/tune.py", _TUNE]
+    parts.append(_table(entry for name, entry in entries(TuneRunConfig).items() if name.startswith("tune.")))
+    parts.append("## python src/evaluate.py")
+    parts.append(_table(entry for entry in entries(EvaluateConfig).values() if not entry.is_group))
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _table(knobs: Iterable[Knob]) -> str:
+    lines = ["| knob | takes | default | range | meaning |", "|---|---|---|---|---|"]
+    for knob in knobs:
+        takes = "`_target_` and its arguments" if knob.name in FREE_NODES else knob.takes
+        default = "none: must be set" if knob.default == MISSING else f"`{_show(knob.default)}`"
+        lines.append(_row(f"`{knob.name}`", takes, default, f"`{knob.range}`" if knob.range else "", _prose(knob.text)))
+    return "\n".join(lines)
+
+
+def _options(folder: Path) -> str:
+    lines = [f"| {folder.name}= | sets |", "|---|---|"]
+    for option in in_order(path.stem for path in folder.glob("*.yaml")):
+        content = yaml.safe_load((folder / f"{option}.yaml").read_text(encoding="utf-8"))
+        lines.append(_row(f"`{option}`", ", ".join(_settings(content)) or "nothing: the defaults above"))
+    return "\n".join(lines)
+
+
+def _settings(content: Mapping[str, Any]) -> Iterator[str]:
+    for entry in content.get("defaults", ()):
+        if isinstance(entry, Mapping):
+            yield from (f"`{key.removeprefix('override').strip(' /')}={option}`" for key, option in entry.items())
+        elif entry != "_self_":
+            yield f"as `{entry}`"
+    yield from (f"`{text}`" for key, value in content.items() if key != "defaults" for text in _flat(key, value))
+
+
+def _flat(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"{name}={_show(value)}"
+        return
+    for key, inner in value.items():
+        # An axis of a sweep is named as it is typed.
+        yield from _flat(key if name == "hydra.sweeper.params" else f"{name}.{key}", inner)
+
+
+def _show(value: Any) -> str:
+    """As it is typed."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_show, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value.name if isinstance(value, Enum) else value)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _prose(text: str) -> str:
+    """Text outside code, where Markdown would take ``<name>`` for a tag."""
+    pieces = re.split(r"(`[^`]*`)", text)
+    return "".join(piece if piece.startswith("`") else piece.replace("<", r"\<") for piece in pieces)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

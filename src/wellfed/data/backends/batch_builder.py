@@ -1,0 +1,304 @@
+"""Builds the batch of one request: by ``fetch`` where the data offers it, else sample by sample.
+
+A sample that raises is found and named here, wherever this runs; what becomes of it is the loader's to decide.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import inspect
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from wellfed import batches, generators
+from wellfed.batches import BuildTime, shapes_of
+from wellfed.contract import Batch
+from wellfed.data.backends.bad_samples import NoSampleAtFaultError, failing_samples
+from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
+from wellfed.data.backends.heartbeats import Heartbeat
+from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
+from wellfed.sample_rng import SampleRng, seed_from
+
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_UNREAD = Heartbeat()
+"""For batches that the training process builds itself."""
+
+
+class ExitInData(Exception):
+    """``sys.exit`` in the data, which is an error of a sample and does not end the run."""
+
+    def __str__(self) -> str:
+        return f"sys.exit({self.args[0]!r})"
+
+
+class Stopwatch:
+    """Counts from when it is made: the time that passes, and the CPU time of this thread."""
+
+    __slots__ = ("_began_s", "_cpu_s")
+
+    def __init__(self) -> None:
+        self._began_s, self._cpu_s = time.perf_counter(), time.thread_time()
+
+    def read(self) -> BuildTime:
+        """So far."""
+        return BuildTime(1e3 * (time.perf_counter() - self._began_s), 1e3 * (time.thread_time() - self._cpu_s))
+
+
+@dataclass(slots=True)
+class _Slowest:
+    """The sample of a batch that took longest to read."""
+
+    ms: float | None = None
+    index: int | None = None
+
+    def read(self, index: int, began_s: float) -> None:
+        """Takes in the sample that was being read since ``began_s``."""
+        took_ms = 1e3 * (time.perf_counter() - began_s)
+        if self.ms is None or took_ms > self.ms:
+            self.ms, self.index = took_ms, index
+
+
+class BatchBuilder:
+    """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
+
+    Args:
+        most_lost: samples of one batch that may be lost; with more it is not built to its end.
+        by_item: leave ``fetch`` alone.
+        worker_init: called in each worker process with its number.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        rank: int = 0,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        *,
+        purpose: str = "training",
+        by_item: bool = False,
+        most_lost: int = 0,
+        worker_init: Callable[[int], None] | None = None,
+    ) -> None:
+        self.dataset, self.most_lost, self.purpose = dataset, most_lost, purpose
+        self.seed, self._rank, self.worker_init = seed, rank, worker_init
+        self._collate = collate or default_collate
+        self._takes_rng = takes_rng(dataset)
+        self._draws = False
+        """Reading a sample was seen to draw from the process's generators; until then none is seeded for each sample,
+        which takes ten times as long as to read one that lies in memory."""
+        self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
+        self.splits_itself = "split" in batches.methods(dataset)
+        """Its batches are of a layout of their own, from which samples can't be counted."""
+
+    def __call__(self, request: BatchRequest, heartbeat: Heartbeat = _UNREAD) -> BuiltBatch:
+        """The batch of this request, and the samples that raised and are not in it. What is no one sample's fault is
+        raised."""
+        if not request.indices.numel():  # a third of the time of len()
+            return BuiltBatch(None)
+        heartbeat.begin(request.epoch, request.batch)
+        stopwatch, slowest = Stopwatch(), _Slowest()
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, heartbeat, slowest)
+        built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
+        heartbeat.end()
+        return built
+
+    def of(self, dataset: Any) -> BatchBuilder:
+        """The same for another data set of this kind."""
+        other = copy.copy(self)
+        other.dataset, other._takes_rng = dataset, takes_rng(dataset)
+        return other
+
+    def nothing_given(self, epoch: int, batch: int) -> DataError:
+        """The error of a batch that is None, though nothing of it was lost."""
+        name = type(self.dataset).__name__
+        return DataError(
+            f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.purpose} batch {batch} of "
+            f"epoch {epoch}. It must return the batch."
+        )
+
+    def _by_fetch(self, request: BatchRequest) -> BuiltBatch:
+        try:
+            return BuiltBatch(self._fetch(request))
+        except Exception as error:
+            if is_of_the_machine(error):
+                raise
+            return self._without_failing(request, error)
+
+    def _fetch(self, request: BatchRequest) -> Batch:
+        rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
+        try:
+            # Its own copy: these are a view of the epoch's order, and the data may write to them.
+            return self.dataset.fetch(request.indices.clone(), rng)
+        except SystemExit as exit_:
+            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
+
+    def _without_failing(self, request: BatchRequest, error: Exception) -> BuiltBatch:
+        """The rest of a batch, once it is known which samples make ``fetch`` raise."""
+
+        def trouble(indices: Tensor) -> Exception | None:
+            try:
+                self._fetch(request.only(indices))
+            except Exception as again:
+                if is_of_the_machine(again):
+                    raise
+                return again
+            return None
+
+        place = f"{self.purpose} batch {request.batch} of epoch {request.epoch} ({len(request.indices)} samples)"
+        try:
+            found = failing_samples(request.indices, error, trouble, most=self.most_lost + 1)
+        except NoSampleAtFaultError:
+            error.add_note(f"while fetching {place}; parts of it could be fetched, so no one sample is at fault")
+            raise error from None
+        lost = tuple(LostSample(index, reason_of(cause), cause) for index, cause in found)
+        rest = request.indices[~torch.isin(request.indices, torch.tensor([one.index for one in lost]))]
+        if len(lost) > self.most_lost or len(rest) == 0:
+            return BuiltBatch(None, lost)
+        try:
+            return BuiltBatch(self._fetch(request.only(rest)), lost)
+        except Exception as again:
+            again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
+            raise
+
+    def _by_item(self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest) -> BuiltBatch:
+        if self._takes_rng:
+            samples, lost = self._samples(request, heartbeat, slowest, seeds=False)
+        else:
+            with generators.kept():  # once a batch: it takes longer than to read a sample that lies in memory
+                samples, lost = self._samples_alike(request, heartbeat, slowest)
+        if not samples or len(lost) > self.most_lost:
+            return BuiltBatch(None, tuple(lost))
+        heartbeat.begin(request.epoch, request.batch)
+        try:
+            return BuiltBatch(self._collated(samples, request), tuple(lost))
+        except Exception as error:
+            indices = [index for index in request.indices.tolist() if index not in {one.index for one in lost}]
+            place = f"{self.purpose} batch {request.batch} of epoch {request.epoch}"
+            fault = collate_fault(self.dataset, self._collate, samples, indices, place, error)
+            if fault is None:
+                raise
+            raise fault from error
+
+    def _samples_alike(
+        self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest
+    ) -> tuple[list[Any], list[LostSample]]:
+        """Read again where they have drawn, now with the generators seeded for each."""
+        if not self._draws:
+            before = generators.numbers()
+            found = self._samples(request, heartbeat, slowest, seeds=False)
+            self._draws = generators.numbers() != before
+            if not self._draws:
+                return found
+        return self._samples(request, heartbeat, slowest, seeds=True)
+
+    def _samples(
+        self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest, *, seeds: bool
+    ) -> tuple[list[Any], list[LostSample]]:
+        """Up to one more lost than may be."""
+        samples: list[Any] = []
+        lost: list[LostSample] = []
+        for index in request.indices.tolist():
+            heartbeat.at(index)
+            began_s = time.perf_counter()
+            try:
+                samples.append(self.item(request.epoch, index, seeds=seeds))
+                slowest.read(index, began_s)
+            except Exception as error:
+                if is_of_the_machine(error):
+                    raise
+                lost.append(LostSample(index, reason_of(error), error))
+                if len(lost) > self.most_lost:
+                    break
+        return samples, lost
+
+    def _collated(self, samples: list[Any], request: BatchRequest) -> Batch:
+        """With randomness of this batch, as masking draws it; torch's own collate draws nothing."""
+        if self._collate is default_collate:
+            return default_collate(samples)
+        with generators.kept():
+            generators.seed_for_sample(seed_from(self.seed, request.epoch, request.batch, self._rank))
+            return self._collate(samples)
+
+    def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
+        """``dataset[index]`` with the randomness of this epoch, which ``seeds`` the process's generators."""
+        try:
+            if self._takes_rng:
+                return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
+            if seeds:
+                generators.seed_for_sample(seed_from(self.seed, epoch, index))
+            return self.dataset[index]
+        except SystemExit as exit_:
+            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
+
+
+def collate_fault(
+    dataset: Any,
+    collate: Callable[[list[Any]], Batch],
+    samples: list[Any],
+    names: Sequence[Any],
+    place: str,
+    error: Exception,
+) -> DataError | None:
+    """Returns the error of samples that could not be collated, which names the one at fault.
+
+    None where none is: ``error`` then carries a note.
+
+    Args:
+        names: of the samples, in their order.
+        place: the batch, for the message.
+    """
+    shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
+    if is_of_the_machine(error) or isinstance(error, WellfedError):
+        return None
+    if default_collate in (collate, getattr(collate, "collate", None)):
+        wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
+        way_out = "Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
+    else:
+        at_fault = [number for number, sample in enumerate(samples) if _fails(collate, [sample])]
+        if not at_fault:
+            usual = Counter(shapes).most_common(1)[0][0]
+            alike = [sample for sample, shape in zip(samples, shapes, strict=True) if shape == usual]
+            if len(alike) < len(samples) and not _fails(collate, alike):
+                at_fault = [number for number, shape in enumerate(shapes) if shape != usual]
+        if not at_fault:
+            error.add_note(f"while collating {place}")
+            return None
+        wrong, way_out = at_fault[0], "Mend the sample, or Datasets.collate."
+    beside = f"; sample {names[0]} is {shapes[0]}" if wrong and shapes[0] != shapes[wrong] else ""
+    return DataError(
+        f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
+        f"It is {shapes[wrong]}{beside}. {way_out}"
+    )
+
+
+def _fails(collate: Callable[[list[Any]], Batch], samples: list[Any]) -> bool:
+    try:
+        collate(samples)
+    except Exception:  # noqa: BLE001  whatever a user's function raises
+        return True
+    return False
+
+
+def takes_rng(dataset: Any) -> bool:
+    """Whether ``dataset.__getitem__`` has a parameter ``rng``."""
+    try:
+        return "rng" in inspect.signature(type(dataset).__getitem__).parameters
+    except (AttributeError, ValueError, TypeError):
+        return False
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Memory, disk or file descriptors ran out: no sample's fault, and leaving samples out would hide it."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+        return True
+    text = text_of(error) if isinstance(error, RuntimeError) else ""
+    return "can't allocate memory" in text or "out of memory" in text

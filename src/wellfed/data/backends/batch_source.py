@@ -1,0 +1,68 @@
+"""Builds the batches that are asked for, in their order, by the backend that the settings name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+
+from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
+from wellfed.data.backends.process_backend import ProcessBackend
+from wellfed.data.backends.thread_backend import built_by_threads
+from wellfed.data.settings import LoaderSettings
+
+
+class BatchSource:
+    """One pass at a time; worker processes live on from pass to pass where the settings say so.
+
+    A pass is read, and so closed, by the thread that has started it: the data may hold that up with a batch for which
+    another thread can't wait. It then ends when it has its batch, and finds that it `is_left`.
+    """
+
+    def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
+        self._builder, self._settings = builder, settings
+        self._processes = ProcessBackend(builder, settings) if settings.backend in ("torch", "processes") else None
+        self._running: Generator[BuiltBatch] | None = None
+        self._reader = threading.current_thread()
+
+    def read_from(self, builder: BatchBuilder) -> None:
+        """Let another builder build from the next pass on; worker processes end, which have the old one's data."""
+        self.close()
+        self._builder = builder
+
+    def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
+        """The batches of so many requests, in their order; ends the pass before."""
+        self.stop()
+        if self._settings.backend == "inline":
+            self._running = self._built_here(requests)
+        elif self._settings.backend == "threads":
+            self._running = built_by_threads(self._builder, requests, self._settings, num_requests)
+        else:
+            self._processes = self._processes or ProcessBackend(self._builder, self._settings)
+            self._running = self._processes(requests)
+        self._reader = threading.current_thread()
+        return self._running
+
+    def is_left(self, running: Generator[BuiltBatch]) -> bool:
+        """Whether this pass was stopped, or another started, while its reader waited for a batch."""
+        return self._running is not running
+
+    def stop(self) -> None:
+        """End the pass; worker processes that live on stay."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        if self._reader is threading.current_thread() or not self._reader.is_alive():
+            running.close()
+        else:
+            self._processes = None  # they are that thread's
+
+    def close(self) -> None:
+        """End the pass and the worker processes; a later `start` has others."""
+        self.stop()
+        self._processes = None
+
+    def _built_here(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
+        for request in requests:
+            built = self._builder(request)
+            yield built.pin_memory() if self._settings.pin_memory else built

@@ -1,0 +1,127 @@
+"""Delivers the batches of a split that is evaluated: every sample once, over all ranks or on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from wellfed.batches import Delivery
+from wellfed.contract import Batch
+from wellfed.data.backends.bad_samples import evaluation_error
+from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends.batch_request import BatchRequest
+from wellfed.data.backends.batch_source import BatchSource
+from wellfed.data.epoch_order import BatchOrder, EpochOrder
+from wellfed.data.sampled_epochs import SampledEpochs
+from wellfed.data.settings import LoaderSettings
+
+
+class EvalLoader:
+    """A split in its own order, from its start at each ``iter()``.
+
+    The batches are the same for any number of ranks: rank r has the batches r, r + world_size, and so on. All ranks
+    have as many deliveries, since a model that is spread over them may have to be asked by all: where there is no batch
+    left, the last is padding, with nothing in it. A batch that can't be built ends a pass of one rank with its error;
+    where there are others, which would wait for this one, the rest is padding that carries it.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        seed: int,
+        settings: LoaderSettings | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        limit_batches: int | None = None,
+        drop_last: bool = False,
+        sampled: SampledEpochs | None = None,
+        worker_init: Callable[[int], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            settings: say who builds; None = this process, when asked.
+            sampled: the samples of the split, where a sampler chooses them; None = all.
+            worker_init: called with its number in each worker process.
+        """
+        self._order: EpochOrder | BatchOrder
+        if sampled is not None and sampled.in_batches:
+            self._order = BatchOrder(sampled, shuffle=False, limit_batches=limit_batches)
+        else:
+            self._order = EpochOrder(
+                len(dataset),
+                batch_size,
+                seed=seed,
+                shuffle=False,
+                drop_last=drop_last,
+                sampled=sampled,
+                limit_batches=limit_batches,
+            )
+        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation", worker_init=worker_init)
+        self._numbers = range(rank, self._order.num_batches, world_size)
+        self._length = -(-self._order.num_batches // world_size)
+        self._is_alone = world_size == 1
+        settings, num_own = settings or LoaderSettings(), len(self._numbers)
+        if num_own < 2:  # there is nothing that one could be built beside
+            settings = LoaderSettings(pin_memory=settings.pin_memory)
+        self.settings = replace(settings, num_workers=min(settings.num_workers, num_own))
+        """Backend and workers that build the batches."""
+        self._source = BatchSource(self._builder, self.settings)
+
+    def limit(self, num_workers: int, prefetch_factor: int) -> None:
+        """Has fewer workers, or fewer batches ready, from the next ``iter()`` on; without workers none are."""
+        self._source.close()
+        fewer = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        self.settings = fewer if num_workers else LoaderSettings(pin_memory=self.settings.pin_memory)
+        self._source = BatchSource(self._builder, self.settings)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Delivery]:
+        number, failure = 0, None
+        try:
+            for delivery in self._own():
+                yield delivery
+                number += 1
+        except Exception as error:  # whatever the data raises
+            if self._is_alone:
+                raise
+            failure = error
+        for _ in range(number, len(self)):
+            yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
+
+    def _own(self) -> Iterator[Delivery]:
+        shares = [self._order.share(0, number) for number in self._numbers]
+        running = self._source.start((BatchRequest(0, one.batch, one.indices) for one in shares), len(shares))
+        try:
+            for share, built in zip(shares, running, strict=True):
+                if built.lost:
+                    raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], share.batch) from (
+                        built.lost[0].cause
+                    )
+                if built.batch is None:
+                    raise self._builder.nothing_given(0, share.batch)
+                num_samples = share.total if self._builder.splits_itself else None
+                yield Delivery(built.batch, 0, share.batch, share.total, num_samples=num_samples, indices=share.indices)
+        finally:
+            running.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The start, where each pass begins."""
+        return {"epoch": 0, "batch": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: there is no going on in the middle of a pass."""
+
+    def read_from(self, dataset: Any) -> None:
+        """The same samples by another data set, from the next ``iter()`` on."""
+        self._builder = self._builder.of(dataset)
+        self._source.read_from(self._builder)
+
+    def close(self) -> None:
+        """End worker processes that live on from pass to pass."""
+        self._source.close()

@@ -1,0 +1,71 @@
+"""Finds samples with NaN or infinite values among batches that training was given, by building them again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from wellfed import batches
+from wellfed.contract import Batch
+from wellfed.data.backends.bad_samples import NoSampleAtFaultError, failing_samples
+from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends.batch_request import BatchRequest
+
+_MOST_S = 20.0
+"""Longest search."""
+
+
+@dataclass(frozen=True)
+class NonFiniteSample:
+    """A sample whose values are not all finite numbers."""
+
+    sample: int
+    """Dataset index."""
+    epoch: int
+    batch: int
+    """Number in its epoch, from 0."""
+    value: str
+    """``NaN`` or ``an infinite value``."""
+
+
+def first_non_finite(
+    builder: BatchBuilder, requests: Iterable[BatchRequest], *, is_usual_allowed: bool
+) -> NonFiniteSample | None:
+    """The first sample among these batches that holds such a value; None if there is none, or no time to look.
+
+    Args:
+        is_usual_allowed: training went well on earlier batches: where most batches hold such values, they are meant.
+    """
+    found: NonFiniteSample | None = None
+    num, num_bad, ends_s = 0, 0, time.monotonic() + _MOST_S
+    for request in requests:
+        if time.monotonic() > ends_s:
+            break
+        num += 1
+        value = _value(builder(request).batch)
+        num_bad += value is not None
+        if found is None and value is not None:
+            found = _sample_of(builder, request, value)
+        if found is not None and not is_usual_allowed:
+            break
+    return None if is_usual_allowed and num_bad > max(1, num // 2) else found
+
+
+def _sample_of(builder: BatchBuilder, request: BatchRequest, value: str) -> NonFiniteSample | None:
+    try:
+        bad = failing_samples(request.indices, value, lambda part: _value(builder(request.only(part)).batch), most=1)
+    except NoSampleAtFaultError:  # only the whole batch has it
+        return None
+    index, value = bad[0]
+    return NonFiniteSample(index, request.epoch, request.batch, value)
+
+
+def _value(batch: Batch) -> str | None:
+    """What is not finite in a batch."""
+    for tensor in batches.tensors(batch):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return "NaN" if bool(torch.isnan(tensor).any()) else "an infinite value"
+    return None

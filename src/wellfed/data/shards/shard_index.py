@@ -1,0 +1,215 @@
+"""Finds the samples in tar shards of webdataset's layout, so that any of them can be read at any time.
+
+Members that follow one another and share their path up to the first dot of the file's name are one sample:
+``class/clip_17.wav`` and ``class/clip_17.cls`` make the sample ``class/clip_17`` of the parts ``wav`` and ``cls``
+(https://github.com/webdataset/webdataset).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.command_line import command
+from wellfed.data.prepared import prepared
+from wellfed.data.shards.tar_members import Damage, members
+from wellfed.errors import DataError
+from wellfed.units import counted
+
+Ints = NDArray[np.int64]
+KIND = "shards"
+_MAKING = 4
+"""To be raised where an index is made in another way."""
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Where the samples of some shards lie. N samples, in the order of the shards and within them."""
+
+    paths: tuple[Path, ...]
+    stamps: tuple[tuple[int, int], ...]
+    """Of each path what another file there would not share, as `stamp` gives it."""
+    keys: tuple[str, ...]
+    """[N]; a key that comes again, later or in another shard, is another sample."""
+    shards: Ints
+    """Place of each sample's shard in ``paths``, [N]."""
+    parts: Mapping[str, tuple[Ints, Ints]]
+    """By part: offset and size of its bytes, [N] each; size -1 = the sample lacks it."""
+    is_torn: NDArray[np.bool_]
+    """Whether a damaged member lies beside the sample: what the sample lacks may be that one, [N]."""
+    damages: tuple[str, ...]
+    """What could not be used: file, offset and reason."""
+    num_dotted: int = 0
+    """Members that end as a part does, and are none: a key ends at the first dot of a name, as in ``a.2.wav``."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def find_shards(place: Path) -> list[Path]:
+    """The ``.tar`` files of a folder, or the one file, by name; hidden ones are left out.
+
+    Raises:
+        DataError: there are none.
+    """
+    found = [place] if place.is_file() else sorted(path for path in place.glob("[!.]*.tar") if path.is_file())
+    if not found:
+        problem = "has no .tar files" if place.is_dir() else "is neither a folder nor a file"
+        raise DataError(f"{place} {problem}. Make shards with `{command('shards')} FOLDER --out {place}`.")
+    return found
+
+
+def index_shards(
+    paths: Sequence[Path], parts: Sequence[str], cache_dir: str | Path, *, max_damaged: int = 0
+) -> ShardIndex:
+    """The samples that have at least one of ``parts``; each shard's index is kept under ``cache_dir``.
+
+    Raises:
+        DataError: a file is no tar file; more than ``max_damaged`` members are damaged; there are no samples.
+    """
+    keys: list[str] = []
+    shards: list[Ints] = []
+    places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
+    damages: list[str] = []
+    stamps, torn, num_dotted = [], [], 0
+    for number, path in enumerate(paths):
+        stamps.append(stamp(_seen(path)))
+        found = _of_shard(path, cache_dir)
+        damages += [f"{path}, byte {offset}: {problem}" for offset, problem in found.damages]
+        if len(damages) > max_damaged:
+            raise _too_damaged(damages, max_damaged)
+        places_of = {part: found.places_of(part) for part in parts}
+        has_any_N = np.zeros(len(found.keys), bool)
+        for _, size_N in places_of.values():
+            has_any_N |= size_N >= 0
+        rows = np.flatnonzero(has_any_N)
+        num_dotted += found.num_dotted(parts)
+        keys += [found.keys[row] for row in rows]
+        shards.append(np.full(len(rows), number, np.int64))
+        torn.append(np.isin(rows, found.torn))
+        for part, (offset_N, size_N) in places_of.items():
+            places[part].append((offset_N[rows], size_N[rows]))
+    if not keys:
+        ends = " or ".join(f".{part}" for part in parts)
+        problem = f"no member of {counted(len(paths), 'shard')} ends in {ends} (from the first dot of its name on)"
+        raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
+    return ShardIndex(
+        tuple(paths),
+        tuple(stamps),
+        tuple(keys),
+        np.concatenate(shards),
+        {part: _joined(pieces) for part, pieces in places.items()},
+        np.concatenate(torn),
+        tuple(damages),
+        num_dotted,
+    )
+
+
+def stamp(seen: os.stat_result) -> tuple[int, int]:
+    """Size and time of change of a file."""
+    return seen.st_size, seen.st_mtime_ns
+
+
+def _seen(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
+
+
+def _joined(pieces: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    offsets, sizes = zip(*pieces, strict=True)
+    return np.concatenate(offsets), np.concatenate(sizes)
+
+
+def _too_damaged(damages: Sequence[str], limit: int) -> DataError:
+    allowed = "none is allowed" if limit == 0 else f"{limit} are allowed"
+    return DataError(
+        f"{damages[0]}. {counted(len(damages), 'damaged member')} so far, and {allowed} "
+        "(workload.data.max_damaged). Make the shard again, or raise the limit to leave such members out."
+    )
+
+
+# -- one shard ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The samples of one file. M members."""
+
+    keys: list[str]
+    parts: list[str]
+    """As many as members at worst: where names have dots of their own, each has a part of its own."""
+    table: Ints
+    """[M, 4]: places in ``keys`` and ``parts``, offset, size."""
+    damages: list[tuple[int, str]]
+    torn: list[int]
+    """Places in ``keys`` of samples beside a damaged member."""
+
+    def num_dotted(self, parts: Sequence[str]) -> int:
+        """Members whose part ends as one of ``parts``, with more before it."""
+        dotted = [number for number, part in enumerate(self.parts) if "." in part and part.rpartition(".")[2] in parts]
+        return int(np.isin(self.table[:, 1], dotted).sum())
+
+    def places_of(self, part: str) -> tuple[Ints, Ints]:
+        """Offset and size of a part, for each key; size -1 = that sample lacks it."""
+        offset_N, size_N = np.full(len(self.keys), -1, np.int64), np.full(len(self.keys), -1, np.int64)
+        if part in self.parts:
+            mine = self.table[self.table[:, 1] == self.parts.index(part)]
+            offset_N[mine[:, 0]], size_N[mine[:, 0]] = mine[:, 2], mine[:, 3]
+        return offset_N, size_N
+
+
+def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
+    folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store(_read(path), folder))
+    texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    damages = [(offset, problem) for offset, problem in texts["damages"]]
+    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"), damages, texts["torn"])
+
+
+def _store(shard: _Shard, folder: Path) -> None:
+    texts = {"keys": shard.keys, "parts": shard.parts, "damages": shard.damages, "torn": shard.torn}
+    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # in ASCII, so any name can be written
+    np.save(folder / "members.npy", shard.table)
+
+
+def _read(path: Path) -> _Shard:
+    keys: list[str] = []
+    parts: dict[str, int] = {}
+    found: list[tuple[int, int, int, int]] = []
+    damages: list[tuple[int, str]] = []
+    there: set[str] = set()
+    torn: set[int] = set()
+    for member in members(path):
+        if isinstance(member, Damage):
+            damages.append((member.offset, member.problem))
+            torn |= {len(keys) - 1, len(keys)}
+            continue
+        split = split_name(member.name)
+        if split is None:  # no sample's: hidden files, README
+            continue
+        key, part = split
+        if not keys or key != keys[-1]:
+            keys.append(key)
+            there.clear()
+        if part in there:
+            damages.append((member.offset, f"{member.name!r} comes twice in one sample"))
+            continue
+        there.add(part)
+        found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset, member.size))
+    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4), damages, sorted(torn))
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key of the sample and part, in lower case: ``a/b.seg.png`` is ``a/b`` and ``seg.png``; None without either."""
+    folder, slash, file = name.removeprefix("./").rpartition("/")
+    stem, dot, part = file.partition(".")
+    if not stem or not dot or not part:
+        return None
+    return f"{folder}{slash}{stem}", part.lower()

@@ -1,0 +1,134 @@
+"""Reads the bytes of samples out of tar shards by their places, any samples in any order."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.data.shards.shard_index import ShardIndex, stamp
+from wellfed.errors import DataError
+
+Bytes = NDArray[np.uint8]
+
+
+class ShardReader:
+    """Bytes of one part of the samples of an index; for threads and processes alike.
+
+    Files are opened when they are first read, in each process of its own.
+    """
+
+    def __init__(self, index: ShardIndex, part: str) -> None:
+        self.index, self.part = index, part
+        self._offset_N, self._size_N = index.parts[part]
+        self._files = np.full(len(index.paths), -1)
+        """Descriptor of each shard, -1 = not open."""
+        self._process = os.getpid()
+        self._opening = Lock()
+
+    def sizes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of each sample, -1 where it lacks the part."""
+        return self._size_N[rows]
+
+    def read(self, rows: NDArray[np.int64]) -> list[Bytes]:
+        """The bytes of each of the samples ``rows``; views of one array.
+
+        Raises:
+            DataError: a sample lacks the part, or a shard is not as it was.
+        """
+        sizes = self._size_N[rows]
+        if (sizes < 0).any():
+            missing = int(rows[np.argmin(sizes)])
+            key = self.index.keys[missing]
+            raise DataError(f"{self._path(missing)}: the sample {key!r} has no .{self.part}. Make the shard again.")
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        parts = np.split(whole, np.cumsum(sizes)[:-1]) if len(rows) else []
+        self.fill(rows, parts)
+        return parts
+
+    def fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes], starts: NDArray[np.int64] | None = None) -> None:
+        """A piece of each of the samples ``rows`` into an array of its size.
+
+        Args:
+            starts: of the pieces within the samples' bytes; None = from the first on.
+
+        Raises:
+            DataError: a shard is not as it was.
+        """
+        offsets = (self._offset_N[rows] if starts is None else self._offset_N[rows] + starts).tolist()
+        shard_B = self.index.shards[rows]
+        row = -1
+        try:
+            for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, targets, strict=True):
+                if read_into(file, into, offset) != into.nbytes:
+                    problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
+                    raise DataError(f"{self._path(row)} {problem}")
+        except OSError as error:
+            problem = f"can't be read at {self.index.keys[row]!r}: {error.strerror}. Check the disk."
+            raise DataError(f"{self._path(row)} {problem}") from error
+
+    def _path(self, row: int) -> Path:
+        return self.index.paths[int(self.index.shards[row])]
+
+    def _opened(self, shards: NDArray[np.int64]) -> list[int]:
+        """Descriptors of the files of samples; each file is opened once in a process."""
+        if self._process != os.getpid():  # a fork's own descriptors: positions are not shared by preadv, closing is
+            # Another thread may have held the lock when this process was forked: nobody would ever let it go here.
+            self._files, self._process, self._opening = np.full(len(self.index.paths), -1), os.getpid(), Lock()
+        found = self._files[shards]
+        if len(found) and found.min() < 0:
+            with self._opening:
+                for shard in np.unique(shards[found < 0]).tolist():
+                    if self._files[shard] < 0:
+                        self._files[shard] = self._open(shard)
+            found = self._files[shards]
+        descriptors: list[int] = found.tolist()
+        return descriptors
+
+    def _open(self, shard: int) -> int:
+        path = self.index.paths[shard]
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            way_out = "It was there a while ago."
+            if error.errno == errno.EMFILE:
+                way_out = "Make fewer and larger shards, or allow more open files: ulimit -n 65536"
+            raise DataError(f"{path} can't be read: {error.strerror}. {way_out}") from error
+        if stamp(os.fstat(file)) != self.index.stamps[shard]:
+            os.close(file)
+            raise DataError(f"{path} has changed since it was indexed. Start again.")
+        return file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"index": self.index, "part": self.part}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["index"], state["part"])  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            close(self._files[self._files >= 0].tolist())
+
+
+def read_into(file: int, into: Bytes, offset: int) -> int:
+    """Reads until an array is full or the file ends; the bytes read. One call of the system ends at 2 GiB."""
+    count = found = os.preadv(file, (into,), offset)  # type: ignore[arg-type]
+    while found and count < into.nbytes:
+        found = os.preadv(file, (into.reshape(-1)[count:],), offset + count)  # type: ignore[arg-type]
+        count += found
+    return count
+
+
+def close(descriptors: Sequence[int]) -> None:
+    """Let go of files; what is closed already is left."""
+    for descriptor in descriptors:
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue

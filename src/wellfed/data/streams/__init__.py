@@ -1,0 +1,4 @@
+"""Data sets that are read in order: how several readers share one, and the batches made of it.
+
+Start from `stream_loader.py`.
+"""

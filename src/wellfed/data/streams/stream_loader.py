@@ -1,0 +1,465 @@
+"""Delivers the batches of a stream: in training from wherever it is to go on, in an evaluation from its start.
+
+A stream is read in parts. Their batches take turns, whoever reads them, and what is left of each at its end is put
+together to the last batches: so there are as many as if it were read in one.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+
+from wellfed import batches
+from wellfed.batches import BuildTime, Delivery
+from wellfed.contract import Batch
+from wellfed.data.backends.batch_source import BatchSource
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream import Stream
+from wellfed.data.streams.stream_builder import PartStart, StreamBuilder, StreamedBatch, StreamRequest, request_of
+from wellfed.errors import DataError
+from wellfed.record import OnEvent, ignore_event
+
+_LOG = logging.getLogger(__name__)
+UNKNOWN_LENGTH = 2**53
+"""Stands for the number of batches of a stream, which ends where it ends: Lightning reads one batch ahead of a loader
+without a length, and so would not know where training stands."""
+_LOOKED_AT = 64
+"""Elements of each tensor that tell a batch from another."""
+
+
+class Mark(NamedTuple):
+    """Where an epoch of a stream stands."""
+
+    parts: int
+    """That each rank reads in turn, in this epoch."""
+    ranks: int
+    buffer: int
+    """`loader.shuffle_buffer` of this epoch."""
+    asked: int = 0
+    """Turns of parts up to the last batch that was delivered; of use with ``states``."""
+    left: int = 0
+    """Batches delivered that were put together of what the parts had left; likewise."""
+    states: list[Any] | None = None
+    """Of the data set, for each part; None = it has none."""
+    print: int = 0
+    """Of the last batch that was delivered."""
+
+
+class StreamStep(NamedTuple):
+    """A batch of a stream."""
+
+    batch: Batch
+    size: int
+    """Samples of it."""
+    mark: Mark
+    """Behind it."""
+    took: BuildTime | None = None
+
+
+class StreamReading:
+    """Reads a stream with the backend that the settings name, one pass at a time."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        settings: LoaderSettings,
+        *,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        purpose: str = "training",
+        on_event: OnEvent = ignore_event,
+    ) -> None:
+        """``batch_size`` is that of one rank."""
+        self.on_event, self.batch_size = on_event, batch_size
+        self.stream, self._rank, self._world_size, self._drop_last = stream, rank, world_size, drop_last
+        if settings.num_workers > 1 and stream.shared_by is None:
+            settings = replace(settings, num_workers=1)
+        self._settings = replace(settings, finds_stuck_sample=False)
+        self._builder = StreamBuilder(
+            stream, seed, batch_size, collate, purpose=purpose, in_threads=settings.backend == "threads"
+        )
+        self._source = BatchSource(self._builder, self._settings)
+        self._numbers = count()
+
+    def start_of_epoch(self, buffer: int = 0) -> Mark:
+        """Nothing of it is delivered."""
+        return Mark(self.stream.num_parts(self._settings.num_workers, self._world_size), self._world_size, buffer)
+
+    def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Generator[StreamStep]:
+        """Those of an epoch after a mark.
+
+        Args:
+            order_of: the epoch whose order it has.
+            number: of batches that were delivered before.
+        """
+        tails: dict[int, list[Any]] = {}
+        asked: deque[StreamRequest] = deque()
+        states = list(mark.states or [None] * mark.parts)
+        to_drop = 0 if mark.states is not None else number
+        """Batches that are read again, up to the mark."""
+        reading = next(self._numbers)
+        requests = self._requests(reading, epoch, mark, order_of, tails, asked, to_drop)
+        running = self._source.start(requests, UNKNOWN_LENGTH)
+        try:
+            for built in running:
+                if self._source.is_left(running):
+                    return
+                request = asked.popleft()
+                if built.lost:
+                    lost, name = built.lost[0], self.stream.name
+                    raise DataError(
+                        f"{name}: {self._builder.purpose} batch {number} of epoch {epoch} could not be read: "
+                        f"{lost.reason}. Repair it, or let {name} leave out what it can't read."
+                    ) from lost.cause
+                if not isinstance(built, StreamedBatch):
+                    continue
+                if built.tail is not None:
+                    tails[request.part] = built.tail
+                    if len(tails) == mark.parts:
+                        break
+                elif to_drop:
+                    to_drop -= 1
+                    if to_drop == 0:
+                        self._compare(built.batch, mark, epoch)
+                elif built.batch is not None:
+                    turn = request.round * mark.parts + request.part
+                    states[request.part] = built.state
+                    known = list(states) if any(state is not None for state in states) else None
+                    mark = mark._replace(asked=turn + 1, states=known, print=_print(built.batch))
+                    yield StreamStep(built.batch, self._size(built.batch), mark, built.took)
+                    number += 1
+        finally:
+            self._builder.end_reading(reading)
+            running.close()
+        left = [sample for _, tail in sorted(tails.items()) for sample in tail]
+        yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
+
+    def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[StreamStep]:
+        """What no part alone could make a batch of."""
+        builder, size = self._builder, self._builder.batch_size
+        asked = max(mark.asked, 1)
+        for number, start in enumerate(range(0, len(left), size)):
+            samples = left[start : start + size]
+            if number < num_done or (self._drop_last and len(samples) < size):
+                continue
+            with builder.drawing(epoch, mark.parts * self._world_size + self._rank, number):
+                built = StreamedBatch(builder.collated(samples, epoch, asked + number))
+            if self._settings.pin_memory:
+                built.pin_memory()
+            yield StreamStep(built.batch, len(samples), mark._replace(left=number + 1))
+
+    def _requests(
+        self,
+        reading: int,
+        epoch: int,
+        mark: Mark,
+        order_of: int,
+        ended: dict[int, list[Any]],
+        asked: deque[StreamRequest],
+        to_drop: int,
+    ) -> Iterator[StreamRequest]:
+        """Round after round, until all parts have ended. Workers take the requests in turn: those of a part are all for
+        one of them. Threads read this themselves, one at a time."""
+        num_readers = max(1, self._settings.num_workers)
+        a_round = math.ceil(mark.parts / num_readers) * num_readers
+        begun = set[int]()
+        first = mark.asked // mark.parts if mark.states is not None else 0
+        for round_ in count(first):
+            for part in range(a_round):
+                if len(ended) == mark.parts:
+                    return
+                turn = round_ * mark.parts + part
+                request = request_of(epoch, turn)
+                if part < mark.parts and not (mark.states is not None and turn < mark.asked):
+                    # The last before the mark tells whether it is as it was. Parts may have ended before it, so that it
+                    # came in a later turn.
+                    request = request_of(
+                        epoch, turn, part=part, round=round_, reading=reading, is_dropped=turn + 1 < to_drop
+                    )
+                    if part not in begun:
+                        begun.add(part)
+                        request.start = self._start_of(part, mark, order_of, is_alone=mark.parts <= num_readers)
+                asked.append(request)
+                yield request
+
+    def _start_of(self, part: int, mark: Mark, order_of: int, *, is_alone: bool) -> PartStart:
+        return PartStart(
+            # So that parts which have a shard more than others, the first ones, are spread over the ranks.
+            part * self._world_size + self._rank,
+            self._world_size * mark.parts,
+            order_of,
+            math.ceil(mark.buffer / mark.parts),
+            is_alone,
+            None if mark.states is None else mark.states[part],
+        )
+
+    def _size(self, batch: Batch) -> int:
+        """What parts of another layout are, only the data knows; its weight is the only count it gives."""
+        if not self._builder.splits_itself:
+            return batches.batch_size(batch)
+        own = getattr(self.stream, "weight", batches.batch_size)
+        return int(own(batch)) if self.stream.gives_batches else self._builder.batch_size
+
+    def _compare(self, batch: Batch, mark: Mark, epoch: int) -> None:
+        if mark.print and _print(batch) != mark.print:
+            name = self.stream.name
+            _LOG.warning(
+                "%s gave other samples in epoch %d than before the run was resumed: what is left of the epoch is not "
+                "what was left then. Let the order be a function of set_epoch(epoch), or offer state_dict and "
+                "load_state_dict.",
+                name,
+                epoch,
+            )
+            self.on_event("resume_inexact", epoch=epoch)
+
+    def stop(self) -> None:
+        """End the pass."""
+        self._builder.end_reading()
+        self._source.stop()
+
+    def close(self) -> None:
+        """End the pass and the workers; a later one has others."""
+        self._builder.end_reading()
+        self._source.close()
+
+
+class StreamLoader:
+    """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
+
+    def __init__(
+        self,
+        reading: StreamReading,
+        *,
+        steps_per_epoch: int | None,
+        limit_batches: int | None = None,
+        shuffle: bool = True,
+        shuffle_buffer: int = 0,
+    ) -> None:
+        """
+        Args:
+            steps_per_epoch: as the stream's length has it; None = it is not known.
+            shuffle: False = all epochs are of one order, that of the stream.
+        """
+        self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
+        self._expected, self._buffer = steps_per_epoch, shuffle_buffer if shuffle else 0
+        self._epoch = self._next_batch = self._total = 0
+        self._mark, self._is_over = self._fresh(), False
+        self._has_told_length = self._has_looked_at_states = False
+        self._has_told_size = not reading.stream.gives_batches or reading.stream.splits_itself
+        self._keeps_states = True
+        self._running: Generator[StreamStep] | None = None
+
+    def __len__(self) -> int:
+        return UNKNOWN_LENGTH
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None = the stream does not say."""
+        limits = [limit for limit in (self._expected, self._limit) if limit is not None]
+        return min(limits, default=None)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._epoch + self._is_over
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the next batch."""
+        stream = {"total": self._total, "is_over": self._is_over, **self._mark._asdict()}
+        return {"epoch": self._epoch, "batch": self._next_batch, "stream": stream}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position: by the states of the data set where it has given any, else what comes before is read
+        again and dropped."""
+        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+        found = dict(state.get("stream", {}))
+        self._total = found.pop("total", self._next_batch)
+        self._is_over = bool(found.pop("is_over", False)) and self._next_batch > 0
+        self._mark = self._fresh()
+        if self._next_batch == 0:
+            return
+        if not found:
+            return
+        if found["ranks"] != self._mark.ranks:
+            _LOG.warning(
+                "%s was read by %d ranks before, and is by %d now: what is left of epoch %d is not what was left then.",
+                self._reading.stream.name, found["ranks"], self._mark.ranks, self._epoch,
+            )  # fmt: skip
+            self._reading.on_event("resume_inexact", epoch=self._epoch)
+            found = {**found, "ranks": self._mark.ranks, "states": None, "print": 0}
+        self._mark = Mark(**found)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        self._reading.stop()
+        if self._is_over or (self._limit is not None and self._next_batch >= self._limit):
+            self._epoch, self._next_batch, self._is_over, self._mark = self._epoch + 1, 0, False, self._fresh()
+        first = self._next_batch
+        order_of = self._epoch if self._shuffle else 0
+        running = self._running = self._reading.batches(self._epoch, self._mark, order_of, first)
+        held: tuple[Delivery, Mark] | None = None
+        try:
+            for number, (batch, size, mark, took) in enumerate(running, start=first):
+                if self._running is not running:
+                    return  # a thread that was left behind with a batch that came too late
+                if held is not None:
+                    yield self._given(*held)
+                delivery = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size, took=took)
+                held = delivery, mark
+                if number + 1 == self._limit:
+                    break
+        except Exception:  # the batch before is sound
+            if held is not None and self._running is running:
+                yield self._given(*held)
+            raise
+        finally:
+            running.close()
+        if self._running is not running:
+            return
+        if held is None:
+            self._nothing_came()
+            if self._mark.ranks == 1:  # else they begin the next epoch together
+                yield from self
+            return
+        held[0].is_last = True
+        last = self._given(*held)
+        self._compare_length()  # now: who knows the last does not ask for more
+        yield last
+
+    def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
+        self._mark = self._with_plain_states(mark)
+        self._next_batch, self._is_over = delivery.index + 1, delivery.is_last
+        self._total += 1
+        if not (self._has_told_size or delivery.is_last):
+            self._compare_size(delivery.size)
+        delivery.position = self.state_dict()
+        return delivery
+
+    def _compare_size(self, size: int) -> None:
+        """A step is what the stream gives, whatever was asked for."""
+        self._has_told_size, asked = True, self._reading.batch_size
+        if size != asked:
+            _LOG.warning(
+                "%s gives batches of its own, and each is a step: this one has %d samples, and "
+                "workload.effective_batch_size asks for %d. Set it to what they have, or let %s give samples "
+                "(gives_batches=False).",
+                self._reading.stream.name, size, asked, self._reading.stream.name,
+            )  # fmt: skip
+
+    def _with_plain_states(self, mark: Mark) -> Mark:
+        """Without states that a checkpoint can't hold."""
+        if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
+            return mark._replace(states=None)
+        if not self._has_looked_at_states:
+            self._has_looked_at_states, self._keeps_states = True, _can_be_saved(mark.states)
+            if not self._keeps_states:
+                _LOG.warning(
+                    "%s.state_dict() holds more than numbers, texts, tensors and lists or dicts of them, which a "
+                    "checkpoint can't: a resumed run will read the epoch again up to where it was left.",
+                    self._reading.stream.name,
+                )
+        return mark if self._keeps_states else mark._replace(states=None)
+
+    def _nothing_came(self) -> None:
+        """The next epoch is begun, where that is not the one that gave nothing."""
+        name, epoch = self._reading.stream.name, self._epoch
+        if self._next_batch == 0:
+            if epoch:
+                why = "An epoch is one reading: let each iter() begin anew."
+            else:
+                why = "Check workload.data, and with workload.drop_last=true that there are enough samples for a step."
+            raise DataError(f"{name} gave no batch in epoch {epoch}. {why}")
+        self._is_over = True
+
+    def _compare_length(self) -> None:
+        expected, found = self._expected, self._next_batch
+        is_cut = self._limit is not None and found >= self._limit
+        if expected is None or found == expected or is_cut or self._has_told_length or self._mark.ranks > 1:
+            return
+        self._has_told_length = True
+        _LOG.warning(
+            "%s promised %d steps by its __len__ and gave %d in epoch %d: the epoch ends where the stream does. The "
+            "progress bar and a schedule over the whole run go by __len__; let it return what a pass gives.",
+            self._reading.stream.name, expected, found, self._epoch,
+        )  # fmt: skip
+        self._reading.on_event("stream_length", expected=expected, found=found, epoch=self._epoch)
+
+    def _fresh(self) -> Mark:
+        return self._reading.start_of_epoch(self._buffer)
+
+    def close(self) -> None:
+        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew."""
+        self._running = None
+        self._reading.close()
+
+
+class EvalStream:
+    """A split that is a stream, from its start at each ``iter()``. Every rank reads the whole of it."""
+
+    def __init__(self, reading: StreamReading, *, limit_batches: int | None = None) -> None:
+        self._reading, self._limit = reading, limit_batches
+
+    def __len__(self) -> int:
+        return UNKNOWN_LENGTH if self._limit is None else self._limit
+
+    def __iter__(self) -> Iterator[Delivery]:
+        reading = self._reading
+        reading.stop()
+        running, number = reading.batches(0, reading.start_of_epoch(), 0), 0
+        try:
+            for batch, size, *_ in running:
+                yield Delivery(batch, 0, number, size, num_samples=size)
+                number += 1
+                if number == self._limit:
+                    return
+            if number == 0:
+                way_out = "Check workload.data, or leave the split out of Datasets."
+                raise DataError(f"{reading.stream.name} gave no sample to evaluate. {way_out}")
+        finally:
+            running.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The start, where each pass begins."""
+        return {"epoch": 0, "batch": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: there is no going on in the middle of a pass."""
+
+    def close(self) -> None:
+        """End worker processes that live on from pass to pass."""
+        self._reading.close()
+
+
+def _can_be_saved(states: Sequence[Any]) -> bool:
+    """Whether a weights-only load gives it back."""
+    file = io.BytesIO()
+    try:
+        torch.save(list(states), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # noqa: BLE001  whatever a user's state does when it is pickled
+        return False
+    return True
+
+
+def _print(batch: Batch) -> int:
+    """A number that another batch hardly has; of a few elements of each tensor. Never 0."""
+    found = 1
+    for tensor in batches.tensors(batch):
+        if tensor.is_contiguous() and tensor.device.type == "cpu":
+            few = tensor.detach().view(-1)[:_LOOKED_AT]
+            few = few.view(torch.uint8) if tensor.dtype is torch.bfloat16 else few  # which numpy lacks
+            found = zlib.crc32(few.numpy().tobytes(), found)
+    return found or 1

@@ -1,0 +1,305 @@
+"""Delivers the batches of training, epoch after epoch, from wherever it is to go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from wellfed.batches import Delivery
+from wellfed.contract import Batch
+from wellfed.data.backends.bad_samples import BadSamples
+from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends.batch_request import BatchRequest
+from wellfed.data.backends.batch_source import BatchSource
+from wellfed.data.epoch_order import BatchOrder, EpochOrder, Share, Taken
+from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
+from wellfed.data.sampled_epochs import SampledEpochs
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream import Stream, check_items, is_stream
+from wellfed.data.streams.stream_loader import StreamLoader, StreamReading
+from wellfed.errors import DataError
+from wellfed.ranks import share_of
+from wellfed.record import OnEvent, ignore_event
+
+
+class _Epochs:
+    """A position in successive epochs of so many batches: each ``iter()`` goes on after the last delivered batch.
+
+    Has ``__len__``: without one Lightning reads a batch ahead and loses it at a checkpoint.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches, self._epoch, self._next_batch = num_batches, 0, 0
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Those of all ranks together."""
+        return self._num_batches
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._epoch + (self._next_batch >= len(self))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the next batch."""
+        return {"epoch": self._epoch, "batch": self._next_batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position."""
+        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+
+
+class TrainLoader(_Epochs):
+    """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
+
+    def __init__(
+        self,
+        builder: BatchBuilder,
+        order: EpochOrder | BatchOrder,
+        settings: LoaderSettings,
+        bad: BadSamples,
+        on_event: OnEvent = ignore_event,
+    ) -> None:
+        super().__init__(order.num_batches)
+        self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
+        self._taken: list[Taken] = []
+        """Of the epoch, by runs with other loader.skip_ids."""
+        self._first_batch = 0
+        """Number of the first that is left of it."""
+        self._source = BatchSource(builder, settings)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the next batch, and what else there is to know: the samples that failed so far, and which
+        samples the epoch was cut into batches without."""
+        state = super().state_dict()
+        if self._bad.indices:
+            state["skipped"] = self._bad.indices
+        if self._order.skip_ids:
+            state["skip_ids"] = list(self._order.skip_ids)
+        if self._taken:
+            state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
+            state["first_batch"] = self._first_batch
+        if self._order.sampled is not None:
+            state["order"] = [self._epoch, self._order.sampled.checksum(self._epoch)]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position; what failed before it is not asked for again.
+
+        From a run with other loader.skip_ids the rest of the epoch has numbers of its own: its last are the same.
+        """
+        super().load_state_dict(state)
+        self._bad.remember(state.get("skipped", ()))
+        if self._order.sampled is not None and "order" in state:
+            epoch, checksum = state["order"]
+            self._order.sampled.compare(epoch, checksum, self._on_event)
+        skip_ids = tuple(state.get("skip_ids", ()))
+        self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
+        num_batches = self._next_batch - state.get("first_batch", 0)
+        has_others = skip_ids != self._order.skip_ids
+        if has_others and num_batches:
+            self._taken.append(Taken(skip_ids, num_batches))
+        self._first_batch = self._order.go_on(self._epoch, self._taken)
+        if has_others:
+            self._next_batch = self._first_batch
+
+    def __iter__(self) -> Iterator[Delivery]:
+        self._source.stop()
+        if self._next_batch >= len(self):
+            self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
+        epoch = self._epoch
+        if self._order.sampled is not None:
+            self._order.sampled.batches(epoch)  # not in a thread that builds: it may draw from the process's generators
+        asked: deque[tuple[Share, int]] = deque()
+        running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
+        try:
+            for built in running:
+                if self._source.is_left(running):
+                    return  # left behind with a batch that came too late
+                share, left_out = asked.popleft()
+                if built.lost:
+                    self._bad.take(built.lost, epoch, share.batch)
+                    left_out += len(built.lost)
+                if built.batch is None:
+                    is_empty = left_out == share.indices.numel()
+                    teller = self._bad.none_left if is_empty else self._builder.nothing_given
+                    raise teller(epoch, share.batch)
+                self._next_batch = share.batch + 1
+                num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
+                total = share.total - left_out
+                yield Delivery(
+                    built.batch,
+                    epoch,
+                    share.batch,
+                    total,
+                    share.is_padding,
+                    num_samples=num_samples,
+                    indices=None if left_out else share.indices,
+                    took=built.took,
+                )
+        finally:
+            running.close()
+
+    def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[BatchRequest]:
+        """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for.
+
+        Threads that build read this themselves, one at a time.
+        """
+        for batch in range(self._next_batch, len(self)):
+            share = self._order.share(epoch, batch)
+            indices = self._bad.leave_out(share.indices)
+            asked.append((share, share.indices.numel() - indices.numel()))
+            yield BatchRequest(epoch, batch, indices)
+
+    def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
+        """The first sample with NaN or infinite values among the ``steps`` batches delivered before a position.
+
+        Args:
+            skipped: batches right before the position that are left out.
+        """
+        at = int(state["epoch"]) * len(self) + int(state["batch"])
+        last = at - skipped
+        first = max(0, last - steps)
+        requests = (
+            BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))
+            for epoch, batch in (divmod(number, len(self)) for number in range(first, last))
+        )
+        return first_non_finite(self._builder, requests, is_usual_allowed=first > 0)
+
+    def read_from(self, dataset: Any) -> None:
+        """The same samples by another data set, from the next ``iter()`` on."""
+        self._builder = self._builder.of(dataset)
+        self._source.read_from(self._builder)
+
+    def close(self) -> None:
+        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
+
+        A thread that is waiting for a batch stops when it has it, and changes nothing here any more.
+        """
+        self._source.close()
+
+
+def train_loader(
+    dataset: Any,
+    settings: LoaderSettings,
+    *,
+    batch_size: int | None,
+    seed: int,
+    rank: int = 0,
+    world_size: int = 1,
+    drop_last: bool = False,
+    collate: Callable[[list[Any]], Batch] | None = None,
+    limit_batches: int | None = None,
+    shuffle: bool = True,
+    sampled: SampledEpochs | None = None,
+    worker_init: Callable[[int], None] | None = None,
+    on_event: OnEvent = ignore_event,
+) -> TrainLoader | StreamLoader:
+    """Steps of ``batch_size`` samples over all ranks.
+
+    Args:
+        batch_size: None = as ``sampled`` has it, which gives batches.
+        shuffle: another order in each epoch.
+        sampled: chooses the samples of each epoch; None = all of them.
+        worker_init: called with its number in each worker process.
+        on_event: gets a ``sample_skipped`` for each sample left out.
+
+    Raises:
+        DataError: no samples, fewer than one whole step with ``drop_last``, data that gives no samples, or that can't
+            be sent to worker processes.
+    """
+    if is_stream(dataset):
+        return _stream_loader(
+            Stream.of(dataset),
+            settings,
+            batch_size=batch_size or 1,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            collate=collate,
+            limit_batches=limit_batches,
+            shuffle=shuffle,
+            on_event=on_event,
+        )
+    name = type(dataset).__name__
+    check_items(dataset, by_item=settings.backend == "torch")
+    common: dict[str, Any] = {
+        "rank": rank,
+        "world_size": world_size,
+        "skip_ids": settings.skip_ids,
+        "limit_batches": limit_batches,
+        "shuffle": shuffle,
+    }
+    order: EpochOrder | BatchOrder
+    if batch_size is None:
+        assert sampled is not None
+        order = BatchOrder(sampled, **common)
+    else:
+        order = EpochOrder(len(dataset), batch_size, seed=seed, drop_last=drop_last, sampled=sampled, **common)
+    if order.num_batches == 0:
+        if len(dataset) == 0:
+            raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")
+        left_out = len(dataset) - order.num_kept
+        if order.num_kept == 0:
+            raise DataError(
+                f"{name}: loader.skip_ids leaves out all {left_out} training samples. Set loader.skip_ids=[]."
+            )
+        without = f" without the {left_out} of loader.skip_ids" if left_out else ""
+        raise DataError(
+            f"{order.num_kept} training samples{without} make no step of workload.effective_batch_size={batch_size}"
+            f"{' with workload.drop_last=true' if drop_last else ''}. "
+            "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
+        )
+    if settings.max_skipped and world_size > 1:
+        raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
+    bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1)
+    builder = BatchBuilder(
+        dataset,
+        seed,
+        rank,
+        collate,
+        by_item=settings.backend == "torch",
+        most_lost=settings.max_skipped,
+        worker_init=worker_init,
+    )
+    return TrainLoader(builder, order, settings, bad, on_event)
+
+
+def _stream_loader(
+    stream: Stream,
+    settings: LoaderSettings,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    drop_last: bool,
+    limit_batches: int | None,
+    shuffle: bool,
+    **more: Any,
+) -> StreamLoader:
+    own = len(share_of(batch_size, rank, world_size))
+    reading = StreamReading(
+        stream, settings, batch_size=own, rank=rank, world_size=world_size, drop_last=drop_last, **more
+    )
+    steps = stream.length
+    if steps is not None:
+        steps, left = divmod(steps, world_size if stream.gives_batches else batch_size)
+        steps += bool(left) and (stream.gives_batches or not drop_last)
+        if steps == 0:
+            raise DataError(
+                f"{stream.name} makes no step: its __len__ is {stream.length}. Check workload.data, and with samples "
+                f"workload.effective_batch_size={batch_size} and workload.drop_last."
+            )
+    return StreamLoader(
+        reading,
+        steps_per_epoch=steps,
+        limit_batches=limit_batches,
+        shuffle=shuffle,
+        shuffle_buffer=settings.shuffle_buffer or 0,
+    )

@@ -1,4 +1,0 @@
-"""Holds one file a rule: ``check(evidence)`` gives a Finding where the evidence is there, else None.
-
-The name of the file is the id of its finding. `wellfed.diagnosis.judge` asks them all.
-"""

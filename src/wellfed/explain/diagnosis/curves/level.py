@@ -1,0 +1,163 @@
+"""Judges a curve of GPU utilisation by its mean: well used, room left or starved, and whether it swings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from wellfed.command_line import command
+from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing, swing_in_time
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
+from wellfed.units import counted, show_duration
+
+Verdict = Literal["well used", "room left", "starved", "swings"]
+WELL_USED_PCT, STARVED_PCT = 80, 50
+"""Mean utilisation from which a GPU is well used, and below which it is starved."""
+_IN_USE_FRAC = 0.95
+"""Share of the readings from the first at work to the last: with more it was in use all the time."""
+_CAUSE = (
+    f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with "
+    "wellfed.GPUCurves (Lightning) or wellfed.GPUWatch (any loop)."
+)
+_ADVICE: dict[Verdict, str] = {
+    "well used": "Busy is not yet fast. " + _CAUSE.format(what="whether data still costs it time"),
+    "room left": _CAUSE.format(what="what takes the rest"),
+    "starved": _CAUSE.format(what="what it waits for"),
+    "swings": _CAUSE.format(what="what comes as often"),
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """How busy a GPU was over a stretch of time, in percent of that time."""
+
+    mean_pct: float
+    p5_pct: float
+    p95_pct: float
+    peak_pct: float
+    num: int
+    """Readings."""
+    span_s: float
+    """From the first reading to the last."""
+    swing: Swing | None
+    """Only one that is deep enough to matter."""
+    verdict: Verdict
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing ran on the GPU: it starves for nobody."""
+        return self.peak_pct < AT_WORK_PCT
+
+    @property
+    def message(self) -> str:
+        """The verdict with its figures, in one sentence without a full stop."""
+        mean = f"utilisation {int(self.mean_pct)} % on average"  # not rounded: 49.9 is below 50
+        if self.swing is None:
+            return f"{mean}: {self.verdict}"
+        levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
+        return f"{mean}: {self.verdict} {levels}, with a period of {show_duration(self.swing.period_s)}"
+
+    @property
+    def advice(self) -> str:
+        """What to type next."""
+        return _ADVICE[self.verdict]
+
+    def entry(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {**asdict(self), "message": self.message, "advice": self.advice}
+
+
+def level_of(time_s: Series, util_pct: Series) -> Level | None:
+    """The level of a curve that was read at ``time_s``, in seconds; None without readings, and ``nan`` is none."""
+    there = np.isfinite(time_s) & np.isfinite(util_pct)
+    time_s, util_pct = time_s[there], util_pct[there]
+    if not len(util_pct):
+        return None
+    # A mean may be rounded to just beyond all that it is of.
+    mean_pct = float(np.clip(util_pct.mean(), util_pct.min(), util_pct.max()))
+    p5_pct, p95_pct = (float(level) for level in np.percentile(util_pct, (5, 95)))
+    swing = swing_in_time(time_s, util_pct)
+    if swing is not None and swing.depth < LEAST_DEPTH:
+        swing = None
+    return Level(
+        mean_pct,
+        p5_pct,
+        p95_pct,
+        float(util_pct.max()),
+        len(util_pct),
+        float(np.ptp(time_s)),
+        swing,
+        "swings" if swing is not None else _by_mean(mean_pct),
+    )
+
+
+def _by_mean(mean_pct: float) -> Verdict:
+    if mean_pct >= WELL_USED_PCT:
+        return "well used"
+    return "room left" if mean_pct >= STARVED_PCT else "starved"
+
+
+@dataclass(frozen=True)
+class CurveVerdict:
+    """What is said of one GPU by its curve alone, live and from a file."""
+
+    whole: Level | None
+    """None without readings."""
+    judged: Level | None
+    """The level that counts: while the GPU was in use, if it was idle before or after; None where none is judged."""
+
+    @property
+    def message(self) -> str:
+        """The verdict of all that was read, without a full stop."""
+        if self.whole is None:
+            return "no utilisation was read"
+        if self.judged is not None:
+            return self.whole.message
+        if self.whole.num < FEWEST_OF_CARD:
+            return f"{counted(self.whole.num, 'reading')}, too few for a verdict"
+        return "nothing ran on it"
+
+    @property
+    def in_use(self) -> Level | None:
+        """The level while it was in use, where that was not all the time."""
+        return None if self.judged is self.whole else self.judged
+
+    @property
+    def in_use_message(self) -> str | None:
+        """The same in words, without a full stop."""
+        found = self.in_use
+        if found is None:
+            return None
+        return f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
+
+    @property
+    def advice(self) -> str | None:
+        """What to type next; None where there is nothing to find out."""
+        return None if self.judged is None else self.judged.advice
+
+    def entry(self) -> dict[str, Any] | None:
+        """All of it as plain data; None without readings. Without a verdict ``verdict`` and ``advice`` are None."""
+        if self.whole is None:
+            return None
+        verdict = None if self.judged is None else self.whole.verdict
+        in_use = None if self.in_use is None else self.in_use.entry()
+        said = {"verdict": verdict, "message": self.message, "advice": self.advice}
+        return {**asdict(self.whole), **said, "in_use": in_use}
+
+
+def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
+    """Judges a curve: what is watched often begins before a training does, or goes on after it."""
+    there = np.isfinite(time_s) & np.isfinite(util_pct)
+    time_s, util_pct = time_s[there], util_pct[there]
+    whole = level_of(time_s, util_pct)
+    if whole is None or whole.num < FEWEST_OF_CARD or whole.is_idle:
+        return CurveVerdict(whole, None)
+    busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
+    used = slice(busy[0], busy[-1] + 1)
+    in_use = level_of(time_s[used], util_pct[used])
+    if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
+        return CurveVerdict(whole, whole)
+    return CurveVerdict(whole, in_use)

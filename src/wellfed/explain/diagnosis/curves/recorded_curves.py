@@ -1,0 +1,311 @@
+"""Reads curves of GPU utilisation from a CSV: of nvidia-smi, of the monitor, or of the telemetry of a training."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.command_line import command
+from wellfed.errors import DataError
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.units import show_text
+
+Writer = Literal["nvidia-smi", "wellfed"]
+ASK_NVIDIA_SMI = "nvidia-smi --query-gpu=timestamp,index,name,utilization.gpu,memory.used --format=csv -l 1 > gpus.csv"
+ASK_MONITOR = f"{command('monitor')} --for 60s --csv gpus.csv"
+_WAY_OUT = f"Such a file comes from: {ASK_MONITOR}, or: {ASK_NVIDIA_SMI}"
+_TIMES = "as 2026/05/01 12:34:56.789 or 2026-05-01T12:34:56, or seconds in a column time_s"
+_UTILISATION = ("util_pct", "utilization.gpu")
+_TIME = ("time_s", "timestamp")
+_GPU = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
+_CARD = ("name", "gpu_name")
+_HEAD_BYTES, _HEAD_ROWS = 65_536, 20
+"""Where the names of the columns must stand; a shell may have written something before them."""
+_TRAINING = "train"
+_ROUND_QUANTILE, _ROUND_FRAC = 97, 0.5
+"""Without a column that tells GPUs apart: a pause of half the one between two rounds begins a new one."""
+_EVEN_FRAC = 0.95
+"""Share of the rounds that must have as many rows."""
+
+
+@dataclass(frozen=True)
+class GpuCurve:
+    """The utilisation of one GPU; readings that are no number are left out."""
+
+    gpu: str
+    """Its number, or what else the file tells it apart by."""
+    card: str
+    """Its name; empty where the file does not have it."""
+    time_s: Series
+    """Seconds since the first reading of the file."""
+    util_pct: Series
+
+
+@dataclass(frozen=True)
+class RecordedCurves:
+    """What a file holds."""
+
+    writer: Writer
+    curves: tuple[GpuCurve, ...]
+    interval_s: float | None
+    """Median time between two readings of a GPU; None with fewer than two."""
+    unread: int
+    """Rows that no reading could be taken from: cut, or without a time."""
+    out_of_order: int = 0
+    """Rows left out since the clock went back: of each GPU the longest stretch in order is kept."""
+
+
+def read_curves(path: Path) -> RecordedCurves:
+    """The curves of a file; of a training's telemetry those of its steps.
+
+    Raises:
+        DataError: it can't be read, or holds no readings of GPUs.
+    """
+    try:
+        with _opened(path) as stream:
+            rows = csv.reader(_whole(stream), skipinitialspace=True)
+            columns = _Columns.found(path, list(islice(rows, _HEAD_ROWS)))
+            gathered = _gathered(columns, chain(columns.first_rows, rows))
+    except OSError as error:
+        raise _refused(path, f"can't be read: {error.strerror or error}.", "Name another file.") from error
+    except csv.Error as error:
+        raise _refused(path, f"is no CSV ({error}).") from error
+    out_of_order = gathered.put_in_order()
+    curves = _curves(gathered, has_gpu=columns.gpu is not None)
+    if not curves and gathered.odd_time is not None:
+        problem = f"has no time that can be read; the first: {show_text(repr(gathered.odd_time[:40]))}."
+        raise _refused(path, problem, f"Times are {_TIMES}. {_WAY_OUT}")
+    if not curves:
+        only_host = ", only of the host" if gathered.rows_of_host else ""
+        in_training = "" if columns.phase is None else " in training"
+        raise _refused(path, f"has the columns of telemetry, and no readings of a GPU{in_training}{only_host}.")
+    gaps_s = np.concatenate([np.diff(curve.time_s) for curve in curves])
+    interval_s = float(np.median(gaps_s)) if len(gaps_s) else None
+    return RecordedCurves(columns.writer, curves, interval_s, gathered.unread, out_of_order)
+
+
+def _refused(path: Path, problem: str, way_out: str = _WAY_OUT) -> DataError:
+    return DataError(f"{path}: {problem} {way_out}")
+
+
+def _opened(path: Path) -> IO[str]:
+    """The file as text, whatever the shell has made of it: PowerShell writes UTF-16."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    if not head.strip():
+        raise _refused(path, "is empty.")
+    is_wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "utf-16" if is_wide else "utf-8-sig"
+    text = head.decode(encoding, "replace")
+    if "\0" in text or ("\n" not in text and len(head) == _HEAD_BYTES):
+        raise _refused(path, "is no text with lines.")
+    return path.open(encoding=encoding, errors="replace", newline="")
+
+
+def _whole(stream: IO[str]) -> Iterator[str]:
+    """Lines with their end, and the first: of a last figure without one some digits may be missing."""
+    return (line for number, line in enumerate(stream) if number == 0 or line.endswith(("\n", "\r")))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where in a row what stands."""
+
+    writer: Writer
+    header: Sequence[str]
+    first_rows: Sequence[Sequence[str]]
+    """Below the header, read already."""
+    time: int
+    util: int
+    gpu: int | None
+    card: int | None
+    phase: int | None
+
+    @classmethod
+    def found(cls, path: Path, rows: Sequence[Sequence[str]]) -> _Columns:
+        """By the first row that names a column of utilisation."""
+        named = [[re.sub(r"\s*\[.*\]$", "", cell.strip()).lower() for cell in row] for row in rows]
+        at = next((place for place, names in enumerate(named) if _place(names, _UTILISATION) is not None), None)
+        if at is None:
+            raise _refused(path, *_not_telemetry([row for row in rows if row]))
+        names = named[at]
+        util, time = _place(names, _UTILISATION), _place(names, _TIME)
+        assert util is not None
+        if time is None:
+            way_out = f"Add timestamp to what nvidia-smi is asked for: {ASK_NVIDIA_SMI}"
+            raise _refused(path, "has no column of time (timestamp or time_s).", way_out)
+        writer: Writer = "wellfed" if names[util] == "util_pct" else "nvidia-smi"
+        places = (_place(names, _GPU), _place(names, _CARD), _place(names, ("phase",)))
+        return cls(writer, rows[at], rows[at + 1 :], time, util, *places)
+
+    @property
+    def width(self) -> int:
+        """Cells that a row has at least."""
+        return 1 + max(place for place in (self.time, self.util, self.gpu, self.card, self.phase) if place is not None)
+
+
+def _place(names: Sequence[str], wanted: Sequence[str]) -> int | None:
+    return next((names.index(name) for name in wanted if name in names), None)
+
+
+def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """What is wrong with a file that names no column of utilisation, and the way out."""
+    cells = [cell.strip() for cell in rows[0]] if rows else []
+    if any(re.fullmatch(r"\d+ %|\d{4}/\d\d/\d\d .*", cell) for cell in cells):
+        first_line = "timestamp, index, utilization.gpu [%]"
+        way_out = f"Write what --query-gpu named as the first line, for example: {first_line}"
+        return "has no header: nvidia-smi wrote it with noheader.", way_out
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        if any(mark in cell and any(wanted in cell.lower() for wanted in _UTILISATION) for cell in cells):
+            return f"has {name} between its columns.", "Write it with commas, and with a point in decimals."
+    named = show_text(", ".join(cell[:40] for cell in cells[:12]))
+    return f"has no column of utilisation (utilization.gpu or util_pct). Its first line: {named or 'none'}.", _WAY_OUT
+
+
+@dataclass
+class _Gathered:
+    """Readings by GPU, in the order of the file."""
+
+    times: dict[str, array[float]] = field(default_factory=dict)
+    utils: dict[str, array[float]] = field(default_factory=dict)
+    cards: dict[str, str] = field(default_factory=dict)
+    unread: int = 0
+    rows_of_host: int = 0
+    odd_time: str | None = None
+    """The first time that could not be read."""
+
+    def add(self, gpu: str, card: str, time_s: float, util_pct: float) -> None:
+        """A row of the file."""
+        times = self.times.get(gpu)
+        if times is None:
+            times = self.times[gpu] = array("d")
+            self.utils[gpu], self.cards[gpu] = array("d"), card
+        times.append(time_s)
+        self.utils[gpu].append(util_pct)
+
+    def put_in_order(self) -> int:
+        """Keep of each GPU the longest stretch in which time goes on; returns how many rows that leaves out."""
+        left_out = 0
+        for gpu, times in self.times.items():
+            kept = _in_order(np.array(times))
+            if len(kept) < len(times):
+                left_out += len(times) - len(kept)
+                self.times[gpu] = array("d", np.array(times)[kept])
+                self.utils[gpu] = array("d", np.array(self.utils[gpu])[kept])
+        return left_out
+
+
+def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
+    """Places of the longest stretch in which time goes on, without single rows that are out of it."""
+    places: npt.NDArray[np.int64] = np.arange(len(time_s))
+    if not (np.diff(time_s) < 0).any():
+        return places
+    before, here, after = time_s[:-2], time_s[1:-1], time_s[2:]
+    is_odd = (before <= after) & ((here < before) | (here > after))
+    places = places[~np.concatenate([[False], is_odd, [False]])]
+    gaps_s = np.diff(time_s[places])
+    if not (gaps_s < 0).any():
+        return places
+    # A clock that is wrong for a while goes as far forward as it comes back.
+    cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
+    stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
+    return max(stretches, key=len)
+
+
+def _gathered(columns: _Columns, rows: Iterator[Sequence[str]]) -> _Gathered:
+    found, seconds_of, host = _Gathered(), _clock(columns.header[columns.time].strip().lower()), str(HOST)
+    time, util, gpu, card, phase, width = (
+        *(columns.time, columns.util, columns.gpu, columns.card, columns.phase),
+        columns.width,
+    )
+    for row in rows:
+        if len(row) < width:
+            found.unread += bool(row)
+        elif gpu is not None and row[gpu].rpartition("/")[2] == host:  # also of another node
+            found.rows_of_host += 1
+        elif (phase is None or row[phase] == _TRAINING) and row != columns.header:
+            try:
+                time_s = seconds_of(row[time])
+            except ValueError:
+                found.unread += 1
+                found.odd_time = row[time] if found.odd_time is None else found.odd_time
+            else:
+                name = "" if gpu is None else row[gpu].strip()
+                found.add(name, "" if card is None else row[card].strip(), time_s, _percent(row[util]))
+    return found
+
+
+def _percent(cell: str) -> float:
+    """``nan`` for what is none: ``[N/A]``, ``[Not Supported]``, an empty cell."""
+    try:
+        percent = float(cell.rstrip("% "))
+    except ValueError:
+        return math.nan
+    return percent if 0 <= percent <= 100 else math.nan
+
+
+def _clock(name: str) -> Callable[[str], float]:
+    """Seconds from a cell; raises ValueError where it holds no time."""
+    if name == "time_s":
+        return _finite
+    latest = ("", 0.0)
+
+    def seconds(cell: str) -> float:
+        nonlocal latest
+        second, _, rest = cell.strip().partition(".")
+        if second != latest[0]:
+            latest = (second, datetime.fromisoformat(second.replace("/", "-")).timestamp())
+        return latest[1] + (float(f"0.{rest}") if rest else 0.0)
+
+    return seconds
+
+
+def _finite(cell: str) -> float:
+    value = float(cell)
+    if not math.isfinite(value):
+        raise ValueError(cell)
+    return value
+
+
+def _curves(found: _Gathered, *, has_gpu: bool) -> tuple[GpuCurve, ...]:
+    times = {gpu: np.array(part) for gpu, part in found.times.items()}
+    utils = {gpu: np.array(part) for gpu, part in found.utils.items()}
+    cards: Mapping[str, str] = found.cards
+    if not has_gpu and times:
+        number = _gpus_a_round(times[""])
+        places = np.arange(len(times[""])) % number
+        times, utils = ({str(each): part[""][places == each] for each in range(number)} for part in (times, utils))
+        cards = dict.fromkeys(times, found.cards[""] if number == 1 else "")
+    began_s = min((part[0] for part in times.values() if len(part)), default=0.0)
+    there = {gpu: np.isfinite(part) for gpu, part in utils.items()}
+    return tuple(
+        GpuCurve(gpu, cards[gpu], times[gpu][there[gpu]] - began_s, utils[gpu][there[gpu]])
+        for gpu in sorted(times, key=lambda name: (len(name), name))
+    )
+
+
+def _gpus_a_round(time_s: Series) -> int:
+    """How many GPUs were read together, of rows that don't say which; 1 where rounds are uneven."""
+    gaps_s = np.diff(time_s)
+    if not len(gaps_s):
+        return 1
+    pause_s = _ROUND_FRAC * float(np.percentile(gaps_s, _ROUND_QUANTILE))
+    begins = np.flatnonzero(np.append(True, gaps_s > pause_s))
+    sizes = np.diff(begins)  # the last may be cut
+    if not len(sizes):
+        return 1
+    number = int(np.median(sizes))
+    return number if number >= 1 and np.mean(sizes == number) >= _EVEN_FRAC else 1

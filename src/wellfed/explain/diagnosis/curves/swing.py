@@ -1,0 +1,298 @@
+"""Finds periodic swings: of a curve in seconds, and of step times at the lags that a run's settings imply.
+
+A curve that jumps between two levels is a swing if its cycles are about equally long. Anything else must be more like
+itself a period later than chance could make it: the same figure is computed of noise that is as slow and as spiky as
+the series (an AR(1) process fed with its shuffled residuals), and only what none of that reaches counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.record import RunRecord, SwingEntry
+
+Part = Literal["wait", "step", "gap"]
+"""Waiting for a batch, the rest of a step, and what lay between a step and the one before."""
+
+_PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
+"""What training stands still for between two steps."""
+MIN_PERIODS, MIN_SAMPLES = 5, 40
+"""Below either nothing can be told from chance."""
+_MOST_SAMPLES = 2048
+"""The latest of a longer series: a swing goes on to the end."""
+_NOISES = 200
+_MARGIN = 1.2
+"""By so much more than all of the noises."""
+_LEAST_LIKENESS = 0.2
+"""Of 2; less is no swing that a person would see."""
+_MOST_BETWEEN = 0.15
+"""Share of readings in the middle third of a curve with two levels; noise has a fifth and more there."""
+_MOST_UNEVEN = 0.4
+"""Standard deviation of the cycles over their mean; 0.23 with 40 % of jitter."""
+_TURNS = 4
+"""Periods over which a curve must be like itself."""
+LEAST_DEPTH = 20
+"""Percentage points of utilisation from the 5th percentile to the 95th."""
+_STRETCH = 10
+"""Periods that are compared with each other."""
+_SURE = 1.25
+"""By so much more than all of the noises step times must be regular."""
+_LEAST_REGULAR, _OF_FEW = 0.4, 0.65
+"""Share of the periods that must show it: some long steps that happen to be so far apart are no swing."""
+_LEAST_FRAC = 0.05
+"""Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
+_CLOSE = 0.02
+"""Lags whose R2 differs by less are the same swing; the smallest is its period."""
+_MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
+"""[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others; of fewer periods than the last chance
+makes more."""
+
+
+def main_swing(
+    of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], period_s: Callable[[int], float | None]
+) -> SwingEntry | None:
+    """What run.json tells: the strongest swing of the steps with what implies it, else the deepest of the GPUs'.
+
+    Args:
+        period_s: of so many steps.
+    """
+    if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
+        first = of_steps[0]
+        return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+    deepest = max(of_gpus.values(), key=lambda found: found.depth, default=None)
+    if deepest is None or deepest.depth < LEAST_DEPTH:
+        return None
+    return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
+
+
+def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
+    """Steps after which something is due in a run, by what says so.
+
+    Args:
+        epochs: of each step.
+    """
+    trainer, loader = record.config.get("trainer", {}), record.plan.get("loader.num_workers")
+    names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
+    lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
+    if loader and loader["value"]:
+        lags["loader.num_workers"] = int(loader["value"])
+    lengths = np.unique(epochs, return_counts=True)[1]
+    if len(lengths) > 2:  # the first and the last may be cut
+        lags["epoch"] = int(np.median(lengths[1:-1]))
+    return lags
+
+
+@dataclass(frozen=True)
+class Swing:
+    """A curve that rises and falls with a period."""
+
+    period_s: float
+    low: float
+    """5th percentile of the curve."""
+    high: float
+    """95th percentile."""
+
+    @property
+    def depth(self) -> float:
+        """From the one to the other."""
+        return self.high - self.low
+
+
+def swing_in_time(time_s: Series, values: Series) -> Swing | None:
+    """The swing of a curve that was read at ``time_s``; None if there is none, or too little to tell.
+
+    Readings may be missing or late. The period is at least three readings and at most a fifth of the time.
+    """
+    there = np.isfinite(values) & np.isfinite(time_s)
+    time_s, values = time_s[there][-_MOST_SAMPLES:], values[there][-_MOST_SAMPLES:]
+    if len(values) < MIN_SAMPLES:
+        return None
+    low, high = (float(level) for level in np.percentile(values, (5, 95)))
+    period_s = _by_cycles(time_s, values, low, high) or _by_likeness(time_s, values)
+    return None if period_s is None else Swing(period_s, low, high)
+
+
+def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
+    """The mean cycle of a curve with two levels, from rise to rise; None for any other, or uneven cycles."""
+    third = (high - low) / 3
+    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    known = np.flatnonzero(state)
+    if third == 0 or 1 - len(known) / len(state) > _MOST_BETWEEN:
+        return None
+    rises = known[1:][(state[known[1:]] == 1) & (state[known[:-1]] == -1)]
+    cycles_s = np.diff(time_s[rises])
+    if len(cycles_s):
+        gaps = np.cumsum(np.diff(time_s, prepend=time_s[0]) > np.median(cycles_s) / 2)
+        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # nobody knows what was in a gap
+    if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
+        return None
+    return float(np.mean(cycles_s))
+
+
+def _by_likeness(time_s: Series, values: Series) -> float | None:
+    """The period after which a curve is most like itself, by its autocorrelation; None where chance might do it."""
+    interval_s = float(np.median(np.diff(time_s)))
+    number = int((time_s[-1] - time_s[0]) / interval_s) + 1 if interval_s > 0 else 0
+    if not MIN_SAMPLES <= number <= 4 * len(values):
+        return None
+    even = np.interp(time_s[0] + interval_s * np.arange(number), time_s, values)
+    if np.ptp(even) == 0:
+        return None
+    longest = number / MIN_PERIODS
+    periods = np.geomspace(3, longest, 2 + int(np.log(longest / 3) / 0.01))
+    found = _likeness(even[None], periods)[0]
+    if found.max() <= _LEAST_LIKENESS or found.max() <= _MARGIN * _likeness(_noise_like(even), periods).max():
+        return None
+    # Three periods later it is as much like itself, and as little half that before.
+    nearly = np.flatnonzero(found >= 0.8 * found.max())
+    first = nearly[: 1 + int(np.argmax(np.append(np.diff(nearly) > 1, True)))]
+    return interval_s * _peak(periods, found, int(first[found[first].argmax()]))
+
+
+def _peak(periods: Series, found: Series, best: int) -> float:
+    """Between the grid's periods: the middle of all that is nearly as good around the best."""
+    first = last = best
+    enough = 0.95 * found[best]
+    while first > 0 and found[first - 1] >= enough:
+        first -= 1
+    while last + 1 < len(found) and found[last + 1] >= enough:
+        last += 1
+    weights = found[first : last + 1] - enough + 1e-12
+    return float(np.average(periods[first : last + 1], weights=weights))
+
+
+def _likeness(series: Series, periods: Series) -> Series:
+    """``[n, periods]`` of ``series`` ``[n, samples]``: by how much the autocorrelation is higher at a whole number of
+    periods than half a period before, the mean over the turns."""
+    number = series.shape[1]
+    centred = series - series.mean(axis=1, keepdims=True)
+    spectrum = np.fft.rfft(centred, 2 * number, axis=1)
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2, 2 * number, axis=1)[:, :number]
+    correlation = covariance / np.maximum(covariance[:, :1], 1e-30) * (number / (number - np.arange(number)))
+    total = np.zeros((len(series), len(periods)))
+    for turn in range(1, _TURNS + 1):
+        total += _between(correlation, turn * periods) - _between(correlation, (turn - 0.5) * periods)
+    return total / _TURNS
+
+
+def _between(rows: Series, places: Series) -> Series:
+    below = np.minimum(places.astype(int), rows.shape[1] - 2)
+    part = places - below
+    return np.asarray(rows[:, below] * (1 - part) + rows[:, below + 1] * part)
+
+
+def _noise_like(values: Series) -> Series:
+    """``[_NOISES, samples - 1]`` of noise that remembers and jumps as the series does, and has no period."""
+    centred = values - values.mean()
+    memory = float(np.clip(np.dot(centred[1:], centred[:-1]) / max(np.dot(centred, centred), 1e-30), 0, 0.99))
+    residuals = centred[1:] - memory * centred[:-1]
+    rng = np.random.default_rng(0)
+    noise = np.stack([rng.permutation(residuals) for _ in range(_NOISES)], axis=1)
+    for place in range(1, len(noise)):
+        noise[place] += memory * noise[place - 1]
+    return np.ascontiguousarray(noise.T)
+
+
+@dataclass(frozen=True)
+class StepSwing:
+    """Step times that repeat every so many steps."""
+
+    lag: int
+    """Steps."""
+    settings: tuple[str, ...]
+    """What implies that lag."""
+    where: Part
+    """Which part of a step it shows in."""
+    r2: float
+    """Share of that part's variance that the place within the period explains."""
+    amplitude_ms: float
+    """From the shortest mean of a place to the longest."""
+
+
+def swings_in_steps(
+    wait_ms: Series, rest_ms: Series, lags: Mapping[str, int], gap_ms: Series | None = None
+) -> list[StepSwing]:
+    """The swings at some of these lags, the strongest first.
+
+    Args:
+        wait_ms: what each step waited for its batch, in order, without the warm-up.
+        rest_ms: the rest of each step.
+        lags: steps after which something is due, by the setting that says so.
+        gap_ms: what lay before each step and is no part of one.
+    """
+    if len(wait_ms) < MIN_SAMPLES:
+        return []
+    gap_ms = np.zeros(len(wait_ms)) if gap_ms is None else gap_ms
+    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms + gap_ms))
+    pauses = {name: lag for name, lag in lags.items() if name in _PAUSES}
+    found = [
+        *_swings("wait", wait_ms, lags, least_ms),
+        *_swings("step", rest_ms, lags, least_ms),
+        *_swings("gap", gap_ms, pauses, least_ms),
+    ]
+    by_lag: dict[int, StepSwing] = {}
+    for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
+        by_lag.setdefault(each.lag, each)
+    return list(by_lag.values())
+
+
+def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: float) -> Iterator[StepSwing]:
+    left = series[-_MOST_SAMPLES:].astype(float)
+    candidates = sorted({lag for lag in lags.values() if 2 <= lag <= len(left) / MIN_PERIODS})
+    total = float(np.var(left))
+    while candidates and total > 0 and np.var(left) > 1e-9 * total:
+        r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
+        if r2.max() <= _MIN_R2 or r2.max() * np.var(left) < least_ms**2:
+            return
+        chance = _noise_like(left)
+        if r2.max() <= _SURE * max(float(_folded(chance, lag).max()) for lag in candidates):
+            return
+        place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
+        lag = candidates.pop(place)
+        cut = _stretches(left[None], lag)
+        means = cut.mean(axis=2)
+        is_few, regular_frac = len(left) < _FEW * lag, _regular_frac(cut[0])
+        if regular_frac < _LEAST_REGULAR or (is_few and (r2[place] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
+            continue
+        yield StepSwing(
+            lag,
+            tuple(name for name, steps in lags.items() if steps == lag),
+            where,
+            float(r2[place] * np.var(left) / total),
+            float(np.ptp(means, axis=-1).mean()),
+        )
+        left = (cut - means[:, :, None]).ravel()
+        candidates = [other for other in candidates if other % lag]
+
+
+def _regular_frac(cut: Series) -> float:
+    """Of ``[stretches, periods, lag]`` the share of periods in which the longest step is longer than the mean one."""
+    longest = cut.mean(axis=1).argmax(axis=1)
+    each = np.take_along_axis(cut, longest[:, None, None], axis=2)[:, :, 0]
+    return float(np.mean(each > cut.mean(axis=(1, 2))[:, None]))
+
+
+def _stretches(series: Series, lag: int) -> Series:
+    """``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``, whose first steps may be left out.
+
+    Where times vary, the workers of a loader drift apart over a hundred steps: only a few periods are compared.
+    """
+    periods = min(max(MIN_SAMPLES // lag, _STRETCH), series.shape[1] // lag)
+    number = series.shape[1] // (periods * lag)
+    return series[:, -number * periods * lag :].reshape(len(series), number, periods, lag)
+
+
+def _folded(series: Series, lag: int) -> Series:
+    """R2 of each of ``series`` ``[n, steps]`` by the place within ``lag``, adjusted for as many means as it takes."""
+    cut = _stretches(series, lag)
+    total = ((cut - cut.mean(axis=(2, 3), keepdims=True)) ** 2).sum(axis=(1, 2, 3))
+    left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))
+    _, number, periods, _ = cut.shape
+    free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
+    even = total <= 1e-9 * np.sum(series**2, axis=1)  # what varied lies in the steps that were cut off
+    return np.where(even, 0.0, 1 - left / np.maximum(total, 1e-30) * free)

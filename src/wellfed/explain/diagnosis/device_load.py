@@ -1,0 +1,140 @@
+"""Tells how busy the card was within the steps of a run, and what kept it from more.
+
+On a GPU the time of a step runs from its first kernel to its last, gaps for a late host included. So a step that waits
+for nothing may still leave the card idle; what it idles for shows in how long the host took to launch the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import is_starved
+from wellfed.explain.diagnosis.finding import Gain
+from wellfed.explain.diagnosis.thresholds import (
+    BUSY_FRAC,
+    DRAM_FRAC,
+    FEWEST_OF_CARD,
+    FEWEST_STEPS,
+    HARDLY_BUSY_FRAC,
+    LAUNCH_FRAC,
+    LEAST_SYNCHRONISATION_GAIN,
+    SM_EMPTY_FRAC,
+    SM_HALF_FRAC,
+    SYNCHRONISATIONS_A_STEP,
+    TENSOR_FRAC,
+)
+from wellfed.record import SynchronisationEntry
+
+DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
+"""What keeps a card from more than it does, one thing at a time: the host that waits for it, the host that launches too
+slowly for it, its memory's bandwidth, kernels that fill a part of it."""
+
+
+FP16_SINCE, BF16_SINCE = 7.0, 8.0
+"""Capabilities of cards whose tensor cores take float16, and bfloat16 and TF32 (CUDA C++ Programming Guide)."""
+
+
+@dataclass(frozen=True)
+class DeviceLoad:
+    """Shares of the time in which a run computed; None where the card does not tell."""
+
+    busy_frac: float
+    """Any kernel ran, as the driver counts it: on a real card an upper bound."""
+    sm_frac: float | None
+    """Of the multiprocessors at work; without GPM None."""
+    tensor_frac: float | None
+    dram_frac: float | None
+    launch_frac: float | None
+    """What the host took to launch a step, of the time that it computed; near 1 = the host was never ahead."""
+    synchronisations: tuple[SynchronisationEntry, ...]
+    """Lines that wait for the device in every other step and more, the most frequent first."""
+
+    @property
+    def full_frac(self) -> float:
+        """How full the card was: multiprocessors at work, else the share of time with any kernel."""
+        return self.busy_frac if self.sm_frac is None else min(self.busy_frac, self.sm_frac)
+
+    @property
+    def is_host_late(self) -> bool:
+        """The card had done all it was given before the host gave it more."""
+        return self.launch_frac is not None and self.launch_frac >= LAUNCH_FRAC
+
+    @property
+    def without_synchronisation(self) -> Gain:
+        """Host and card alternate where one waits for the other; else the slower of the two sets the pace."""
+        high = 1 / max(self.full_frac, 1 - self.busy_frac)
+        return Gain(1 / max(self.busy_frac, 1 - self.busy_frac), 1.0, max(high, 1.0))
+
+    @property
+    def limit(self) -> DeviceLimit | None:
+        """What there is to win by; None: nothing that figures show."""
+        idles = self.busy_frac < BUSY_FRAC
+        if self.is_host_late:
+            wins = self.without_synchronisation.factor >= LEAST_SYNCHRONISATION_GAIN
+            if self.synchronisations and wins and self.busy_frac >= HARDLY_BUSY_FRAC:
+                return "synchronisation"
+            if idles or self.full_frac < SM_EMPTY_FRAC:
+                return "launches"
+        if self.dram_frac is not None and self.dram_frac >= DRAM_FRAC and (self.tensor_frac or 0.0) < TENSOR_FRAC:
+            return "bandwidth"
+        if not idles and self.full_frac < SM_HALF_FRAC:
+            return "small kernels"
+        return None
+
+
+def device_load(evidence: Evidence) -> DeviceLoad | None:
+    """Of the card that was busy least; None where that has another cause (a batch that is not there, replicas in one
+    process), or nobody knows: on a CPU, with too few steps or readings.
+    """
+    time = evidence.time
+    if time is None or not evidence.on_gpu or evidence.num_measured < FEWEST_STEPS or is_starved(evidence):
+        return None
+    if any(event["kind"] == "data_parallel" for event in evidence.record.events) or time["compute_frac"] <= 0:
+        return None
+    util, sm = _share(evidence, "util_pct"), _share(evidence, "sm_active_pct")
+    busy = sm if util is None else util  # an instance of a card (MIG) has no utilisation
+    if busy is None:
+        return None
+
+    def within_steps(share: float | None) -> float | None:
+        return None if share is None else min(1.0, share / time["compute_frac"])
+
+    found = sorted(evidence.record.synchronisations or [], key=lambda one: -one["per_step"])
+    return DeviceLoad(
+        busy_frac=max(within_steps(busy) or 0.0, 0.01),
+        sm_frac=None if sm is None else max(within_steps(sm) or 0.0, 0.01),
+        tensor_frac=within_steps(_share(evidence, "tensor_active_pct")),
+        dram_frac=within_steps(_share(evidence, "dram_active_pct")),
+        launch_frac=_launch_frac(evidence),
+        synchronisations=tuple(one for one in found if one["per_step"] >= SYNCHRONISATIONS_A_STEP),
+    )
+
+
+def _share(evidence: Evidence, name: str) -> float | None:
+    """Of the card with the least, in the median: the first readings tell of the start, too."""
+    readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
+    return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_OF_CARD), default=None)
+
+
+def launch_ms(evidence: Evidence) -> float | None:
+    """What the host took to launch a step, in the median; None where nobody measured it."""
+    found = evidence.column("launch_ms")
+    found = found[np.isfinite(found)]
+    return float(np.median(found)) if len(found) >= FEWEST_STEPS else None
+
+
+def _launch_frac(evidence: Evidence) -> float | None:
+    """Of the time of the device: while it copies, the host may launch already."""
+    launched, parts = launch_ms(evidence), [evidence.column(name) for name in ("copy_ms", "compute_ms")]
+    took = np.median(np.nan_to_num(parts[0]) + parts[1]) if len(parts[0]) == len(parts[1]) > 0 else 0.0
+    return None if launched is None or not took > 0 else launched / float(took)
+
+
+def capability_of(evidence: Evidence) -> float | None:
+    """The least of the cards that were there; None where nobody knows."""
+    found = [gpu.get("capability") for gpu in evidence.record.machine.get("gpus") or []]
+    return min((float(one) for one in found if one), default=None)

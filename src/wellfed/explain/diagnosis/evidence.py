@@ -1,0 +1,404 @@
+"""Gathers all recorded facts of a run in one object that the rules of the diagnosis read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellfed.explain.diagnosis.curves.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
+from wellfed.explain.diagnosis.run_tables import PHASES, Series, columns, curves, metric_curves, passes_ended
+from wellfed.explain.diagnosis.thresholds import SLOW_START_S
+from wellfed.observe.telemetry.machines import HOST, is_host, named
+from wellfed.observe.telemetry.series import TRAINING
+from wellfed.observe.timing.readiness import summarise
+from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.wall import hooks_within_steps_s
+from wellfed.record import RunRecord, TimeEntry, WallEntry
+
+_OF_STEPS = (
+    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
+    *("ready", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
+)
+_OF_GPUS = (
+    *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),
+    *("pcie_rx_mb_s", "sm_clock_mhz", "power_limited", "heat_limited", "power_w"),
+)
+_OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
+_PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+"""Columns that a step's time adds up from."""
+_PAUSES = ("validate", "checkpoint")
+"""Phases that interrupt training."""
+_EMPTY = np.empty(0)
+_WARMUP = 3
+"""Steps that a process leaves out at its start: those of `wellfed.train.lightning.callbacks.clock`."""
+_LATEST = 10_000
+"""Steps behind the figures of a record that has none yet."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run has left behind. A figure that nobody measured is None, an empty column or nan, never 0."""
+
+    record: RunRecord
+    all_steps: Mapping[str, Series] = field(default_factory=dict)
+    """Columns of steps.csv, warm-up included; all as long as each other, or empty."""
+    curves: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
+    """Columns of telemetry.csv while the run trained, with ``time_s`` and ``step``; by GPU, and ``HOST``."""
+    losses: tuple[Series, Series] = (_EMPTY, _EMPTY)
+    """Steps and values of the training loss, as often as it was logged."""
+    watched: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
+    """As `curves`, but of all phases, with ``phase`` (a place in `PHASES`): for show, not for rules."""
+    metrics: Mapping[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
+    """Steps and values of all metrics, by split and name."""
+    ended: Mapping[str, Series] = field(default_factory=dict)
+    """When each pass over ``val`` and ``test`` had its figures, seconds since the run started."""
+
+    @classmethod
+    def of(cls, record: RunRecord, folder: Path) -> Evidence:
+        """Of a record and the tables beside it; what can't be read is not there.
+
+        A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
+        """
+        table = columns(folder / "steps.csv", _OF_STEPS)
+        watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
+        return cls(
+            record if record.throughput else _with_watched(_with_figures(record, table), watched),
+            table,
+            {gpu: found for gpu, curve in watched.items() if len((found := _in_training(curve))["phase"])},
+            metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
+            watched,
+            metrics,
+            passes_ended(folder),
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Evidence:
+        """Of a run folder. Raises as `wellfed.record.read` does."""
+        return cls.of(RunRecord.read(folder), folder)
+
+    # What was asked for
+
+    def value(self, knob: str) -> Any:
+        """A knob as the plan decided it, else as it was configured; None where neither knows it."""
+        if knob in self.record.plan:
+            return self.record.plan[knob]["value"]
+        found: Any = self.record.config
+        for name in knob.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    @cached_property
+    def first_metrics(self) -> Mapping[str, float]:
+        """The first value of each metric that has several, as ``split/name``."""
+        return {"/".join(key): float(values[0]) for key, (_, values) in self.metrics.items() if len(values) > 1}
+
+    @property
+    def num_workers(self) -> int:
+        """Threads or processes that build batches; 0 = the training process does."""
+        return int(self.value("loader.num_workers") or 0)
+
+    @property
+    def cores(self) -> float | None:
+        """CPUs that this run may use; None where nobody looked."""
+        return self.record.machine.get("cpu_quota_cores")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it trained on one."""
+        return self.record.time is not None and self.record.time["copy_frac"] is not None
+
+    # What was measured of steps, the warm-up left out
+
+    @cached_property
+    def num_measured(self) -> int:
+        """Steps behind the figures of the record; 0 where there are none."""
+        return self.record.throughput["steps"] if self.record.throughput else 0
+
+    @cached_property
+    def steps(self) -> Mapping[str, Series]:
+        """Columns of steps.csv without the warm-up."""
+        warmup = self.record.throughput["warmup_steps"] if self.record.throughput else 0
+        return {name: column[warmup:] for name, column in self.all_steps.items()}
+
+    def column(self, name: str) -> Series:
+        """A column of `steps`, ``nan`` where a step has no figure; empty where the table lacks it."""
+        return self.steps.get(name, _EMPTY)
+
+    @cached_property
+    def wait_ms(self) -> Series:
+        """What each step waited for its batch."""
+        return np.nan_to_num(self.column("wait_ms"))
+
+    @cached_property
+    def rest_ms(self) -> Series:
+        """The rest of each step: copy, compute and host."""
+        parts = [np.nan_to_num(self.column(name)) for name in ("copy_ms", "compute_ms", "host_ms")]
+        return np.sum([part for part in parts if len(part)] or [np.zeros(len(self.wait_ms))], axis=0)  # type: ignore[no-any-return]
+
+    @cached_property
+    def gap_ms(self) -> Series:
+        """What lay before each step and is no part of one: a validation, a checkpoint, the end of an epoch.
+
+        A step's ``time_s`` is the host's, which runs ahead of a GPU: the clock is behind the sum of the steps then, and
+        is back when the host has waited for the device. Only what it is ahead by more than ever before is a gap.
+        """
+        ended_at_ms, number = 1e3 * self.column("time_s"), len(self.wait_ms)
+        if number == 0 or len(ended_at_ms) != number:
+            return np.zeros(number)
+        ahead_ms = ended_at_ms - np.cumsum(self.wait_ms + self.rest_ms)
+        return np.diff(np.maximum.accumulate(ahead_ms), prepend=ahead_ms[0])
+
+    @cached_property
+    def wall(self) -> WallEntry | None:
+        """What the wall time of training went into. Of a record that lacks it, what its tables show between the first
+        step and the last; None if they show nothing."""
+        if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
+            return self.record.wall
+        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
+        steps_s, between_s = float(np.sum(parts)) / 1e3, float(self.gap_ms.sum()) / 1e3
+        phases = self.record.phases
+        validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in _PAUSES)
+        other_s = max(0.0, between_s - validation_s - checkpoint_s)
+        return {
+            "total_s": steps_s + validation_s + checkpoint_s + other_s,
+            "start_s": 0.0,
+            "steps_s": steps_s,
+            "validation_s": validation_s,
+            "checkpoint_s": checkpoint_s,
+            "epoch_end_s": 0.0,
+            "logging_s": 0.0,
+            "callbacks": {},
+            "end_s": 0.0,
+            "other_s": other_s,
+        }
+
+    @cached_property
+    def once_s(self) -> float:
+        """Seconds that a run loses once, however long it is: start, end, and the first steps beyond a usual one."""
+        wall, throughput = self.wall, self.record.throughput
+        if wall is None:
+            return 0.0
+        warmup = throughput["warmup_steps"] if throughput else 0
+        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
+        first_s = float(sum(part[:warmup].sum() for part in parts)) / 1e3
+        return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.step_ms or 0.0) / 1e3)
+
+    @cached_property
+    def steps_frac(self) -> float | None:
+        """Share of the wall time of training that went into steps; None if that is not known.
+
+        What is lost once, if it is less than `SLOW_START_S`, is left out: no setting changes it.
+        """
+        wall = self.wall
+        if wall is None:
+            return None
+        once_s = self.once_s
+        late_s = max(0.0, once_s - wall["start_s"] - wall["end_s"])
+        of_s = wall["total_s"] - (once_s if once_s < SLOW_START_S else 0.0)
+        in_steps_s = wall["steps_s"] - late_s + hooks_within_steps_s(wall)
+        return max(0.0, in_steps_s / of_s) if of_s > 0 else None
+
+    @property
+    def at_ceiling_frac(self) -> float | None:
+        """Share of the wall time of training that went into steps at the ceiling's rate; None if that is not known."""
+        frac, factor = self.steps_frac, self.ceiling_factor
+        return None if frac is None or factor is None else min(1.0, frac / max(1.0, factor))
+
+    @property
+    def time(self) -> TimeEntry | None:
+        """Shares and length of a step, as the record has them."""
+        return self.record.time
+
+    @property
+    def wait_frac(self) -> float:
+        """Share of training's time that stood waiting for a batch; 0 where it was not measured."""
+        return self.record.time["wait_frac"] if self.record.time else 0.0
+
+    @property
+    def copy_frac(self) -> float:
+        """Share of training's time in copies that nothing hid; 0 on a CPU."""
+        return (self.record.time["copy_frac"] or 0.0) if self.record.time else 0.0
+
+    @cached_property
+    def step_ms(self) -> float | None:
+        """Mean time of a step, all of it."""
+        if len(self.wait_ms):
+            return float(np.mean(self.wait_ms + self.rest_ms))
+        throughput = self.record.throughput
+        if throughput and throughput["samples_per_s"] > 0 and self.record.steps:
+            return 1e3 * self.record.samples / self.record.steps / throughput["samples_per_s"]
+        return None
+
+    @cached_property
+    def wall_step_ms(self) -> float | None:
+        """Mean time from step to step, with all that lies between them."""
+        if self.step_ms is None or not len(self.gap_ms):
+            return self.step_ms
+        return self.step_ms + float(np.mean(self.gap_ms))
+
+    def period_s(self, lag: int) -> float | None:
+        """Mean time from a step to the one so many steps later, with all that lies between them."""
+        ended_at_s = self.column("time_s")
+        if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
+            return None if self.step_ms is None else lag * self.step_ms / 1e3
+        return float(np.mean(ended_at_s[lag:] - ended_at_s[:-lag]))
+
+    @cached_property
+    def ceiling_factor(self) -> float | None:
+        """The ceiling over the rate: by what factor the run would be faster if data cost nothing."""
+        throughput, ceiling = self.record.throughput, self.record.ceiling
+        if not (throughput and ceiling) or throughput["samples_per_s"] <= 0:
+            return None
+        return ceiling["samples_per_s"] / throughput["samples_per_s"]
+
+    @cached_property
+    def build_ms(self) -> float | None:
+        """Mean time to build one batch, whoever builds it."""
+        return self.record.loading.get("build_ms_mean")
+
+    @cached_property
+    def build_cpu_ms(self) -> float | None:
+        """CPU time of that."""
+        share = self.record.loading.get("cpu_frac")
+        return None if share is None or self.build_ms is None else share * self.build_ms
+
+    # What was watched
+
+    def curve(self, name: str, gpu: int = HOST) -> Series:
+        """Readings of a figure while the run trained, those that are missing left out."""
+        found = self.curves.get(gpu, {}).get(name, _EMPTY)
+        return found[np.isfinite(found)]
+
+    def mean(self, name: str, gpu: int = HOST) -> float | None:
+        """Mean of `curve`; None without readings."""
+        found = self.curve(name, gpu)
+        return float(found.mean()) if len(found) else None
+
+    @cached_property
+    def others_cores(self) -> Series:
+        """Cores that other programs took of those this run may use, by reading; nan where nobody looked.
+
+        A run that may use a part of the machine has the rest of it between itself and others: what fits in there took
+        nothing from the run.
+        """
+        taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
+        cores = self.cores
+        if cores is None:
+            return taken
+        elsewhere = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
+        return np.clip(taken - elsewhere, 0.0, cores)
+
+    @property
+    def mean_others_cores(self) -> float | None:
+        """Mean of `others_cores`; None without readings."""
+        known = self.others_cores[np.isfinite(self.others_cores)]
+        return float(known.mean()) if len(known) else None
+
+    @property
+    def gpus(self) -> list[int]:
+        """Numbers of the GPUs that were watched."""
+        return sorted(gpu for gpu in self.curves if not is_host(gpu))
+
+    @cached_property
+    def util_pct(self) -> float | None:
+        """Mean utilisation while the run trained, of the GPU that was idle most; None without NVML."""
+        found = [self.mean("util_pct", gpu) for gpu in self.gpus]
+        return min((one for one in found if one is not None), default=None)
+
+    @cached_property
+    def swings_of_steps(self) -> list[StepSwing]:
+        """Step times that repeat, at lags that settings imply; the strongest first."""
+        return swings_in_steps(self.wait_ms, self.rest_ms, self.lags, self.gap_ms)
+
+    @cached_property
+    def lags(self) -> Mapping[str, int]:
+        """Steps after which something is due, by the setting that says so."""
+        return lags_of(self.record, self.column("epoch"))
+
+    @cached_property
+    def swings_of_gpus(self) -> Mapping[int, Swing]:
+        """Utilisation that rises and falls with a period, by GPU."""
+        found = {}
+        for gpu in self.gpus:
+            curve = self.curves[gpu]
+            at_s, util_pct = curve.get("time_s", _EMPTY), curve.get("util_pct", _EMPTY)
+            swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None
+            if swing is not None:
+                found[gpu] = swing
+        return found
+
+
+def _in_training(curve: Mapping[str, Series]) -> dict[str, Series]:
+    there = curve["phase"] == PHASES.index("train")
+    return {name: column[there] for name, column in curve.items()}
+
+
+def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
+    """The record with rate and shares of the latest steps of the table; as it is where that has none."""
+    number = len(table["step"])
+    names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
+    if any(len(table[name]) != number for name in names):
+        return record
+    latest = range(max(0, number - _LATEST), number)
+    summary = summarise([_row(table, place, is_warmup=place < _WARMUP) for place in latest])
+    if summary is None:
+        return record
+    unit = record.config.get("workload", {}).get("sample_unit", "samples")
+    return replace(
+        record,
+        throughput=summary.throughput(unit),
+        time=summary.time(),
+        readiness_frac=summary.readiness_frac,
+        loading={**record.loading, **summary.loading()},
+        steps=max(record.steps, number),
+        samples=max(record.samples, int(np.nansum(table["samples"]))),
+        duration_s=max(record.duration_s, float(np.nanmax(table["time_s"], initial=0.0))),
+    )
+
+
+def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
+    """The record with figures of GPUs and host, of the time in training; as it is where it has them."""
+    found: dict[int, dict[str, Any]] = {}
+    for gpu, curve in watched.items():
+        in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
+        for name in sorted(curve.keys() - {"time_s", "step", "phase"}):
+            values = curve[name][in_training & np.isfinite(curve[name])]
+            if len(values):
+                p5, p50, p95 = (float(level) for level in np.percentile(values, (5, 50, 95)))
+                mean, most = float(values.mean()), float(values.max())
+                figures = {"mean": mean, "p5": p5, "p50": p50, "p95": p95, "max": most, "n": len(values)}
+                found.setdefault(gpu, {})[name] = figures
+    host = found.pop(HOST, {})
+    if not record.host and {"cpu_pct", "rss_gib"} <= host.keys():
+        record = replace(record, host={"cpu_pct": host["cpu_pct"]["mean"], "rss_gib": host["rss_gib"]["mean"]})
+    gpus = {str(named(gpu)): figures for gpu, figures in found.items() if not is_host(gpu)}
+    return replace(record, gpus=record.gpus or gpus)
+
+
+def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:
+    def figure(name: str) -> float | None:
+        column = table.get(name, _EMPTY)
+        return float(column[place]) if len(column) > place and np.isfinite(column[place]) else None
+
+    return StepRow(
+        step=int(figure("step") or 0),
+        time_s=figure("time_s") or 0.0,
+        epoch=int(figure("epoch") or 0),
+        samples=int(figure("samples") or 0),
+        micro_batch=int(figure("micro_batch") or 0),
+        num_micro=int(figure("num_micro") or 1),
+        wait_ms=figure("wait_ms") or 0.0,
+        copy_ms=figure("copy_ms"),
+        compute_ms=figure("compute_ms") or 0.0,
+        host_ms=figure("host_ms") or 0.0,
+        asked_wait_ms=0.0 if figure("ready") else float("inf"),
+        warmup=is_warmup,
+        build_ms=figure("build_ms"),
+        build_cpu_ms=figure("build_cpu_ms"),
+        launch_ms=figure("launch_ms"),
+    )

@@ -1,0 +1,377 @@
+"""Predicts how long a step takes with another number of workers, from what a run has recorded of steps and batches.
+
+A step can't be shorter than its fed part (all but waiting), than a batch's time to build over the workers that build at
+the same time, nor than all CPU time of a step over the cores. What a batch waits for while it is built (disk, network)
+is not CPU time: there more workers than cores are of use.
+
+Batches take unequal times, and a queue of few batches bridges few slow ones. So a gain is simulated: workers build
+batches whose times are drawn from the recorded ones. Its lower end takes all waiting within a build for one shared
+resource (a lock, a rate limit, a store at its limit), which serves no more batches to more workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.explain.diagnosis.ceiling_check import contradiction
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Gain
+from wellfed.explain.diagnosis.thresholds import (
+    BUILD_WAITS_FRAC,
+    CAPACITY_FRAC,
+    CEILING_FACTOR,
+    CONTENTION_FACTOR,
+    CPU_FULL_FRAC,
+    FEWEST_STEPS,
+    HARDLY_WORK_FRAC,
+    LOADER_CPU_FRAC,
+    MOST_READY_FRAC,
+    OTHERS_FRAC,
+    QUEUED_FRAC,
+    WAIT_FRAC,
+)
+from wellfed.units import GIB, MIB, counted, show_percent
+
+_SLACK = 1.25
+"""Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
+_MOST_WORKERS = 32
+_PREFETCH = 2
+"""torch's default."""
+_REPLICATES, _MOST_SIMULATED, _BLOCK = 40, 512, 8
+"""Simulated runs, most steps of each, and successive steps that are drawn together."""
+_TAIL = 0.025
+"""Share of the simulated runs that lie below the lower end of a gain."""
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What a step takes, and what building its batch does."""
+
+    step_ms: float
+    fed_ms: float
+    """Of the step, all but waiting for data."""
+    build_ms: float
+    build_cpu_ms: float
+    """CPU time of building."""
+    cpu_ms: float
+    """CPU time of a step in all processes of the run, building included."""
+    cores: float
+    others: float
+    """Cores that other processes keep at work, of those this run may use."""
+    num_workers: int
+    most_workers: int
+    """For which there is room, and data."""
+    bound: float
+    """The run can't become faster than by this factor."""
+    is_estimate: bool
+    """Nobody timed the building: it is concluded from how long steps waited."""
+    alone_ms: float | None = None
+    """Time to build a batch before training, by one worker with no other beside it; None where it was not timed."""
+    builds: tuple[float, ...] = ()
+    """Milliseconds that single batches took, in order; empty: only the mean is known."""
+    prefetch: int = _PREFETCH
+    """Batches that each worker keeps ready."""
+
+    @property
+    def cpu_frac(self) -> float:
+        """CPU time over wall time of building."""
+        return self.build_cpu_ms / self.build_ms
+
+    def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
+        """Time of a step that so many workers feed.
+
+        Args:
+            slack: building takes so much longer than it did.
+        """
+        alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
+        free_cores = max(1.0, self.cores - self.others)  # others give way to who asks for one
+        return max(self.fed_ms, slack * alone_ms / workers, slack * self.cpu_ms / free_cores)
+
+    @property
+    def is_cpu_full(self) -> bool:
+        """All cores are at work, or nearly, for whomever."""
+        return self.cpu_ms / self.step_ms + self.others >= CPU_FULL_FRAC * self.cores
+
+    @property
+    def has_company(self) -> bool:
+        """Other processes keep many cores at work."""
+        return self.others >= OTHERS_FRAC * self.cores
+
+    @property
+    def waits_outside(self) -> bool:
+        """Building is mostly waiting for something else than a core."""
+        if not self.is_cpu_full:
+            return self.cpu_frac < BUILD_WAITS_FRAC
+        # Who always wants a core gets about this share of one.
+        fair_frac = min(1.0, self.cores / (self.num_workers + 1 + self.others))
+        return self.cpu_frac < QUEUED_FRAC * fair_frac
+
+    @property
+    def contention(self) -> float | None:
+        """Time to build a batch beside other workers over the time alone, where waiting makes them differ; else None.
+
+        Even the quickest tenth of the batches must take longer: single slow ones are no sign of a shared resource.
+        """
+        if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
+            return None
+        if self.has_company and self.build_cpu_ms > HARDLY_WORK_FRAC * self.alone_ms:
+            return None  # their work may wait for a core that others have
+        quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
+        factor = quickest_ms / self.alone_ms
+        return factor if factor >= CONTENTION_FACTOR else None
+
+    @property
+    def waits_for_core(self) -> bool:
+        """Building is work, and no core is left for it."""
+        return self.is_cpu_full and not self.waits_outside
+
+    @cached_property
+    def workers_needed(self) -> int:
+        """The smallest number beyond which more are of no use, if all batches took equally long."""
+        enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
+        return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
+
+    @property
+    def has_enough(self) -> bool:
+        """The workers would keep up with steps that wait for nothing."""
+        return self.build_ms <= CAPACITY_FRAC * self.num_workers * self.fed_ms
+
+    @property
+    def workers_advised(self) -> int:
+        """One more than needed, as no two batches take equally long; not where it would take a core from the step."""
+        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
+        return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
+
+    def show_need(self) -> str:
+        """How many workers it takes, in words."""
+        needed, about = self.workers_needed, "about " if self.is_estimate else ""
+        said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
+        return f"{said} and one to spare" if self.workers_advised > needed else said
+
+    def show_doubt(self) -> str:
+        """What the low end of a gain of more workers rests on, in words; empty where building is mostly work."""
+        if self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC:
+            return ""
+        return (
+            f" Only {show_percent(self.cpu_frac)} of building is CPU time: more workers win nothing where batches wait "
+            "for a lock, a rate limit or a store at its limit."
+        )
+
+    def figures(self) -> dict[str, float | int | str]:
+        """What decided, by name."""
+        return {
+            "wait_frac": 1 - self.fed_ms / self.step_ms,
+            "build_ms": self.build_ms,
+            "build_cpu_ms": self.build_cpu_ms,
+            "fed_step_ms": self.fed_ms,
+            "num_workers": self.num_workers,
+            "workers_needed": self.workers_needed,
+            "cores": self.cores,
+            "others_cores": self.others,
+        }
+
+    def gain(self, workers: int, prefetch: int | None = None) -> Gain:
+        """Predicts the gain of ``workers``, each with ``prefetch`` batches ready; None = as many as now."""
+        if workers > self.num_workers and self.contention is not None:
+            return Gain(1.0, 1.0, 1.0)
+        prefetch = prefetch or self.prefetch
+        limit_ms = self.step_ms_with(workers)
+        factor = self.step_ms / max(limit_ms, float(np.mean(self._simulated(workers, prefetch, 1.0))))
+        low = 1.0
+        if workers <= self.num_workers or self.cpu_frac >= BUILD_WAITS_FRAC or self.waits_for_core:
+            shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
+            slowest_ms = float(np.quantile(self._simulated(workers, prefetch, _SLACK), 1 - _TAIL))
+            low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
+        factor = min(self.bound, max(1.0, factor))
+        return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
+
+    def _simulated(self, workers: int, prefetch: int, slack: float) -> npt.NDArray[np.float64]:
+        """Mean time of a step in each of the simulated runs."""
+        mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
+        builds = self.builds or (self.build_ms,)
+        scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
+        return simulated_steps(builds, scale, self.fed_ms, workers, prefetch)
+
+
+@lru_cache(maxsize=64)
+def simulated_steps(
+    builds: tuple[float, ...], scale: float, fed_ms: float, workers: int, prefetch: int
+) -> npt.NDArray[np.float64]:
+    """Simulates runs whose batches take times drawn from ``builds``; returns the mean step of each.
+
+    Batches are handed to workers in turn and arrive in order, as in torch's DataLoader: a batch is requested when the
+    one ``workers * prefetch`` before it was taken.
+    """
+    ahead = workers * prefetch
+    length = min(_MOST_SIMULATED, max(len(builds), 4 * ahead, 64))
+    draw = np.random.default_rng(0)
+    starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
+    places = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
+    takes_ms = scale * np.asarray(builds)[places]
+    steps_ms: npt.NDArray[np.float64]
+    if not workers:
+        steps_ms = takes_ms.mean(axis=0) + fed_ms
+        return steps_ms
+    free_at, taken_at = np.zeros((workers, _REPLICATES)), np.zeros((length, _REPLICATES))
+    now = np.zeros(_REPLICATES)
+    for step in range(length):
+        worker = step % workers
+        asked_at = taken_at[step - ahead] if step >= ahead else 0.0
+        free_at[worker] = np.maximum(free_at[worker], asked_at) + takes_ms[step]
+        taken_at[step] = now = np.maximum(now, free_at[worker])
+        now = now + fed_ms
+    first = min(ahead, length // 2)  # the queue fills at the start
+    steps_ms = (now - taken_at[first]) / (length - first)
+    return steps_ms
+
+
+def is_starved(evidence: Evidence) -> bool:
+    """Steps wait for data so long that it is worth a change, and the ceiling does not deny it."""
+    factor = evidence.ceiling_factor
+    if evidence.num_measured < FEWEST_STEPS or steady_wait_frac(evidence) <= WAIT_FRAC:
+        return False
+    if factor is None or factor > CEILING_FACTOR:
+        return True
+    found = contradiction(evidence.record)
+    return found is not None and found.slower == "ceiling"
+
+
+def steady_wait_frac(evidence: Evidence) -> float:
+    """Share of training's time in waiting, the first step of each epoch left out: there workers may have to start."""
+    steady = steady_steps(evidence)
+    total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
+    return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
+
+
+def feeding_of(evidence: Evidence) -> Feeding | None:
+    """None where steps or batches were not timed."""
+    step_ms, cores = evidence.step_ms, evidence.cores
+    if step_ms is None or evidence.time is None or step_ms <= 0:
+        return None
+    steady = steady_steps(evidence)
+    if steady.any():
+        step_ms = float(np.mean((evidence.wait_ms + evidence.rest_ms)[steady]))
+    wait_ms = steady_wait_frac(evidence) * step_ms
+    fed_ms = max(step_ms - wait_ms, 1e-6)
+    workers = evidence.num_workers
+    build_ms, build_cpu_ms = evidence.build_ms, evidence.build_cpu_ms
+    cpu_pct = evidence.mean("cpu_pct")
+    cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
+    is_estimate = build_ms is None
+    if build_ms is None:  # each worker is at its next batch all the time, where steps wait
+        build_ms = workers * step_ms if workers else wait_ms
+    if build_ms <= 0:
+        return None
+    of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores or 1.0)
+    if build_cpu_ms is None:  # the training process takes what the step takes, the rest is building
+        build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
+        build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
+    cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
+    others = evidence.mean_others_cores or 0.0
+    builds = evidence.column("build_ms")
+    builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
+    return Feeding(
+        step_ms=step_ms,
+        fed_ms=fed_ms,
+        build_ms=build_ms,
+        build_cpu_ms=build_cpu_ms,
+        cpu_ms=cpu_ms,
+        cores=cores or 1.0,
+        others=others,
+        num_workers=workers,
+        most_workers=_most_workers(evidence),
+        bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
+        is_estimate=is_estimate,
+        alone_ms=_alone_ms(evidence),
+        builds=tuple(builds.tolist()),
+        prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
+    )
+
+
+def ready_mib(evidence: Evidence, workers: int, prefetch: int | None = None) -> float | None:
+    """Host memory of the batches that so many workers keep ready; None where a batch's size is not known."""
+    batch_mib = evidence.record.loading.get("batch_mib")
+    prefetch = prefetch or evidence.value("loader.prefetch_factor") or _PREFETCH
+    return None if batch_mib is None else workers * prefetch * batch_mib
+
+
+def room_mib(evidence: Evidence) -> float:
+    """What they may take of host memory, and of /dev/shm, which worker processes pass them through."""
+    machine = evidence.record.machine
+    sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
+    return MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
+
+
+def has_unused_fetch(evidence: Evidence) -> bool:
+    """The data gives whole batches at once, and torch's DataLoader asks it for one sample after the other."""
+    return evidence.value("loader.backend") == "torch" and evidence.record.loading.get("has_fetch", False)
+
+
+def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
+    """Overrides of ``loader``, those left out that the run was configured with."""
+    asked = evidence.record.config.get("loader", {})
+    typed = {True: "true", False: "false", None: "null"}
+    return tuple(
+        f"loader.{name}={typed.get(value, value) if isinstance(value, bool | None) else value}"
+        for name, value in values.items()
+        if name not in asked or asked[name] != value
+    )
+
+
+def planned_anew(evidence: Evidence) -> tuple[str, ...]:
+    """Overrides that leave the loader to the plan: its option, or, where single knobs were typed, which would stand,
+    those."""
+    if not any(typed.lstrip("+").startswith("loader.") for typed in evidence.record.overrides):
+        return ("loader=auto",)
+    change = knobs(evidence, backend="auto", num_workers=None)
+    has_false = evidence.record.config.get("loader", {}).get("persistent_workers") is False
+    return change + (knobs(evidence, persistent_workers=None) if has_false else ())
+
+
+def workers_crowd(evidence: Evidence) -> bool:
+    """The run's own workers took the CPU that its steps needed: all cores are full, and steps longer than in the
+    ceiling."""
+    cores, found = evidence.cores, contradiction(evidence.record)
+    cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
+    if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
+        return False
+    if cpu_pct < 100 * CPU_FULL_FRAC * cores or loader_pct < 100 * LOADER_CPU_FRAC * cores:
+        return False
+    has_threads = (evidence.value("loader.worker_threads") or 1) > 1
+    is_slower = found is not None and found.slower == "steps"
+    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > CEILING_FACTOR)
+
+
+def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
+    """Which steps are not the first of an epoch; all where nobody builds ahead, or the table has no epochs."""
+    epochs = evidence.column("epoch")
+    if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):
+        return np.ones(len(evidence.wait_ms), bool)
+    steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
+    return steady
+
+
+def _alone_ms(evidence: Evidence) -> float | None:
+    """Returns what building a batch took before training; None where other programs may have made it longer since."""
+    is_known = evidence.mean_others_cores is not None
+    return evidence.record.loading.get("build_ms_alone") if is_known else None
+
+
+def _bound(evidence: Evidence, without_wait: float) -> float:
+    """By what factor it could become faster, by its own steps and by its ceiling."""
+    factor, found = evidence.ceiling_factor, contradiction(evidence.record)
+    if factor is None or (found is not None and found.slower == "ceiling"):
+        return without_wait
+    return min(without_wait, factor)
+
+
+def _most_workers(evidence: Evidence) -> int:
+    most = evidence.record.loading.get("most_workers") or _MOST_WORKERS
+    one_mib = ready_mib(evidence, 1)
+    if one_mib:
+        most = int(min(most, room_mib(evidence) / one_mib))
+    return max(1, evidence.num_workers, min(most, _MOST_WORKERS))

@@ -1,0 +1,106 @@
+"""Says what a rule of the diagnosis has found: the sentence, the figures behind it, the overrides, what they win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from wellfed.record import FindingEntry
+from wellfed.units import show_factor, show_percent
+
+Severity = Literal["high", "medium", "low", "info"]
+"""By the share of time that is lost: a third and more, a tenth and more, less; ``info`` = nothing is known to be."""
+_HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By what factor the rate is expected to rise, and between which bounds; 1 = not at all."""
+
+    factor: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.factor <= self.high:
+            raise ValueError(f"a gain of {self.factor} is not between {self.low} and {self.high}")
+
+    @property
+    def lost_frac(self) -> float:
+        """Share of the time as it is that would be won back."""
+        return max(0.0, 1 - 1 / self.factor)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause of lost time, or what there is to say instead."""
+
+    id: str
+    """Of the rule: its file in `wellfed.explain.diagnosis.rules`."""
+    message: str
+    """One or two sentences with the figures in them, without the overrides and the gain."""
+    evidence: Mapping[str, float | int | str]
+    """The figures that decided, by name; units in the names."""
+    change: tuple[str, ...] = ()
+    """Overrides that remove the cause, to be typed behind those of the run; empty: no knob can."""
+    changes_learning: bool = False
+    """The overrides change what is learned: advice, never applied by itself."""
+    gain: Gain | None = None
+    """None: not known, or nothing to win."""
+    lost_frac: float | None = None
+    """Share of training's time that the cause costs; None = what the gain says, or unknown."""
+    is_note: bool = field(default=False, kw_only=True)
+    """Good to know, and no cause of lost time."""
+    steps_frac: float | None = field(default=None, kw_only=True)
+    """Share of the wall time of training that its steps take, if gain and loss are of these alone; None: of all."""
+
+    @property
+    def time_lost_frac(self) -> float:
+        """Share of training's time that would be won back, 0 where nobody knows."""
+        gained_frac = 0.0 if self.gain is None else self.gain.lost_frac
+        lost_frac = gained_frac if self.lost_frac is None else self.lost_frac
+        return lost_frac if self.steps_frac is None else lost_frac * self.steps_frac
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        if self.is_note:
+            return "info"
+        lost_frac = self.time_lost_frac
+        return "high" if lost_frac >= _HIGH_FRAC else "medium" if lost_frac >= _MEDIUM_FRAC else "low"
+
+    @property
+    def text(self) -> str:
+        """All of it as one line of a screen."""
+        parts = [self.message]
+        if self.change:
+            parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain, self.steps_frac)}.")
+        if self.change and self.changes_learning:
+            parts.append("This changes what is learned.")
+        return " ".join(parts)
+
+    def entry(self) -> FindingEntry:
+        """As ``findings`` of run.json has it."""
+        gain = self.gain
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "message": self.message,
+            "evidence": dict(self.evidence),
+            "change": list(self.change),
+            "changes_learning": self.changes_learning,
+            "gain": None if gain is None else {"factor": gain.factor, "low": gain.low, "high": gain.high},
+            "text": self.text,
+        }
+
+
+def _expected(gain: Gain | None, steps_frac: float | None) -> str:
+    if gain is None:
+        return ""
+    low, high = show_factor(gain.low), show_factor(gain.high)
+    bounds = "" if low == high else f" ({low} to {high})"
+    if steps_frac is None:
+        return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
+    steps = f"its steps, {show_percent(steps_frac)} of the wall time of training"
+    return f", about {show_factor(gain.factor)} times as fast{bounds} in {steps}, predicted"

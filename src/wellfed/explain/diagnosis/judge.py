@@ -1,0 +1,176 @@
+"""Asks every rule for its finding about a run, and orders them by the time that they would win back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from wellfed.explain.diagnosis.curves.swing import main_swing
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.rules.between_steps import (
+    frequent_checkpoints,
+    frequent_logging,
+    frequent_validation,
+    slow_callbacks,
+)
+from wellfed.explain.diagnosis.rules.compute import (
+    busy_thread,
+    clocks_limited,
+    data_parallel,
+    few_threads,
+    launch_bound,
+    many_tensors,
+    memory_bound,
+    small_batch,
+    step_time_trend,
+    synchronisation,
+    tensor_cores_idle,
+    wide_batches,
+)
+from wellfed.explain.diagnosis.rules.feeding import (
+    contended_loading,
+    cpu_bound_loading,
+    loading_in_main_process,
+    restarted_workers,
+    slow_copy,
+    slow_handover,
+    slow_samples,
+    slow_start,
+    slow_storage,
+    too_few_workers,
+    uneven_batches,
+    workers_take_the_cpu,
+)
+from wellfed.explain.diagnosis.rules.memory import device_memory_full, host_memory_full, memory_creeps, memory_unused
+from wellfed.explain.diagnosis.rules.verdict import (
+    busy_machine,
+    healthy,
+    loss_blows_up,
+    machine_was_slower,
+    too_few_steps,
+    unexplained,
+    unknown,
+    utilisation_swings,
+)
+from wellfed.explain.diagnosis.swing_words import utilisation_said
+from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
+
+Rule = Callable[[Evidence], Finding | None]
+OF_EVENTS: tuple[Rule, ...] = (
+    data_parallel.check,
+    device_memory_full.check,
+    memory_creeps.check,
+    loss_blows_up.check,
+    host_memory_full.check,
+)
+"""Decide from what happened and what ended the run, of however few steps."""
+OF_STEPS: tuple[Rule, ...] = (
+    clocks_limited.check,
+    launch_bound.check,
+    memory_bound.check,
+    memory_unused.check,
+    slow_copy.check,
+    small_batch.check,
+    synchronisation.check,
+    tensor_cores_idle.check,
+    loading_in_main_process.check,
+    too_few_workers.check,
+    cpu_bound_loading.check,
+    slow_storage.check,
+    contended_loading.check,
+    workers_take_the_cpu.check,
+    uneven_batches.check,
+    slow_samples.check,
+    slow_handover.check,
+    slow_start.check,
+    restarted_workers.check,
+    frequent_logging.check,
+    frequent_checkpoints.check,
+    frequent_validation.check,
+    slow_callbacks.check,
+    step_time_trend.check,
+    busy_thread.check,
+    few_threads.check,
+    many_tensors.check,
+    wide_batches.check,
+    utilisation_swings.check,
+)
+"""Decide from figures of enough steps."""
+
+
+OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
+"""Name what takes time between the steps; take the least share that they name."""
+_OF_WALL = (*OF_GAPS, restarted_workers.check)
+"""Their gains are of the wall time of training, those of other rules of its steps."""
+_EXPLAINED_FRAC = 0.5
+"""Share of what is missing that a gap must take to be named for it."""
+
+
+def conclude(evidence: Evidence) -> None:
+    """Put swing and findings into the record of the evidence."""
+    record = evidence.record
+    record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
+    record.findings = [finding.entry() for finding in judge(evidence)]
+
+
+def judge(evidence: Evidence) -> list[Finding]:
+    """What is known of a run, the costliest first, notes last; where nothing costs time, the first says so.
+
+    Of a machine that others use that comes first, and no gain is promised from it.
+    """
+    too_few = too_few_steps.check(evidence)
+    found = _asked(OF_EVENTS, evidence) + ([] if too_few else _asked_of_steps(evidence))
+    found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
+    found += [too_few] if too_few else []
+    if (busy := busy_machine.check(evidence)) is not None:
+        return [busy, *(_without_gain(finding) for finding in found)]
+    if too_few:
+        return found
+    doubt = machine_was_slower.check(evidence)
+    if any(not finding.is_note for finding in found):
+        found[0] = _with_utilisation(found[0], evidence)
+        is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
+        return found if doubt is None or is_known else [*found, doubt]
+    verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence) or unknown.check(evidence)
+    verdict = verdict or healthy.check(evidence)
+    return found if verdict is None else [verdict, *found]
+
+
+def _largest_gap(evidence: Evidence) -> Finding | None:
+    """What took most of the time that is missing, where too little of the wall time went into steps at the ceiling's
+    rate, though it is not much by itself."""
+    frac = evidence.at_ceiling_frac
+    if frac is None or frac >= LEAST_AT_CEILING_FRAC:
+        return None
+    named = [check(evidence, _EXPLAINED_FRAC * (1 - frac)) for check in OF_GAPS]
+    return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
+
+
+def _without_gain(finding: Finding) -> Finding:
+    """The same with no promise."""
+    if finding.gain is None:
+        return finding
+    message = f"{finding.message} What that would win can't be predicted beside other programs."
+    return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
+
+
+def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
+    """What a user sees of a cause on the GPU: that it is busy and idle in turns."""
+    said = utilisation_said(evidence)
+    if said is None or said in finding.message:
+        return finding
+    return replace(finding, message=f"{finding.message} {said}")
+
+
+def _asked(rules: Iterable[Rule], evidence: Evidence) -> list[Finding]:
+    return [finding for rule in rules if (finding := rule(evidence)) is not None]
+
+
+def _asked_of_steps(evidence: Evidence) -> list[Finding]:
+    """Findings of `OF_STEPS`; where much of the time lies between the steps, they name the share that is theirs."""
+    frac = evidence.steps_frac
+    found = [(rule in _OF_WALL, finding) for rule in OF_STEPS if (finding := rule(evidence)) is not None]
+    if frac is None or frac >= LEAST_AT_CEILING_FRAC:
+        return [finding for _, finding in found]
+    return [finding if is_of_wall else replace(finding, steps_frac=frac) for is_of_wall, finding in found]

@@ -1,0 +1,55 @@
+"""Tells what a run's pauses cost: phases in which it does not train, and settings that would have fewer of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Gain
+
+_WHILE_TRAINING = ("train", "validate", "checkpoint")
+_IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """What a phase took of the wall time of training."""
+
+    total_s: float
+    times: int
+    frac: float
+    """Share of the wall time of training."""
+
+    def gain(self, times: float) -> Gain:
+        """Of the whole run with only so many of them, by what one takes."""
+        won_frac = self.frac * max(0.0, 1 - times / self.times)
+        return gain_of(won_frac, 0.85 * won_frac, self.frac)
+
+
+def pauses(evidence: Evidence, phase: str) -> Pauses | None:
+    """Those for a phase; None if there were none, or nobody timed them."""
+    phases, wall = evidence.record.phases, evidence.record.wall
+    if wall is not None and wall["total_s"] > 0:
+        total_s: float = wall[_IN_WALL[phase]]  # type: ignore[literal-required]
+        times = phases[phase]["times"] if phase in phases else 1
+        return Pauses(total_s, max(1, times), total_s / wall["total_s"]) if total_s > 0 else None
+    all_s = sum(phases[name]["total_s"] for name in _WHILE_TRAINING if name in phases)
+    found = phases.get(phase)
+    if not found or not found["times"] or all_s <= 0:
+        return None
+    return Pauses(found["total_s"], found["times"], found["total_s"] / all_s)
+
+
+def gain_of(won_frac: float, low_frac: float, high_frac: float) -> Gain:
+    """From shares of the time that are won back."""
+    low, mid, high = sorted(min(0.99, max(0.0, share)) for share in (low_frac, won_frac, high_frac))
+    return Gain(1 / (1 - mid), 1 / (1 - low), 1 / (1 - high))
+
+
+def rarer(every: float, by: float) -> int:
+    """A round number of steps that is so many times as long, at least."""
+    least = max(2.0, every * max(1.0, by))
+    power = 10.0 ** np.floor(np.log10(least))
+    return int(next(digit * power for digit in (1, 2, 5, 10) if digit * power >= 0.999 * least))

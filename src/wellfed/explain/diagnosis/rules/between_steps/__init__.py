@@ -1,0 +1,1 @@
+"""Rules on the time between steps: validation, checkpoints, logging, callbacks."""

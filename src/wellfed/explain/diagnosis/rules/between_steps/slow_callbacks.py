@@ -1,0 +1,95 @@
+"""Finds callbacks, hooks of a LightningModule and schedulers that take a good part of training, and names them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.pauses import gain_of
+from wellfed.explain.diagnosis.rules.between_steps import frequent_logging
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS
+from wellfed.observe.timing.wall import hooks_within_steps_s
+from wellfed.record import WallEntry
+from wellfed.units import show_duration, show_percent
+
+_LEAST_REGULAR = 0.8
+"""Share of the long pauses that come the same number of steps after the one before."""
+
+
+_NAMED_FRAC, _MOST_NAMED = 0.2, 3
+"""Share of the time of all hooks from which one is named beside the costliest, and how many are named."""
+
+
+def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
+    """Where they take more than ``least_frac`` of the wall time. A record without it shows the time between steps."""
+    wall = evidence.record.wall
+    if wall is None:
+        return _between_steps(evidence)
+    hooks, of_s = wall["callbacks"], wall["total_s"]
+    spent_s = sum(hooks.values())
+    lost_s = spent_s - _hidden_s(evidence, wall)
+    if of_s <= 0 or lost_s <= 0 or lost_s < least_frac * of_s:
+        return None
+    names = sorted(hooks, key=lambda name: -hooks[name])
+    if names[0].endswith(".on_train_batch_end") and frequent_logging.check(evidence) is not None:
+        return None  # it logs, and is named there
+    named = [name for name in names if name == names[0] or hooks[name] >= _NAMED_FRAC * spent_s][:_MOST_NAMED]
+    who, took_s = f"{named[0]} takes", hooks[named[0]]
+    if len(named) > 1:
+        each = [f"{name} {show_percent(hooks[name] / of_s)}" for name in named]
+        who, took_s = f"{', '.join(each)}: callbacks and hooks take", spent_s
+    said = f"{who} {show_percent(took_s / of_s)} of the wall time of training, {show_duration(took_s)} of "
+    frac = lost_s / of_s
+    return Finding(
+        "slow_callbacks",
+        f"{said}{show_duration(of_s)}.",
+        {"callbacks_frac": spent_s / of_s, "callback": named[0], "callback_s": hooks[named[0]]},
+        gain=gain_of(frac, 0.85 * frac, frac),
+    )
+
+
+def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
+    """Time of hooks within steps beside which a GPU computed: the steps lost no more than they lost to the ceiling."""
+    within_s, factor = hooks_within_steps_s(wall), evidence.ceiling_factor
+    if not evidence.on_gpu or factor is None:
+        return 0.0
+    return within_s - min(within_s, (1 - 1 / max(1.0, factor)) * (wall["steps_s"] + within_s))
+
+
+def _between_steps(evidence: Evidence) -> Finding | None:
+    """Where much passes at each step, or every so many; what comes without order is the machine's."""
+    host_ms, step_ms = np.nan_to_num(evidence.column("host_ms")), evidence.step_ms
+    if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
+        return None
+    usual_ms, all_ms = float(np.median(host_ms)), step_ms * len(host_ms)
+    every, long_ms = 1, usual_ms
+    lost_ms = usual_ms * len(host_ms)
+    if usual_ms < HOST_MS or lost_ms < HOST_FRAC * all_ms:
+        typical_ms = float(np.sort(host_ms)[-min(FEWEST_PAUSES + 1, len(host_ms))])
+        is_long = host_ms > max(HOST_MS, 5 * usual_ms, 0.5 * typical_ms)
+        every = _distance(np.flatnonzero(is_long).astype(float))
+        lost_ms = float(np.sum(host_ms[is_long] - usual_ms))
+        if not every or lost_ms < HOST_FRAC * all_ms:
+            return None
+        long_ms = float(np.mean(host_ms[is_long]))
+    frac, callbacks = lost_ms / all_ms, evidence.value("callbacks")
+    often = "Between two steps" if every == 1 else f"Every {every} steps"
+    who = f"callbacks ({callbacks})" if callbacks else "callbacks"
+    return Finding(
+        "slow_callbacks",
+        f"{often} {show_duration(long_ms / 1e3)} pass before the next begins, {show_percent(frac)} of the time: {who}, "
+        "loggers and hooks of the model run then. debug=profiler shows which.",
+        {"host_frac": evidence.time["host_frac"] if evidence.time else frac, "host_ms": long_ms, "every_steps": every},
+        gain=gain_of(frac, 0.5 * frac, frac),
+    )
+
+
+def _distance(places: Series) -> int:
+    """Steps from one to the next, where nearly all are as far apart; else 0."""
+    if len(places) <= FEWEST_PAUSES:
+        return 0
+    apart, times = np.unique(np.diff(places), return_counts=True)
+    most = int(times.argmax())
+    return int(apart[most]) if times[most] >= _LEAST_REGULAR * (len(places) - 1) and apart[most] > 1 else 0

@@ -1,0 +1,1 @@
+"""Rules on what happens within a step: kernels, launches, threads, synchronisation."""

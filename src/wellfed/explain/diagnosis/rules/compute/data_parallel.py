@@ -1,0 +1,39 @@
+"""Finds one process that drives several GPUs with torch.nn.DataParallel."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.units import show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the model copies itself to other cards in each step."""
+    event = next((event for event in evidence.record.events if event["kind"] == "data_parallel"), None)
+    if event is None:
+        return None
+    devices = int(event.get("devices") or 0)
+    figures: dict[str, float | int | str] = {"devices": devices}
+    if devices < 2:
+        return Finding(
+            "data_parallel",
+            f"The model has a torch.nn.DataParallel within ({event.get('module', 'a module of it')}): with several "
+            "GPUs, one process would copy weights and samples to all of them in each step. Take it out; "
+            "trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
+            figures,
+        )
+    said, gain, busy = "", None, evidence.util_pct
+    if busy is not None and busy > 0:
+        figures["util_pct"] = busy
+        said = f" The GPU that is idle most is busy for {show_percent(busy / 100)} of the time."
+        high = min(max(1.0, 100 / busy), devices)
+        gain = Gain((1 + high) / 2, 1.0, high)
+    return Finding(
+        "data_parallel",
+        f"One process drives {devices} GPUs with torch.nn.DataParallel: in each step it copies weights and samples to "
+        f"them and gathers results, and one Python launches for all.{said} Take DataParallel out of the model, and let "
+        "each GPU have a process.",
+        figures,
+        (f"trainer.devices={devices}", "trainer.strategy=ddp"),
+        gain=gain,
+    )

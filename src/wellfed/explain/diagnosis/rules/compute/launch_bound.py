@@ -1,0 +1,34 @@
+"""Finds steps of many small kernels, between which the card waits for Python to launch the next."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from wellfed.explain.diagnosis.device_load import device_load
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.rules.compute import small_batch
+from wellfed.units import show_percent
+
+_WITHOUT_GRAPHS = ("none", "default")
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the host is never ahead of the card, waits for nothing itself, and steps are not split needlessly."""
+    load = device_load(evidence)
+    if load is None or load.limit != "launches" or load.launch_frac is None:
+        return None
+    if small_batch.check(evidence) is not None:  # fewer passes launch less, at no cost
+        return None
+    high = 1 / load.full_frac
+    can_compile = evidence.value("gpu.compile") in _WITHOUT_GRAPHS
+    return Finding(
+        "launch_bound",
+        f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host takes "
+        f"{show_percent(min(load.launch_frac, 1.0))} of it to launch the step's kernels, many and small ones, and is "
+        "never ahead. Fewer launches make it faster: kernels joined by torch.compile or recorded as a CUDA graph, "
+        "optimizers with fused=true, fewer and larger tensors in the model.",
+        {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
+        ("gpu.compile=reduce-overhead",) if can_compile else (),
+        gain=Gain(sqrt(high), 1.0, high),
+    )

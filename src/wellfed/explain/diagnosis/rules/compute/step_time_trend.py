@@ -1,0 +1,76 @@
+"""Finds steps that take longer and longer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.rules.compute import clocks_limited
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC, TREND_FACTOR
+from wellfed.units import show_factor, show_ms, show_percent
+
+_BLOCKS, _FEWEST = 10, 60
+"""Parts of a run whose medians must rise, and steps below which chance may do that."""
+_LARGEST_RISE = 0.4
+"""Share of the growth in one part: more is a jump, as of a machine that others begin to use."""
+_LARGEST_FALL = 0.3
+"""Fall from one part to the next over the mean rise: noise of a part's median."""
+_STARTED = 0.05
+"""Share of the growth at which it is said to have begun."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Returns a finding where the steps of each part of a run took longer than those of the part before."""
+    samples, steps = evidence.column("samples"), evidence.column("step")
+    times_ms = evidence.rest_ms
+    if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
+        times_ms = times_ms * float(np.mean(samples)) / samples  # a last batch of an epoch may be smaller
+    levels = _rising(times_ms)
+    if levels is None or clocks_limited.check(evidence) is not None:
+        return None
+    if _others_rise(evidence):
+        return None
+    first, last = float(levels[0]), float(levels[-1])
+    begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
+    place = round(begun * len(times_ms) / _BLOCKS)
+    step = int(steps[place]) if len(steps) == len(times_ms) else place
+    part = "between the steps" if _grows_between(evidence, last - first) else "in forward, backward and optimizer"
+    lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
+    said = (
+        f"Steps take longer and longer: {show_ms(first)} at the start and {show_ms(last)} at the end, "
+        f"{show_factor(last / first)} times as long, from step {step} on. The growth is {part}; waiting for data is "
+        f"not in it. It cost {show_percent(lost_frac)} of the steps' time. Look for work that grows with each step: a "
+        "list that the loss goes through, a graph that is never detached, a log that is read again."
+    )
+    figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "from_step": step}
+    return Finding("step_time_trend", said, figures, lost_frac=lost_frac)
+
+
+def _rising(times_ms: Series) -> Series | None:
+    """Returns the median of each part where they rise all along, by enough, and not in one jump; else None."""
+    if len(times_ms) < _FEWEST:
+        return None
+    levels = np.array([np.median(part) for part in np.array_split(times_ms, _BLOCKS)])
+    growth, rises = levels[-1] - levels[0], np.diff(levels)
+    if levels[0] <= 0 or levels[-1] < TREND_FACTOR * levels[0]:
+        return None
+    is_even = rises.max() <= _LARGEST_RISE * growth and rises.min() >= -_LARGEST_FALL * growth / len(rises)
+    return levels if is_even else None
+
+
+def _others_rise(evidence: Evidence) -> bool:
+    """Returns whether other programs took more and more of the machine."""
+    others = evidence.others_cores[np.isfinite(evidence.others_cores)]
+    if len(others) < 3:
+        return False
+    first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))
+    return last - first >= OTHERS_FRAC * (evidence.cores or 1.0)
+
+
+def _grows_between(evidence: Evidence, growth_ms: float) -> bool:
+    """Returns whether most of the growth is in the time between two steps."""
+    host_ms = np.nan_to_num(evidence.column("host_ms"))
+    parts = np.array_split(host_ms, _BLOCKS)
+    return bool(len(host_ms) and np.median(parts[-1]) - np.median(parts[0]) > 0.5 * growth_ms)

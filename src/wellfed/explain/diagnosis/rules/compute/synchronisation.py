@@ -1,0 +1,41 @@
+"""Finds lines of a model at which the host waits for the GPU in each step."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.device_load import device_load
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.units import show_percent
+
+_NAMED = 3
+"""Lines that the message names."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the host waits for the card, and the card then for the host."""
+    load = device_load(evidence)
+    if load is None or load.limit != "synchronisation":
+        return None
+    lines = load.synchronisations
+    named = ", ".join(f"{one['place']} ({how_often(one['per_step'])})" for one in lines[:_NAMED])
+    more = f" and {len(lines) - _NAMED} lines more" if len(lines) > _NAMED else ""
+    return Finding(
+        "synchronisation",
+        f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host waits for it at {named}{more}, and "
+        "then it waits for the host to launch what comes next. Keep such values on the device (no .item(), .cpu(), "
+        "or `if` on a tensor), and read them every so many steps.",
+        {
+            "busy_frac": load.busy_frac,
+            "full_frac": load.full_frac,
+            "synchronisations_per_step": sum(one["per_step"] for one in lines),
+            "place": lines[0]["place"],
+        },
+        gain=load.without_synchronisation,
+    )
+
+
+def how_often(per_step: float) -> str:
+    """For people: ``once a step``."""
+    if per_step >= 1.5:
+        return f"{per_step:.0f} times a step"
+    return "once a step" if per_step > 0.75 else f"every {1 / max(per_step, 1e-3):.0f} steps"

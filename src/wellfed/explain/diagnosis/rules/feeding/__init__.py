@@ -1,0 +1,1 @@
+"""Rules on the way of a batch: storage, workers, collation, copy."""

@@ -1,0 +1,39 @@
+"""Finds steps that wait because building their batches needs more CPU than there is."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import Feeding, has_unused_fetch, planned_anew
+from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.waiting import cause_of_waiting
+from wellfed.units import show_ms, show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where more workers would only share the same cores."""
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "cpu_bound_loading":
+        return None
+    feeding = waiting.feeding
+    said = (
+        f"{show_percent(waiting.frac)} of each step waits for data: building a batch takes "
+        f"{show_ms(feeding.build_cpu_ms)} of CPU, a step takes {show_ms(feeding.fed_ms)}"
+    )
+    change: tuple[str, ...] = ()
+    gain = None
+    if has_unused_fetch(evidence):
+        said += ". The data can give whole batches (fetch), and is asked for single samples."
+        change = planned_anew(evidence)
+        gain = Gain(feeding.bound, 1.0, feeding.bound)
+    else:
+        said += (
+            f", and {_cores(feeding)}: more workers would only share them. Make it cheaper: fetch "
+            "for whole batches, what is the same in each epoch prepared once, pictures stored or decoded at the size "
+            "that is used (a JPEG in Pillow's draft mode), augmentation in on_device."
+        )
+    return Finding("cpu_bound_loading", said, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
+
+
+def _cores(feeding: Feeding) -> str:
+    said = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
+    return said if feeding.others < 0.1 * feeding.cores else f"{said} ({feeding.others:.1f} of them with others' work)"

@@ -1,0 +1,42 @@
+"""Finds steps that wait because the training process builds their batches itself."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import Feeding, has_unused_fetch, knobs, planned_anew
+from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.waiting import cause_of_waiting
+from wellfed.units import show_ms, show_percent
+
+_FETCH_FRAC = 0.1
+"""A batch that is fetched as a whole takes at most so much of the time of its samples one by one: record loader_cpu."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where there are no workers, and others could build beside the step."""
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "loading_in_main_process":
+        return None
+    feeding = waiting.feeding
+    said = (
+        f"{show_percent(waiting.frac)} of each step waits for data: the training process builds a batch itself in "
+        f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
+    )
+    fetches = has_unused_fetch(evidence) and not feeding.waits_outside
+    if fetches:
+        gain = _of_fetching(feeding)
+        said += ". The data can give whole batches (fetch), and is asked for single samples."
+        change = planned_anew(evidence)
+    else:
+        advised = feeding.workers_advised
+        gain = feeding.gain(advised)
+        said += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
+        change = knobs(evidence, backend="auto", num_workers=advised)
+        if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
+            change += knobs(evidence, persistent_workers=True)
+    return Finding("loading_in_main_process", said, feeding.figures(), change, gain=gain)
+
+
+def _of_fetching(feeding: Feeding) -> Gain:
+    low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
+    return Gain(feeding.bound, min(low, feeding.bound), feeding.bound)

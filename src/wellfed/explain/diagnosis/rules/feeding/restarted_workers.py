@@ -1,0 +1,62 @@
+"""Finds that each epoch waits for its worker processes: to be started anew, or to have a first batch ready."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import has_unused_fetch
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.pauses import gain_of, pauses
+from wellfed.explain.diagnosis.thresholds import PAUSE_FRAC
+from wellfed.units import counted, show_duration, show_percent
+
+_FEWEST_STARTS = 3
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where workers end with the epoch, and the first batch of the next comes late by more than `PAUSE_FRAC`.
+
+    Or where they stay, begin with nothing ready, and the data could be fetched without them.
+    """
+    stays = evidence.value("loader.persistent_workers") is not False
+    if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
+        return None
+    starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
+    wall_ms = (evidence.wall_step_ms or 0.0) * len(evidence.wait_ms)
+    if len(starts) < _FEWEST_STARTS or not wall_ms or evidence.value("loader.backend") in ("threads", "inline"):
+        return None
+    usual_ms = float(np.median(np.delete(evidence.wait_ms, starts)))
+    waited_ms = max(0.0, float(np.median(evidence.wait_ms[starts])) - usual_ms)
+    stopped_ms = max(0.0, float(np.median(evidence.gap_ms[starts])) - _other_pauses_ms(evidence, len(starts) + 1))
+    start_ms = waited_ms + stopped_ms
+    frac = start_ms * len(starts) / wall_ms
+    if frac < PAUSE_FRAC:
+        return None
+    # Its first batch has to be built in any case.
+    kept_frac = min(1.0, (evidence.build_ms or 0.1 * start_ms) / start_ms) * frac
+    is_own = evidence.value("loader.backend") == "own"
+    begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"
+    said = (
+        f"{begin}: its first step comes {show_duration(start_ms / 1e3)} late, "
+        f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {evidence.lags.get('epoch', 0)} steps."
+    )
+    if stays:
+        said += " The data can give whole batches (fetch), and is asked for single samples."
+    return Finding(
+        "restarted_workers",
+        f"{said}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
+        {"restart_frac": frac, "late_ms": start_ms, "epochs_begun": len(starts)},
+        () if is_own else ("loader=auto",) if stays else ("loader.persistent_workers=true",),
+        gain=gain_of(frac - kept_frac, 0.5 * (frac - kept_frac), frac),
+    )
+
+
+def _other_pauses_ms(evidence: Evidence, epochs: int) -> float:
+    """What validations and checkpoints take at the end of an epoch."""
+    total_s = 0.0
+    for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
+        spent = pauses(evidence, phase)
+        if spent is not None and not evidence.value(f"trainer.{knob}"):
+            total_s += spent.total_s
+    return 1e3 * total_s / epochs

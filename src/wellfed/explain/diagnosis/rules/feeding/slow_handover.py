@@ -1,0 +1,33 @@
+"""Finds steps that wait for each batch to be taken over from the worker process that has built it in time."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import knobs
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.waiting import cause_of_waiting, handover_ms
+from wellfed.units import counted, show_ms, show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where workers are fast enough, and each step waits about as long for what is ready."""
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "slow_handover":
+        return None
+    feeding, taken_ms = waiting.feeding, handover_ms(evidence)
+    said = (
+        f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up: to take a batch over from another process takes "
+        f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
+    )
+    figures = {**feeding.figures(), "handover_ms": taken_ms}
+    if evidence.record.loading.get("has_fetch"):
+        return Finding(
+            "slow_handover",
+            f"{said}. The data can give whole batches (fetch): threads build them in this process.",
+            figures,
+            knobs(evidence, backend="threads"),
+            gain=feeding.gain(feeding.num_workers),
+        )
+    said += ". Fewer and larger tensors in a batch go over faster; threads need none of it, where the data has fetch."
+    return Finding("slow_handover", said, figures, lost_frac=waiting.frac)

@@ -1,0 +1,33 @@
+"""Finds steps that wait because too few workers build batches, where more could."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import knobs
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.swing_words import swing_of
+from wellfed.explain.diagnosis.waiting import cause_of_waiting
+from wellfed.units import show_ms, show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where one batch over all workers takes longer than a step, and cores or time to wait are left."""
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "too_few_workers":
+        return None
+    feeding = waiting.feeding
+    advised, workers = feeding.workers_advised, feeding.num_workers
+    about = "about " if feeding.is_estimate else ""
+    said = (
+        f"{show_percent(waiting.frac)} of each step waits for data: one worker builds a batch in "
+        f"{about}{show_ms(feeding.build_ms)}, a step takes {show_ms(feeding.fed_ms)}; {feeding.show_need()}, "
+        f"{workers} {'is' if workers == 1 else 'are'} set."
+    )
+    if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
+        said += f" Then all {feeding.cores:g} cores are full, and steps still wait."
+    if (swing := swing_of(evidence, "loader.num_workers")) is not None:
+        said += f" {swing}"
+    said += feeding.show_doubt()
+    own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
+    change = knobs(evidence, **own, num_workers=advised)
+    return Finding("too_few_workers", said, feeding.figures(), change, gain=feeding.gain(advised))

@@ -1,0 +1,76 @@
+"""Finds steps that wait for single slow batches, while the workers are fast enough on average."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import knobs
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.waiting import (
+    CauseOfWaiting,
+    cause_of_waiting,
+    has_slow_builds,
+    prefetch_needed,
+    slow_steps,
+    way_out_of_latency,
+)
+from wellfed.units import counted, show_duration, show_ms, show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Returns a finding where more batches kept ready would bridge the slow ones, or latency is random."""
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "uneven_batches":
+        return None
+    feeding = waiting.feeding
+    if has_slow_builds(evidence, feeding):
+        return _latency(evidence, waiting)
+    needed = prefetch_needed(evidence, feeding)
+    p99_ms = float(np.nanquantile(evidence.column("build_ms"), 0.99))
+    said = (
+        f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
+        f"average: the slowest batches take {show_ms(p99_ms)}. {needed} kept ready by each worker bridge "
+        f"that; now it is {feeding.prefetch}."
+    )
+    figures = {**feeding.figures(), "build_ms_p99": p99_ms}
+    change = knobs(evidence, prefetch_factor=needed)
+    return Finding("uneven_batches", said, figures, change, gain=feeding.gain(feeding.num_workers, needed))
+
+
+def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
+    """Returns the finding for batches that come far too late, with other samples each time."""
+    feeding, slow = waiting.feeding, slow_steps(evidence, waiting.feeding)
+    waited_ms = evidence.wait_ms[slow]
+    share = float(waited_ms.sum() / evidence.wait_ms.sum())
+    said = (
+        f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
+        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(waited_ms.max() / 1e3)} each: "
+        f"{_of_samples(evidence)}"
+    )
+    figures = {
+        **feeding.figures(),
+        "slow_steps": len(slow),
+        "slowest_wait_ms": float(waited_ms.max()),
+        "share_of_waiting_frac": share,
+    }
+    found = way_out_of_latency(evidence, feeding)
+    if found is None:
+        said += " No queue for which there is room bridges that: make the slowest reads faster."
+        return Finding("uneven_batches", said, figures, lost_frac=waiting.frac * share)
+    workers, prefetch = found
+    said += " Batches kept ready bridge some of that."
+    ahead = {} if feeding.num_workers else {"backend": "auto"}
+    change = knobs(evidence, **ahead, num_workers=workers, prefetch_factor=prefetch)
+    return Finding("uneven_batches", said, figures, change, gain=feeding.gain(workers, prefetch))
+
+
+def _of_samples(evidence: Evidence) -> str:
+    """What is known of the samples in the slow batches."""
+    epochs, index = evidence.column("epoch"), evidence.column("slowest_index")
+    if len(index) and np.isfinite(index).any():
+        if len(np.unique(epochs[np.isfinite(epochs)])) > 1:
+            return "random latency, as the samples of one epoch's slow batches were not slow in another."
+        return "random latency, or slow samples; each was read once, so a second epoch is needed to know."
+    return "random latency, or slow samples; which samples were slow is not recorded of whole batches."

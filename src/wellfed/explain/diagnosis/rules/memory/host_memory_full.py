@@ -1,0 +1,57 @@
+"""Finds host memory, or /dev/shm, that is full or nearly so."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import knobs, ready_mib
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.thresholds import MEMORY_FULL_FRAC
+from wellfed.units import MIB, counted, show_bytes, show_gib
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the run ended for want of it, or held nearly all."""
+    record = evidence.record
+    error, machine = record.error, record.machine
+    rss = evidence.curve("rss_gib")
+    held = float(rss.max()) if len(rss) else record.host.get("rss_gib")
+    shm, figures = record.host.get("shm_gib"), dict[str, float | int | str]()
+    has_ended = error is not None and error["kind"] in ("host_oom", "worker")
+    ram_gib, shm_gib = machine.get("ram_gib"), machine.get("shm_gib")
+    is_full = bool(held and ram_gib and held >= MEMORY_FULL_FRAC * ram_gib)
+    is_shm_full = bool(shm and shm_gib and shm >= MEMORY_FULL_FRAC * shm_gib)
+    if not (has_ended or is_full or is_shm_full):
+        return None
+    said = []
+    if error is not None and has_ended:
+        was_killed = "Worker processes failed, which mostly is for want of host memory or of /dev/shm"
+        said.append(was_killed if error["kind"] == "worker" else "The run ended for want of host memory")
+        figures["error"] = error["kind"]
+    if held and ram_gib:
+        said.append(f"it held {show_gib(held)} of {show_gib(ram_gib)}")
+        figures |= {"rss_gib": held, "ram_gib": ram_gib}
+    if is_shm_full and shm and shm_gib:
+        said.append(f"/dev/shm had {show_gib(shm)} of {show_gib(shm_gib)} in use")
+        figures |= {"shm_used_gib": shm, "shm_gib": shm_gib}
+    workers, prefetch = evidence.num_workers, evidence.value("loader.prefetch_factor") or 2
+    ready = ready_mib(evidence, workers) if workers else None
+    if workers:
+        size = "" if ready is None else f", {show_bytes(ready * MIB)}"
+        said.append(f"{counted(workers, 'worker')} keep {workers * prefetch} batches ready{size}")
+    message = "; ".join(said)
+    return Finding(
+        "host_memory_full",
+        f"{message[0].upper()}{message[1:]}. It is not the GPU's memory that is short.",
+        {**figures, "num_workers": workers},
+        _changes(evidence, workers, prefetch),
+        lost_frac=1.0 if has_ended else None,
+    )
+
+
+def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
+    """Half the workers, and fewer batches ready by each; no workers where there is one."""
+    if not workers or evidence.value("loader.backend") == "own":
+        return ()
+    fewer, less = max(1, workers // 2), max(1, prefetch // 2)
+    change = knobs(evidence, num_workers=fewer) if fewer < workers else ()
+    return (*change, *(knobs(evidence, prefetch_factor=less) if less < prefetch else ()))

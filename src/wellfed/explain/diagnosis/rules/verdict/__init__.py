@@ -1,0 +1,1 @@
+"""Rules on a run as a whole: healthy, unknown, too short, disturbed by other programs."""

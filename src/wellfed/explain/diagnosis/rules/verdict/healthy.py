@@ -1,0 +1,21 @@
+"""Says of a run whose training went into steps at the ceiling's rate that there is nothing left to tune."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
+from wellfed.units import show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where that is so for `LEAST_AT_CEILING_FRAC` of the wall time. Asked where all others were silent."""
+    factor, frac = evidence.ceiling_factor, evidence.at_ceiling_frac
+    if factor is None or frac is None or frac < LEAST_AT_CEILING_FRAC:
+        return None
+    if factor <= 1:
+        said = "Stop tuning: this run is as fast as with all its data on the device"
+    else:
+        said = f"Stop tuning: {show_percent(1 / factor)} of the ceiling, and nothing that costs time was found"
+    figures = {"wait_frac": evidence.wait_frac, "of_ceiling_frac": 1 / factor, "at_ceiling_frac": frac}
+    return Finding("healthy", f"{said}.", figures, is_note=True)

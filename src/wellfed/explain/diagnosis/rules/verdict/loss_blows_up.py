@@ -1,0 +1,104 @@
+"""Finds a loss that grew far beyond what it was, or was no number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.thresholds import LOSS_GROWTH, LOSS_WINDOW
+from wellfed.units import counted
+
+_LR = "workload.optimizer.lr"
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the training loss left its running median, or was not finite."""
+    steps, values = evidence.losses
+    events = [event for event in evidence.record.events if event["kind"] == "nan"]
+    at = _first_jump(values)
+    if not events and at is None:
+        return None
+    evidence_: dict[str, float | int | str] = {}
+    if events:
+        step = int(events[0].get("step") or 0)
+        said = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
+        if events[-1].get("action") == "raise":
+            said = f"The loss was no finite number by step {step}, which ended the run"
+        evidence_ |= {"non_finite_steps": len(events)}
+    else:
+        assert at is not None
+        step, median = int(steps[at]), _median_before(values, at)
+        now = float(values[at])
+        said = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
+        if not np.isfinite(now):
+            said = f"The loss was no finite number at step {step}"
+        evidence_ |= {"loss": now, "median_before": median}
+    named = next((event for event in events if isinstance(event.get("sample"), int)), None)
+    if named is not None:
+        return _of_data(evidence, named, said, {"step": step, **evidence_})
+    lr = _far_too_high(evidence)
+    cause = "the learning rate is too high for it, or gradients are not bounded"
+    return Finding(
+        "loss_blows_up",
+        f"{said}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
+        {"step": step, **evidence_},
+        _changes(evidence),
+        changes_learning=True,
+        lost_frac=1.0 if events and events[-1].get("action") == "raise" else None,
+    )
+
+
+def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: dict[str, float | int | str]) -> Finding:
+    """A sample with such values was found in the batch of the step."""
+    sample, ended = named["sample"], named.get("action") == "raise"
+    place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
+    skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
+    return Finding(
+        "loss_blows_up",
+        f"{said}: training sample {sample} holds {named.get('value', 'NaN')} ({place}). The data is the cause, not the "
+        "learning rate: repair that sample, or leave it out.",
+        {**figures, "sample": sample},
+        (f"loader.skip_ids=[{','.join(map(str, skipped))}]",),
+        changes_learning=True,
+        lost_frac=1.0 if ended else None,
+    )
+
+
+def _changes(evidence: Evidence) -> tuple[str, ...]:
+    """One of them at a time: clipping first, as the mildest; then a lower rate. Clipping mends no rate that is far too
+    high: what Adam does hardly depends on how large gradients are."""
+    if evidence.value("trainer.gradient_clip") is None and _far_too_high(evidence) is None:
+        return ("trainer.gradient_clip=1.0",)
+    lr = evidence.value(_LR)
+    return (f"{_LR}={min(lr / 10, _highest(evidence)):g}",) if isinstance(lr, int | float) and lr > 0 else ()
+
+
+def _far_too_high(evidence: Evidence) -> float | None:
+    """The learning rate, where that alone explains it."""
+    lr = evidence.value(_LR)
+    return lr if isinstance(lr, int | float) and lr > _highest(evidence) else None
+
+
+def _highest(evidence: Evidence) -> float:
+    """No learning rate in use is higher: Adam and its kin move each weight by about that much a step."""
+    return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
+
+
+def _first_jump(values: Series) -> int | None:
+    """Place of the first value that is not finite, or far above the median of those before it."""
+    if len(values) <= LOSS_WINDOW:
+        return None
+    medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]
+    # Near zero, or below, a factor says nothing.
+    jumps = ~np.isfinite(later) | ((medians > 0) & (later > LOSS_GROWTH * medians))
+    return int(LOSS_WINDOW + jumps.argmax()) if jumps.any() else None
+
+
+def _median_before(values: Series, place: int) -> float:
+    return float(np.median(values[max(0, place - LOSS_WINDOW) : place]))

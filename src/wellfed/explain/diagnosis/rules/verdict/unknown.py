@@ -1,0 +1,80 @@
+"""Reports that nothing is known to cost time, and that it is not known either whether the run could be faster."""
+
+from __future__ import annotations
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.rules.feeding import slow_start
+from wellfed.explain.diagnosis.thresholds import CEILING_FACTOR, LEAST_AT_CEILING_FRAC, WIDEST_HALF_FRAC
+from wellfed.record import WallEntry
+from wellfed.units import show_percent
+
+WALL_NAMES = {
+    "start_s": "start",
+    "validation_s": "validations",
+    "checkpoint_s": "checkpoints",
+    "epoch_end_s": "ends of epochs",
+    "logging_s": "logging",
+    "end_s": "end",
+    "other_s": "other",
+}
+"""Parts of the wall time beside steps and callbacks, by their keys in the record."""
+_KNOWN_FRAC = 0.8
+"""Share of the wall time in steps at the ceiling's rate and in a slow start: the rest is no reason to speak."""
+_MOST_NAMED, _LEAST_NAMED_FRAC = 3, 0.01
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Why it can't be said that the run is at its ceiling; None if it can. Asked where all others were silent."""
+    said, figures = _reason(evidence)
+    return Finding("unknown", f"{said}.", {"wait_frac": evidence.wait_frac, **figures}, is_note=True) if said else None
+
+
+def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
+    throughput, factor = evidence.record.throughput, evidence.ceiling_factor
+    rate = throughput["samples_per_s"] if throughput else 0.0
+    low, high = (throughput["ci95"] or (rate, rate)) if throughput else (0.0, 0.0)
+    if throughput and (high - low) / 2 > WIDEST_HALF_FRAC * rate:
+        said = (
+            f"Unknown whether it could be faster: steps varied too much. {rate:,.0f} {throughput['sample_unit']}/s has "
+            f"a 95 % interval from {max(0.0, low):,.0f} to {high:,.0f}. More steps (trainer.max_steps), and nothing "
+            "else at work on the machine, make it narrower"
+        )
+        return said, {"ci95_low": low, "ci95_high": high}
+    if factor is None:
+        said = "Unknown whether it could be faster: no ceiling was measured. Nothing else that costs time was found"
+        return f"{said}; {show_percent(evidence.wait_frac)} of a step waits for data", {}
+    figures = {"of_ceiling_frac": 1 / factor}
+    if factor > CEILING_FACTOR:
+        said = (
+            f"Unknown how near it is to its ceiling: {show_percent(1 / factor)} of it, but the rate is known no better "
+            f"than {show_percent(low / rate / factor)} to {show_percent(high / rate / factor)} of it"
+        )
+        return said, figures
+    data_frac = evidence.wait_frac + evidence.copy_frac
+    if data_frac > 1 - LEAST_AT_CEILING_FRAC:
+        said = (
+            f"Unknown whether it could be faster: {show_percent(data_frac)} of a step went into data, and yet the same "
+            f"steps without data were only {factor:.2f} times as fast. Either may be off; more steps "
+            "(trainer.max_steps) would show which"
+        )
+        return said, {**figures, "data_frac": data_frac}
+    wall, frac = evidence.wall, evidence.at_ceiling_frac
+    if wall is None or frac is None:
+        said = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
+        return f"{said}, and what passed between them was not measured", figures
+    is_slow_start = slow_start.check(evidence) is not None  # which says so
+    if frac < LEAST_AT_CEILING_FRAC and not (is_slow_start and frac + evidence.once_s / wall["total_s"] >= _KNOWN_FRAC):
+        said = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
+        return f"{said} at the ceiling's rate. {_rest(wall)}", {**figures, "at_ceiling_frac": frac}
+    return "", {}
+
+
+def _rest(wall: WallEntry) -> str:
+    """What the rest went into, the largest first."""
+    spent_s = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
+    spent_s["callbacks"] = sum(wall["callbacks"].values())
+    shares = {name: one_s / wall["total_s"] for name, one_s in spent_s.items()}
+    largest = sorted(shares, key=lambda name: -shares[name])[:_MOST_NAMED]
+    named = [f"{name} {show_percent(shares[name])}" for name in largest if shares[name] >= _LEAST_NAMED_FRAC]
+    return f"The rest: {', '.join(named) or 'slow first steps'}"

@@ -1,0 +1,58 @@
+"""Finds that a GPU is busy and idle in turns, where neither data nor callbacks hold it up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.swing_words import due_as_often, utilisation_said
+from wellfed.explain.diagnosis.thresholds import BUSY_PCT, FEWEST_READINGS, IDLE_PCT
+from wellfed.observe.telemetry.machines import named
+from wellfed.units import show_percent
+
+_EXPLAINED_FRAC = 0.5
+"""Where so much of the idle time went into waiting, copies and the loop, their rules say why."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Levels and period, and what is due as often."""
+    gpu = _deepest(evidence)
+    if gpu is None:
+        return None
+    curve = evidence.curve("util_pct", gpu)
+    low, high = (float(level) for level in np.percentile(curve, (5, 95)))
+    idle_frac = 1 - float(curve.mean()) / high
+    host_frac = evidence.time["host_frac"] if evidence.time else 0.0
+    held_up_frac = evidence.wait_frac + evidence.copy_frac + host_frac
+    if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
+        return None
+    figures: dict[str, float | int | str] = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
+    swing = evidence.swings_of_gpus.get(gpu)
+    said = None if swing is None else utilisation_said(evidence)
+    if swing is None or said is None:
+        levels = f"between {low:.0f} % and {high:.0f} %"
+        said = f"The utilisation of GPU {named(gpu)} goes up and down {levels}, without a period."
+    else:
+        figures["period_s"] = swing.period_s
+        due = due_as_often(evidence, swing.period_s)
+        said += f" As often comes {' and '.join(due)}." if due else " Nothing that was set comes as often."
+    if evidence.time is not None:
+        said += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time: look at what "
+        said += "the model does in some steps only, and at what else uses this GPU."
+    return Finding("utilisation_swings", said, figures, lost_frac=idle_frac - held_up_frac)
+
+
+def _deepest(evidence: Evidence) -> int | None:
+    """The GPU that swings most, with a period if there is one; None where none does."""
+    found = {gpu: swing.depth for gpu, swing in evidence.swings_of_gpus.items() if swing.depth >= LEAST_DEPTH}
+    if found:
+        return max(found, key=lambda gpu: found[gpu])
+    for gpu in evidence.gpus:
+        curve = evidence.curve("util_pct", gpu)
+        if len(curve) >= FEWEST_READINGS:
+            low, high = np.percentile(curve, (5, 95))
+            if high >= BUSY_PCT and low < IDLE_PCT:
+                return gpu
+    return None

@@ -1,0 +1,135 @@
+"""Reads the tables of a run folder as columns: step times, metrics, and the curves of each GPU and of the host."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.observe.telemetry.machines import numbered
+from wellfed.observe.telemetry.series import Phase
+
+Series = npt.NDArray[np.float64]
+_CHUNK_BYTES = 4 * 2**20
+"""Text that is held at a time."""
+_MOST = 1e18
+"""No figure of a run is larger: a damaged cell is, and is not known."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""The column ``phase`` of `curves` holds places in it."""
+_NO_WORDS: Mapping[str, int] = MappingProxyType({})
+_PHASE_WORDS: Mapping[str, int] = {phase: place for place, phase in enumerate(PHASES)}
+
+
+def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_WORDS) -> dict[str, Series]:
+    """Columns of a table of numbers, ``nan`` for an empty cell; a column that the file lacks, and any of no file, is
+    empty.
+
+    A last row that a killed run left incomplete is left out.
+
+    Args:
+        words: numbers that stand for cells of text, neither first nor last in their rows.
+    """
+    spelt = {f",{word},".encode(): f",{number},".encode() for word, number in words.items()}
+    parts: dict[str, list[Series]] = {name: [] for name in names}
+    try:
+        with path.open("rb") as stream:
+            head = _cells(stream.readline())
+            places = {name: head.index(name) for name in names if name in head}
+            while places and (lines := stream.readlines(_CHUNK_BYTES)):
+                rows = _rows(lines, len(head), spelt)
+                rows[~(np.abs(rows) < _MOST)] = np.nan
+                for name, place in places.items():
+                    parts[name].append(rows[:, place].copy())
+    except OSError:
+        pass
+    return {name: np.concatenate(found) if found else np.empty(0) for name, found in parts.items()}
+
+
+def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
+    """Columns of telemetry.csv by GPU, with ``phase``, in every phase of the run; those of hosts too.
+
+    Numbers are those of `wellfed.observe.telemetry.machines`.
+    """
+    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_WORDS)
+    found = {name: column for name, column in found.items() if len(column)}
+    if not {"phase", "gpu"} <= found.keys():
+        return {}
+    of_gpu = found.pop("gpu")
+    found["phase"] = np.where(np.isin(found["phase"], range(len(PHASES))), found["phase"], np.nan)
+    return {
+        int(gpu): {name: column[of_gpu == gpu] for name, column in found.items()}
+        for gpu in np.unique(of_gpu[np.isfinite(of_gpu)])
+    }
+
+
+def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
+    """Steps and values of each metric of metrics.csv, by split and name, in order."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for split, name, step, value in _metric_rows(folder, ("split", "name", "step", "value")):
+        found.setdefault((split, name), []).append((_number(step), _number(value)))
+    tables = {key: np.array(rows).reshape(-1, 2) for key, rows in found.items()}
+    return {key: (table[:, 0], table[:, 1]) for key, table in tables.items()}
+
+
+def passes_ended(folder: Path) -> dict[str, Series]:
+    """When each pass over ``val`` and ``test`` had its figures, seconds since the run started, in order."""
+    found: dict[str, set[float]] = {}
+    for split, at_s in _metric_rows(folder, ("split", "time_s")):
+        if split in ("val", "test"):
+            found.setdefault(split, set()).add(_number(at_s))
+    return {split: np.array(sorted(at_s for at_s in times_s if np.isfinite(at_s))) for split, times_s in found.items()}
+
+
+def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
+    """These cells of each whole row of metrics.csv."""
+    try:
+        with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
+            rows = csv.reader(stream)
+            head = next(rows, [])
+            if set(names) <= set(head):
+                places = [head.index(name) for name in names]
+                yield from ([row[place] for place in places] for row in rows if len(row) == len(head))
+    except (OSError, csv.Error):
+        pass
+
+
+def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Series:
+    """``[rows, width]``; lines of another width, or without their end, are left out."""
+    whole = [line for line in lines if line.endswith(b"\n") and line.count(b",") == width - 1]
+    text = b"".join(whole)
+    if b",node" in text:
+        text = numbered(text)
+        whole = text.splitlines(keepends=True)
+    for word, number in spelt.items():
+        text = text.replace(word, number)
+    text = text.replace(b"\r", b"").replace(b"\n", b",").replace(b",,", b",nan,").replace(b",,", b",nan,")
+    text = b"nan" + text if text.startswith(b",") else text
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # what an older numpy does at a cell that is no number
+            return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
+    except (ValueError, DeprecationWarning):
+        numbers = {word.decode()[1:-1]: float(number[1:-1]) for word, number in spelt.items()}
+        cells = [[numbers.get(cell, _number(cell)) for cell in _cells(line)] for line in whole]
+        return np.array([row for row in cells if len(row) == width]).reshape(-1, width)
+
+
+def _cells(line: bytes) -> list[str]:
+    """Of a damaged line none."""
+    try:
+        return next(csv.reader([line.decode("utf-8", "replace")]), [])
+    except csv.Error:
+        return []
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell) if cell else np.nan
+    except ValueError:
+        return np.nan

@@ -1,0 +1,217 @@
+"""Decides why the steps of a run wait for data: one cause, which one rule then tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.explain.diagnosis.curves.swing import MIN_PERIODS
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.feeding import (
+    Feeding,
+    feeding_of,
+    has_unused_fetch,
+    is_starved,
+    ready_mib,
+    room_mib,
+    steady_steps,
+)
+from wellfed.explain.diagnosis.thresholds import (
+    CAPACITY_FRAC,
+    COLD_FACTOR,
+    EVEN_FRAC,
+    FEWEST_SLOW,
+    FEWEST_STEPS,
+    IOWAIT_CORES,
+    LEAST_GAIN,
+    LITTLE_FRAC,
+    MOST_BY_CHANCE,
+    MOST_PREFETCH,
+    REPEATED_FRAC,
+    SLOW_BUILD_FACTOR,
+    SLOW_STEP_FACTOR,
+    SLOW_STEPS_FRAC,
+    UNEVEN_FACTOR,
+)
+
+_CLOCKWORK = 0.15
+"""Standard deviation over the mean; that of what comes by chance is 1."""
+Cause = Literal[
+    "loading_in_main_process",
+    "too_few_workers",
+    "cpu_bound_loading",
+    "slow_storage",
+    "contended_loading",
+    "workers_take_the_cpu",
+    "uneven_batches",
+    "slow_samples",
+    "slow_handover",
+]
+"""Ids of the rules that tell them."""
+
+
+@dataclass(frozen=True)
+class CauseOfWaiting:
+    """Why steps wait, and the figures behind it."""
+
+    cause: Cause
+    frac: float
+    """Share of a step that waits."""
+    feeding: Feeding
+
+
+def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
+    """None where steps hardly wait, or nobody can say why."""
+    feeding = feeding_of(evidence)
+    if feeding is None or not is_starved(evidence):
+        return None
+    cause = _cause(evidence, feeding)
+    return None if cause is None else CauseOfWaiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
+
+
+def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
+    advised = feeding.workers_advised
+    of_use = feeding.gain(advised).factor >= LEAST_GAIN
+    if has_slow_builds(evidence, feeding):
+        if stall_period_s(evidence, feeding) is not None:
+            return "slow_storage"
+        return "slow_samples" if slow_twice(evidence) else "uneven_batches"
+    if not feeding.num_workers:
+        return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
+    if feeding.waits_outside and reads_slowly(evidence):
+        return "slow_storage"
+    if feeding.contention is not None:
+        return "contended_loading"
+    if has_unused_fetch(evidence) and not feeding.waits_outside:
+        return "cpu_bound_loading"
+    if prefetch_needed(evidence, feeding) is not None:
+        return "uneven_batches"
+    if not feeding.waits_for_core:
+        if handover_ms(evidence) >= EVEN_FRAC * (feeding.step_ms - feeding.fed_ms) and feeding.has_enough:
+            return "slow_handover"
+        return "too_few_workers" if advised > feeding.num_workers and of_use else None
+    if (evidence.value("loader.worker_threads") or 1) > 1:
+        return "workers_take_the_cpu"
+    # Others hold the batches up where all cores would build one in a small part of a step.
+    is_little = feeding.build_cpu_ms / feeding.cores < LITTLE_FRAC * feeding.fed_ms
+    return None if feeding.has_company and is_little else "cpu_bound_loading"
+
+
+def handover_ms(evidence: Evidence) -> float:
+    """What most steps wait for a batch, even where it is ready; 0 where no other process builds it."""
+    if evidence.value("loader.backend") not in ("processes", "torch", "own") or not evidence.num_workers:
+        return 0.0
+    return float(np.median(evidence.wait_ms)) if len(evidence.wait_ms) else 0.0
+
+
+def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
+    """Places of the steps that waited for as long as many others take, and not because workers had to start."""
+    return np.flatnonzero((evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
+
+
+def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
+    """Returns whether most of the waiting is in few steps, each far longer than others."""
+    wait_ms, slow = evidence.wait_ms, slow_steps(evidence, feeding)
+    builds = evidence.column("build_ms")
+    if not FEWEST_SLOW <= len(slow) <= SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
+        return False
+    is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
+    return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
+
+
+def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
+    """Returns the samples that took very long in two epochs or more, with their milliseconds in each.
+
+    Empty where no sample was read twice, where whole batches are fetched, and where chance might repeat as many.
+    """
+    columns = ("epoch", "build_ms", "slowest_ms", "slowest_index", "samples")
+    epoch, build_ms, slowest_ms, index, samples = map(evidence.column, columns)
+    if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:
+        return {}
+    # One sample took most of the time of a batch that took far longer than others.
+    is_slow = (build_ms > SLOW_BUILD_FACTOR * np.nanmedian(build_ms)) & (slowest_ms > 0.5 * build_ms)
+    found: dict[int, dict[int, float]] = {}
+    for of_epoch, sample, ms in zip(epoch[is_slow], index[is_slow], slowest_ms[is_slow], strict=True):
+        found.setdefault(int(sample), {})[int(of_epoch)] = float(ms)
+    repeated = {sample: list(times.values()) for sample, times in found.items() if len(times) > 1}
+    fewest = min((int(np.sum(is_slow & (epoch == one))) for one in np.unique(epoch[is_slow])), default=0)
+    length = max(float(np.sum(samples[epoch == one])) for one in np.unique(epoch))
+    by_chance = len(found) * fewest / max(length, 1.0)
+    is_sure = len(repeated) >= REPEATED_FRAC * fewest and by_chance <= MOST_BY_CHANCE * len(repeated)
+    return repeated if repeated and is_sure else {}
+
+
+def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
+    """Seconds from one slow step to the next where they come like a clock, as no shuffled samples do; else None."""
+    ended_at_s = evidence.column("time_s")
+    apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
+    if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
+        return None
+    return float(np.mean(apart_s))
+
+
+def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
+    """Batches that each worker must keep ready so that none of the slowest is waited for; None where it is not their
+    unevenness, or nothing can bridge it.
+
+    A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
+    less the time of n - 1 others.
+    """
+    if feeding.waits_for_core:  # then batches are slow that wait for one
+        return None
+    workers, mean_ms = feeding.num_workers, feeding.build_ms
+    builds = evidence.column("build_ms")
+    builds = builds[np.isfinite(builds)]
+    spare_ms = workers * feeding.fed_ms - mean_ms
+    if len(builds) < FEWEST_STEPS or mean_ms > CAPACITY_FRAC * workers * feeding.fed_ms:
+        return None
+    slowest_ms = float(np.quantile(builds, 0.99))
+    # Among others' processes any batch may be late.
+    if slowest_ms < UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
+        return None
+    now = int(evidence.value("loader.prefetch_factor") or 2)
+    needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
+    of_each = ready_mib(evidence, workers, 1)
+    most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
+    return min(needed, most) if most > now else None
+
+
+def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] | None:
+    """Returns the workers and batches ready of each that bridge batches which are late by chance; None if nothing does.
+
+    Workers where the present ones can't keep up on average, and then the smallest queue that does nearly as well as
+    any for which there is room.
+    """
+    workers = feeding.num_workers
+    if not (workers and feeding.has_enough) and feeding.contention is None:
+        workers = max(workers, feeding.workers_advised)
+    of_each = ready_mib(evidence, workers, 1)
+    most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
+    sizes = [feeding.prefetch, *(size for size in (4, 8, 16, 32) if feeding.prefetch < size <= most)]
+    gains = {size: feeding.gain(workers, size).factor for size in sizes}
+    best = max(gains.values())
+    if best < LEAST_GAIN:
+        return None
+    return workers, next(size for size in sizes if gains[size] >= best / LEAST_GAIN)
+
+
+def reads_slowly(evidence: Evidence) -> bool:
+    """Cores were seen waiting for a disk, or the first epoch was far slower to build than those after it."""
+    if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= IOWAIT_CORES:
+        return True
+    return (cold_over_warm(evidence) or 1.0) >= COLD_FACTOR
+
+
+def cold_over_warm(evidence: Evidence) -> float | None:
+    """Time to build a batch in the first epoch over that in later ones; None with too few of either."""
+    epochs, builds = evidence.column("epoch"), evidence.column("build_ms")
+    if not len(epochs) or len(builds) != len(epochs):
+        return None
+    cold, warm = (part[np.isfinite(part)] for part in (builds[epochs == 0], builds[epochs > 0]))
+    if min(len(cold), len(warm)) < FEWEST_STEPS // 2:
+        return None
+    return float(np.median(cold) / max(np.median(warm), 1e-9))

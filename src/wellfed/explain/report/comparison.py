@@ -1,0 +1,390 @@
+"""Sets two runs side by side: what differs in their settings, plans, machines and figures, and what is only noise."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
+from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.observe.timing.interval import half_width
+from wellfed.record import FindingEntry, RunRecord, differences
+from wellfed.units import show_count, show_duration, show_energy, show_factor, show_gib, show_percent
+
+PARTS = ("wait", "copy", "compute", "host")
+"""Of a step's time, in this order."""
+_LEAST_FRAC = 0.01
+"""Share of a step from which a part of it is worth a ratio."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 95 % interval, where there is one."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    @classmethod
+    def of_mean(cls, readings: Series) -> Estimate | None:
+        """The mean of a figure of each step, or of readings at even distances; they may depend on those before."""
+        if len(readings) == 0:
+            return None
+        values = readings.tolist()
+        mean, half = math.fsum(values) / len(values), half_width(values, [1.0] * len(values))
+        return cls(mean, None if half is None else (mean - half, mean + half))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as much B has as A."""
+
+    factor: float
+    low: float | None = None
+    """Of the 95 % interval; None where there is none, as `high`."""
+    high: float | None = None
+
+    @classmethod
+    def of(cls, a: Estimate | None, b: Estimate | None) -> Ratio | None:
+        """Of two independent figures; None where one is missing, or not above 0.
+
+        The interval is that of a difference of logarithms, made of the limits of both (MOVER: Zou and Donner,
+        Statistics in Medicine 27, 2008), so that it is as lopsided as they are; one that reaches down to 0 leaves the
+        ratio without a bound on that side.
+        """
+        if a is None or b is None or not (0 < a.value < math.inf and 0 < b.value < math.inf):
+            return None
+        factor = b.value / a.value
+        if a.interval is None or b.interval is None:
+            return cls(factor)
+        (a_low, a_high), (b_low, b_high) = a.interval, b.interval
+        below_a = math.log(a.value / a_low) if a_low > 0 else math.inf
+        below_b = math.log(b.value / b_low) if b_low > 0 else math.inf
+        down = math.hypot(below_b, math.log(a_high / a.value))
+        up = math.hypot(math.log(b_high / b.value), below_a)
+        return cls(factor, factor * math.exp(-down), factor * math.exp(up))  # exp(inf) is inf
+
+    @property
+    def is_told_apart(self) -> bool | None:
+        """Whether the interval leaves out 1; None without one."""
+        return None if self.low is None or self.high is None else not self.low <= 1 <= self.high
+
+    @property
+    def between(self) -> str:
+        """The interval, for show; empty without one."""
+        if self.low is None or self.high is None:
+            return ""
+        if self.high == math.inf:
+            return f"{show_factor(self.low)} or more"
+        return f"{show_factor(self.low)} to {show_factor(self.high)}"
+
+    @property
+    def inverse(self) -> Ratio:
+        """How many times as much A has as B."""
+        if self.low is None or self.high is None:
+            return Ratio(1 / self.factor)
+        return Ratio(1 / self.factor, 1 / self.high, 1 / self.low if self.low > 0 else math.inf)
+
+    @property
+    def times(self) -> str:
+        """The factor, for show."""
+        return f"{show_factor(self.factor)} times" if self.factor >= 0.01 else "under 0.01 times"
+
+    def __str__(self) -> str:
+        if self.is_told_apart is False:
+            return f"not told apart ({self.between})"
+        return f"{self.times} ({self.between})" if self.between else self.times
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure of both runs."""
+
+    name: str
+    shown: Sequence[str]
+    """Of A and of B; empty: not measured."""
+    ratio: Ratio | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A number that was decided in another way."""
+
+    knob: str
+    values: Sequence[str]
+    """Of A and of B."""
+    reasons: Sequence[str]
+
+
+Difference = tuple[str, str, str]
+"""What differs, how it is in A, how it is in B."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, A and B; their records must have been judged."""
+
+    a: Evidence
+    b: Evidence
+
+    @property
+    def records(self) -> tuple[RunRecord, RunRecord]:
+        """Of both."""
+        return self.a.record, self.b.record
+
+    @property
+    def is_of_one_unit(self) -> bool:
+        """Whether both count the same samples, so that their rates have a ratio."""
+        a, b = self.records
+        return a.workload == b.workload and sample_unit(a) == sample_unit(b)
+
+    @cached_property
+    def verdict(self) -> str:
+        """Which is faster, in a sentence."""
+        rate = self.rate
+        if rate is None:
+            have_both = all(record.throughput for record in self.records)
+            return "Their rates have no ratio." if have_both else "There are no two rates to compare."
+        if rate.is_told_apart is False:
+            return f"The rates are not told apart: that of B is {rate.times} that of A (95 % interval {rate.between})."
+        first, second, shown = ("B", "A", rate) if rate.factor >= 1 else ("A", "B", rate.inverse)
+        between = f" (95 % interval {shown.between})" if shown.between else "; too few steps to tell that from chance"
+        return f"{first} trains {shown.times} as fast as {second}{between}."
+
+    @cached_property
+    def rate(self) -> Ratio | None:
+        """Of samples per second."""
+        return Ratio.of(*map(_rate, self.records)) if self.is_of_one_unit else None
+
+    @cached_property
+    def caveats(self) -> list[str]:
+        """What keeps figures of the two from being compared, or makes them doubtful."""
+        return list(_caveats(*self.records, is_of_one_unit=self.is_of_one_unit))
+
+    @cached_property
+    def settings(self) -> list[Difference]:
+        """Dotted settings of the configuration, but those of which both plans made the same."""
+        a, b = self.records
+        same = {knob for knob, one in a.plan.items() if knob in b.plan and one["value"] == b.plan[knob]["value"]}
+        return _shown([one for one in differences(a.config, b.config) if one[0] not in same])
+
+    @cached_property
+    def plan(self) -> list[Planned]:
+        """Numbers that were decided in another way, and why."""
+        a, b = (record.plan for record in self.records)
+        found = []
+        for knob in [*a, *(knob for knob in b if knob not in a)]:
+            values, reasons = [], []
+            for plan in (a, b):
+                values.append(show_value(plan[knob]["value"]) if knob in plan else "not planned")
+                reasons.append(f"{plan[knob]['source']}: {plan[knob]['because']}" if knob in plan else "")
+            if values[0] != values[1]:
+                found.append(Planned(knob, values, reasons))
+        return found
+
+    @cached_property
+    def machine(self) -> list[Difference]:
+        """Hardware, versions and code."""
+        a, b = map(_machine, self.records)
+        return _shown(differences(a, b))
+
+    @cached_property
+    def figures(self) -> list[Compared]:
+        """What was measured."""
+        return [one for one in _figures(self) if any(one.shown)]
+
+    @cached_property
+    def parts(self) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
+        """Mean time of each part of a step, in ms; parts that were not measured are not there."""
+        return _parts_ms(self.a), _parts_ms(self.b)
+
+    @cached_property
+    def metrics(self) -> list[Compared]:
+        """The latest value of each metric."""
+        a, b = (record.metrics for record in self.records)
+        names = [*a, *(name for name in b if name not in a)]
+        return [Compared(name, [show_figure(of[name]) if name in of else "" for of in (a, b)]) for name in names]
+
+    @property
+    def findings(self) -> tuple[list[FindingEntry], list[FindingEntry]]:
+        """What costs each time."""
+        a, b = self.records
+        return a.findings, b.findings
+
+
+def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
+    columns = ((name, evidence.column(f"{name}_ms")) for name in PARTS)
+    found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
+def started_with(record: RunRecord) -> str:
+    """What was typed."""
+    return shlex.join(record.overrides) or "no overrides"
+
+
+def device(record: RunRecord) -> str:
+    """What it trained on."""
+    gpus = record.machine.get("gpus") or []
+    on = record.plan.get("trainer.accelerator", {"value": None})["value"]
+    return ", ".join(str(gpu.get("name")) for gpu in gpus) if gpus and on != "cpu" else record.machine.get("cpu", "")
+
+
+def _figures(both: Comparison) -> Iterator[Compared]:
+    a, b = both.records
+    yield _row("status", both, lambda record: record.status)
+    yield _row("steps", both, lambda record: f"{record.steps:,}")
+    yield _row("time, all in all", both, lambda record: show_duration(record.duration_s))
+    yield Compared("rate", [_shown_rate(one) for one in (a, b)], both.rate)
+    tops = [None if one.ceiling is None else Estimate(one.ceiling["samples_per_s"]) for one in (a, b)]
+    shown = [_with_unit(top.value, record) if top else "" for top, record in zip(tops, (a, b), strict=True)]
+    yield Compared("ceiling", shown, Ratio.of(*tops) if both.is_of_one_unit else None)
+    shares = [_of_ceiling(record) for record in (a, b)]
+    yield Compared("of the ceiling", ["" if share is None else show_percent(share) for share in shares])
+    yield _row("readiness", both, lambda one: "" if one.readiness_frac is None else show_percent(one.readiness_frac))
+    for name, key in (("mean", "step_ms_mean"), ("median", "step_ms_p50"), ("p95", "step_ms_p95")):
+        times: list[Mapping[str, Any]] = [one.time or {} for one in (a, b)]
+        yield Compared(f"step, {name}", ["" if one.get(key) is None else f"{one[key]:.2f} ms" for one in times])
+    yield from _parts(both)
+    yield from _watched(both)
+    peaks = [_estimate(one.memory.get("measured_peak_gib")) for one in (a, b)]
+    yield Compared("memory, peak", ["" if peak is None else show_gib(peak.value) for peak in peaks], Ratio.of(*peaks))
+    yield _row("memory, budget", both, lambda one: _gib(one.memory.get("budget_gib")))
+    for gpu in _either(a.gpus, b.gpus):
+        energies = [_estimate(one.gpus.get(gpu, {}).get("energy_per_sample_j")) for one in (a, b)]
+        shown = ["" if energy is None else show_energy(energy.value) for energy in energies]
+        yield Compared(f"GPU {gpu}: energy a sample", shown, Ratio.of(*energies) if both.is_of_one_unit else None)
+
+
+def _parts(both: Comparison) -> Iterator[Compared]:
+    """The parts of a step: their time with its ratio, and their share."""
+    of_a, of_b = both.parts
+    for name in PARTS:
+        shares = [one.time[f"{name}_frac"] if one.time else None for one in both.records]  # type: ignore[literal-required]
+        shown = [
+            ", ".join(([f"{part.value:.2f} ms"] if part else []) + ([] if share is None else [show_percent(share)]))
+            for part, share in zip((of_a.get(name), of_b.get(name)), shares, strict=True)
+        ]
+        matters = max((share or 0.0 for share in shares), default=0.0) >= _LEAST_FRAC
+        ratio = Ratio.of(of_a.get(name), of_b.get(name)) if matters and both.is_of_one_unit else None
+        yield Compared(f"{name}, of the mean step", shown, ratio)
+
+
+def _watched(both: Comparison) -> Iterator[Compared]:
+    """Utilisation of each GPU, of the processor where there is none."""
+    gpus = _either(both.a.gpus, both.b.gpus)
+    for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
+        what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
+        curves = [one.curve(name, gpu) for one in (both.a, both.b)]
+        means = [Estimate.of_mean(curve) for curve in curves]
+        shown = [_busy(mean.value, one, gpu) if mean else "" for mean, one in zip(means, both.records, strict=True)]
+        yield Compared(what, shown, Ratio.of(*means))
+        for quantile in (5, 95):
+            shown = [
+                _busy(float(np.percentile(curve, quantile)), one, gpu) if len(curve) else ""
+                for curve, one in zip(curves, both.records, strict=True)
+            ]
+            yield Compared(f"{what}, p{quantile}", shown)
+
+
+def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
+    """Of a GPU, or of the processor, whose cores are 100 % each."""
+    if gpu != HOST:
+        return f"{busy_pct:.0f} %"
+    cores = record.machine.get("cpu_quota_cores")
+    return f"{busy_pct / 100:.2f}" + ("" if cores is None else f" of {cores:.3g}")
+
+
+def _row(name: str, both: Comparison, show: Callable[[RunRecord], str]) -> Compared:
+    return Compared(name, [show(record) for record in both.records])
+
+
+def _caveats(a: RunRecord, b: RunRecord, *, is_of_one_unit: bool) -> Iterator[str]:
+    for letter, one in (("A", a), ("B", b)):
+        if one.status != "ok":
+            how = "still runs" if one.status == "running" else f"ended as {one.status}"
+            yield f"{letter} {how}: its figures are those until then."
+        if one.throughput and one.throughput["ci95"] is None:
+            yield f"{letter} has too few steps for an interval of its rate."
+    for line in dict.fromkeys([*simulated_lines(a), *simulated_lines(b)]):
+        whose = [letter for letter, one in (("A", a), ("B", b)) if line in simulated_lines(one)]
+        yield f"{' and '.join(whose)}: {line}"
+    if a.workload != b.workload:
+        yield f"Different workloads, {a.workload} and {b.workload}: rates, times and metrics are of different work."
+    elif not is_of_one_unit:
+        yield f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in B: rates have no ratio."
+    elif found := [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]:
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        yield f"What is learned differs ({', '.join(found[:4])}{more}): times and metrics are of different work."
+    if a.metrics and b.metrics and a.steps != b.steps:
+        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in B."
+    if a.seed != b.seed:
+        yield f"Different seeds, {a.seed} and {b.seed}: metrics differ by chance, too."
+    if a.machine and b.machine and device(a) != device(b):
+        yield f"Different devices, {device(a)} and {device(b)}: settings are not all that differs."
+
+
+def _machine(record: RunRecord) -> dict[str, Any]:
+    machine = record.machine
+    git: Mapping[str, Any] = record.git or {}
+    gpus = [
+        " of ".join(filter(None, [gpu.get("name"), _gib(gpu.get("memory_gib"))])) for gpu in machine.get("gpus") or []
+    ]
+    kept = {name: value for name, value in machine.items() if name not in ("gpus", "versions")}
+    versions = {f"version of {name}": version for name, version in machine.get("versions", {}).items()}
+    commit = f"{str(git.get('commit'))[:12]}{', changed' if git.get('dirty') else ''}" if git else None
+    diff = (
+        {"uncommitted change": f"{len(text)} characters, {crc32(text.encode()):08x}"}
+        if (text := git.get("diff"))
+        else {}
+    )
+    return {"gpus": "; ".join(gpus) or None, "host": record.host_name, **kept, **versions, "commit": commit, **diff}
+
+
+def _shown(found: Sequence[tuple[str, Any, Any]]) -> list[Difference]:
+    return [(name, show_value(a), show_value(b)) for name, a, b in found]
+
+
+def _rate(record: RunRecord) -> Estimate | None:
+    throughput = record.throughput
+    if throughput is None:
+        return None
+    low, high = throughput["ci95"] or (None, None)
+    return Estimate(throughput["samples_per_s"], None if low is None or high is None else (low, high))
+
+
+def _shown_rate(record: RunRecord) -> str:
+    rate = _rate(record)
+    if rate is None:
+        return ""
+    between = f" ({show_count(rate.interval[0])} to {show_count(rate.interval[1])})" if rate.interval else ""
+    return _with_unit(rate.value, record) + between
+
+
+def _with_unit(value: float, record: RunRecord) -> str:
+    return f"{show_count(value)} {sample_unit(record)}/s"
+
+
+def _of_ceiling(record: RunRecord) -> float | None:
+    rate, top = _rate(record), record.ceiling
+    return None if rate is None or not top or not top["samples_per_s"] else rate.value / top["samples_per_s"]
+
+
+def _estimate(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value)
+
+
+def _gib(value: float | None) -> str:
+    return "" if value is None else show_gib(value)
+
+
+def _either(a: Sequence[Any] | Mapping[Any, Any], b: Sequence[Any] | Mapping[Any, Any]) -> list[Any]:
+    return [*a, *(one for one in b if one not in a)]

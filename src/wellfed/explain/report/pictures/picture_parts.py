@@ -1,0 +1,114 @@
+"""Holds what the pictures of a run share: their width, legends, scales, rulers, and readings by GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from markupsafe import Markup
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.pages.picture import ACCENT, BAD, INK
+from wellfed.explain.report.pictures.curve_bins import MOST, Binned
+from wellfed.explain.report.run_lines import MOST_GPUS
+from wellfed.observe.telemetry.machines import HOST, is_host
+from wellfed.units import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 5.0
+"""Inches of 72 pixels: text is readable on a phone, and two of them stand side by side on a desk."""
+PERIODS = 6
+"""Of a swing that is too short for the picture of the whole run."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend, which stands in HTML: there it wraps where a picture's own is cut."""
+
+    colour: str
+    """A stand-in of `wellfed.explain.pages.picture`."""
+    text: str
+    kind: Literal["area", "shade", "line", "dashed", "dotted", "mark"] = "line"
+    mark: str = ""
+    """The character that stands for it."""
+
+
+@dataclass(frozen=True)
+class PagePicture:
+    """A picture and what stands beside it."""
+
+    svg: Markup
+    keys: Sequence[Key] = ()
+    caption: str = ""
+    title: str = ""
+
+
+def rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
+    """Axes below each other, of so many inches."""
+    return list(figure.subplots(len(heights), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0])
+
+
+def curve(axes: Axes, curve: Binned, colour: str = ACCENT, mark: str = "") -> None:
+    """The mean, and the range where a point stands for several readings."""
+    if curve.is_thinned:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
+    axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, marker=mark, markersize=3)
+
+
+def scale(axes: Axes, top: float, unit: str, *, has_room: bool = False) -> None:
+    """Upwards from 0, with room for a ruler or a name above the curve."""
+    axes.set_ylim(0, (1.25 if has_room else 1.05) * top)
+    if unit == "%":
+        axes.set_yticks([0, 50, 100])
+    axes.set_ylabel(unit)
+    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.7)
+
+
+def of_many(number: int, noun: str) -> str:
+    """What a curve of so many is."""
+    if number <= MOST:
+        return f"{counted(number, noun)[0].upper()}{counted(number, noun)[1:]}."
+    return f"{counted(number, noun)}: mean and range of those that lie together."
+
+
+def measure(axes: Axes, begin: float, end: float, height: float, text: str) -> None:
+    """A ruler."""
+    style = {"arrowstyle": "|-|,widthA=.3,widthB=.3", "color": BAD, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (begin, height), (end, height), arrowprops=style)
+    axes.annotate(text, ((begin + end) / 2, height), xytext=(0, 4), textcoords="offset points", ha="center", color=BAD,
+                  weight="bold")  # fmt: skip
+
+
+def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
+    """Times and readings of a figure in every phase of the run, by GPU."""
+    return {
+        gpu: found for gpu in sorted(evidence.watched) if not is_host(gpu) for found in _readings(evidence, name, gpu)
+    }
+
+
+def the_most(
+    curves: Mapping[int, tuple[Series, Series]], by: Callable[[Series], float]
+) -> dict[int, tuple[Series, Series]]:
+    """At most `MOST_GPUS` of them, in their order: those whose readings give the largest values."""
+    kept = sorted(curves, key=lambda gpu: by(curves[gpu][1]), reverse=True)[:MOST_GPUS]
+    return {gpu: curve for gpu, curve in curves.items() if gpu in kept}
+
+
+def of_host(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
+    """The same of the host."""
+    return dict.fromkeys([HOST], found) if (found := next(_readings(evidence, name, HOST), None)) else {}
+
+
+def _readings(evidence: Evidence, name: str, gpu: int) -> Iterator[tuple[Series, Series]]:
+    """Once, or not at all."""
+    curve = evidence.watched.get(gpu, {})
+    if "time_s" in curve and name in curve:
+        there = np.isfinite(curve["time_s"]) & np.isfinite(curve[name])
+        if there.any():
+            yield curve["time_s"][there], curve[name][there]

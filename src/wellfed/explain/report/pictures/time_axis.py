@@ -1,0 +1,139 @@
+"""Gives pictures of a run their common time axis, with the phases of the run shaded behind the curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_tables import PHASES, Series
+from wellfed.explain.pages.picture import ACCENT, SERIES
+from wellfed.explain.report.pictures.picture_parts import Key
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.units import show_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": ACCENT, "ceiling": SERIES[3]}
+"""Of phases; training has none."""
+_LEAST_FRAC = 1 / 250
+"""Of the axis: what lasted less is still to be seen."""
+_BAND, _LINE = {"alpha": 0.22, "zorder": 0.5}, {"alpha": 0.6, "zorder": 0.6}
+"""A line is thin, and may lie in a band."""
+_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """From the first reading or step of a run to the last."""
+
+    begin_s: float
+    end_s: float
+    spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Stretches of each phase but training, seconds."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Of phases: how often and how long."""
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> TimeAxis:
+        """That of all pictures of a run."""
+        tables = [evidence.all_steps, *evidence.watched.values()]
+        times = [table["time_s"][np.isfinite(table["time_s"])] for table in tables if len(table.get("time_s", ()))]
+        times = [at_s for at_s in times if len(at_s)]
+        if not times:
+            return cls(0.0, 1.0)
+        begin_s, end_s = min(float(at_s.min()) for at_s in times), max(float(at_s.max()) for at_s in times)
+        end_s = max(end_s, begin_s + 1e-3)
+        told = {
+            phase: f"{phase}, {spent['times']} times, {show_duration(spent['total_s'])} in all"
+            if spent["times"] > 1
+            else f"{phase}, {show_duration(spent['total_s'])}"
+            for phase, spent in evidence.record.phases.items()
+            if spent["times"]
+        }
+        return cls(begin_s, end_s, _spans(evidence, _LEAST_FRAC * (end_s - begin_s)), told)
+
+    @property
+    def span_s(self) -> float:
+        """Its length."""
+        return self.end_s - self.begin_s
+
+    @property
+    def _unit(self) -> tuple[float, str]:
+        return next((size_s, name) for least_s, size_s, name in _UNITS if self.end_s >= least_s)
+
+    def scaled(self, at_s: Series) -> Series:
+        """In the unit of the axis."""
+        return at_s / self._unit[0]
+
+    def put_under(self, axes: Axes, *, is_labelled: bool = True) -> None:
+        """Set it on a picture."""
+        size_s, name = self._unit
+        margin_s = 0.01 * self.span_s
+        axes.set_xlim((self.begin_s - margin_s) / size_s, (self.end_s + margin_s) / size_s)
+        axes.tick_params(labelbottom=is_labelled)
+        if is_labelled:
+            axes.set_xlabel(f"{name} since the run started")
+
+    def shade(self, axes: Axes) -> None:
+        """Draw the phases."""
+        size_s, _ = self._unit
+        for phase, stretches in self.spans.items():
+            for begin_s, end_s in stretches:
+                is_line = end_s - begin_s < 2 * _LEAST_FRAC * self.span_s
+                axes.axvspan(
+                    begin_s / size_s, end_s / size_s, color=SHADES[phase], linewidth=0, **_LINE if is_line else _BAND
+                )
+
+    @property
+    def keys(self) -> list[Key]:
+        """A legend of the phases."""
+        return [Key(SHADES[phase], self.told.get(phase, phase), "shade") for phase in self.spans]
+
+
+def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, float]]]:
+    """Where each phase was; what is too short to be seen is widened, and what is too close to be told apart joined."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for phase in SHADES:
+        for span in sorted(_known(evidence, phase) or _watched(evidence, phase)):
+            short_s = max(0.0, least_s - (span[1] - span[0])) / 2
+            begin_s, end_s = span[0] - short_s, span[1] + short_s
+            stretches = found.setdefault(phase, [])
+            if stretches and begin_s - stretches[-1][1] < least_s / 2:
+                stretches[-1] = (stretches[-1][0], max(end_s, stretches[-1][1]))
+            else:
+                stretches.append((begin_s, end_s))
+    return found
+
+
+def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
+    """From what was written when the phase ended, each as long as the mean; none where nothing was written."""
+    usual_s = _usual_s(evidence, phase)
+    if phase == "checkpoint":
+        events = [event.get("time_s") for event in evidence.record.events if event.get("kind") == "checkpoint"]
+        ended_s = [float(at_s) for at_s in events if isinstance(at_s, (int, float))]
+    else:
+        ended_s = evidence.ended.get({"validate": "val", "test": "test"}.get(phase, ""), np.empty(0)).tolist()
+        if usual_s is None:
+            return []
+    return [(at_s - (usual_s or 0.0), at_s) for at_s in ended_s]
+
+
+def _watched(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
+    """From readings, which tell of the time since the one before; who is there for a moment was not there all of it."""
+    curve = evidence.watched.get(HOST) or next(iter(evidence.watched.values()), {})
+    at_s, phases = curve.get("time_s", np.empty(0)), curve.get("phase", np.empty(0))
+    if len(at_s) != len(phases):
+        return []
+    at_s, phases = (column[np.isfinite(at_s) & np.isfinite(phases)] for column in (at_s, phases))
+    usual_s = _usual_s(evidence, phase) or np.inf
+    places = np.flatnonzero(phases == PHASES.index(phase)).tolist()
+    return [(float(max(at_s[max(0, place - 1)], at_s[place] - usual_s)), float(at_s[place])) for place in places]
+
+
+def _usual_s(evidence: Evidence, phase: str) -> float | None:
+    spent = evidence.record.phases.get(phase)
+    return spent["total_s"] / spent["times"] if spent and spent["times"] else None

@@ -1,0 +1,327 @@
+"""Puts what a run did into lines, for the screen and for both reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from wellfed.explain.diagnosis.ceiling_check import ceiling_line
+from wellfed.explain.diagnosis.rules.compute.synchronisation import how_often
+from wellfed.explain.diagnosis.rules.verdict.unknown import WALL_NAMES
+from wellfed.observe.telemetry.machines import label_of
+from wellfed.record import RunRecord, SwingEntry
+from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
+
+EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
+"""Nothing to worry about, or told beside the figures."""
+_MOST_WARNINGS = 5
+_MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
+"""Share of the wall time of training in steps from which its parts are not listed, and how many are."""
+MOST_ALIKE = 3
+"""Events of a kind that the report shows one by one; run.json has them all."""
+MOST_GPUS = 16
+"""Of more, lines and pictures have those that tell the most; run.json has them all."""
+_BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_active_pct": "DRAM"}
+
+
+def headline(record: RunRecord) -> str:
+    """How the run ended, and when."""
+    ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
+    return f"{record.status}: {counted_steps(record)} in {show_duration(record.duration_s)}{ended_by}"
+
+
+def state_lines(record: RunRecord) -> list[str]:
+    """That figures may still change, or are of a run that did not come to its end."""
+    if record.status == "running":
+        return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
+    if record.status == "killed":
+        return ["Its process is gone without a word: the figures are those until then."]
+    return []
+
+
+def amount_line(record: RunRecord) -> str:
+    """How far it came."""
+    return f"{show_count(record.epochs)} epochs, {show_count(record.samples)} {sample_unit(record)}"
+
+
+def sample_unit(record: RunRecord) -> str:
+    """What its samples are called."""
+    if record.throughput:
+        return record.throughput["sample_unit"]
+    workload = record.config.get("workload")
+    return str(workload.get("sample_unit", "samples")) if isinstance(workload, Mapping) else "samples"
+
+
+def counted_steps(record: RunRecord) -> str:
+    """How many it made: ``1 step``, ``1200 steps``."""
+    return f"{record.steps} step{'s' * (record.steps != 1)}"
+
+
+def error_lines(record: RunRecord) -> list[str]:
+    """What ended it, and what to do about it."""
+    error = record.error
+    if error:
+        kind = "" if error["kind"] == "code" else f"{error['kind']}: "  # any error that is none of the other kinds
+        return [kind + " ".join(error["message"].split()), error["advice"]]
+    stops = [event for event in record.events if event["kind"] == "signal"]
+    if record.status != "interrupted" or not stops:
+        return []
+    return [str(stops[-1][name]) for name in ("message", "advice") if name in stops[-1]]
+
+
+def simulated_lines(record: RunRecord) -> list[str]:
+    """That the figures are of no real GPU, where that is so."""
+    found = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    names = dict.fromkeys(found)
+    if not names:
+        return []
+    return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
+
+
+def finding_lines(record: RunRecord) -> list[str]:
+    """What costs time and what to type, a line each, the costliest first."""
+    return [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
+
+
+def speed_lines(record: RunRecord) -> list[str]:
+    """Throughput and ceiling, one line each; what was not measured is left out."""
+    throughput = record.throughput
+    lines = []
+    if throughput:
+        line = f"{show_count(throughput['samples_per_s'])} {throughput['sample_unit']}/s"
+        if throughput["ci95"]:
+            low, high = throughput["ci95"]
+            line += f" (95 % interval {show_count(low)} to {show_count(high)})"
+        of = "1 step" if throughput["steps"] == 1 else f"{throughput['steps']} steps"
+        lines.append(f"{line} over {of} after {throughput['warmup_steps']} of warm-up")
+    ceiling = ceiling_line(record)
+    return lines if ceiling is None else [*lines, ceiling]
+
+
+def time_lines(record: RunRecord) -> list[str]:
+    """Readiness, shares of a step, swing and phases, one line each; what was not measured is left out."""
+    time, readiness_frac = record.time, record.readiness_frac
+    lines = []
+    if readiness_frac is not None:
+        line = f"readiness {show_percent(readiness_frac)}: steps whose batch was waiting when asked for"
+        # A device that has work in store does not notice that the host waits.
+        if readiness_frac < 0.9 and time and time["copy_frac"] is not None and time["wait_frac"] < 0.05:
+            line += "; the device had work meanwhile"
+        lines.append(line)
+    if time:
+        shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
+        shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
+        mean_ms, rest = time.get("step_ms_mean"), f"p95 {time['step_ms_p95']:.2f}"
+        takes = f"{time['step_ms_p50']:.2f} ms in the median ({rest}); on average"
+        if mean_ms is not None:
+            takes = f"{mean_ms:.2f} ms on average (median {time['step_ms_p50']:.2f}, {rest})"
+        lines.append(f"a step takes {takes}: {shown}")
+    if record.swing and record.swing["period_steps"] is not None:
+        lines.append(swing_line(record.swing))
+    none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
+    return [*(lines or [none]), *phase_lines(record), *wall_lines(record)]
+
+
+def wall_lines(record: RunRecord) -> list[str]:
+    """What the wall time of training went into, where a good part of it was no step; the largest parts first."""
+    wall = record.wall
+    if wall is None or wall["total_s"] <= 0 or wall["steps_s"] >= _MOSTLY_STEPS * wall["total_s"]:
+        return []
+    rest = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
+    rest |= wall["callbacks"]
+    shown = [name for name in sorted(rest, key=lambda name: -rest[name]) if rest[name] >= 0.01 * wall["total_s"]]
+    parts = [f"{name} {show_percent(rest[name] / wall['total_s'])}" for name in shown[:_MOST_PARTS]]
+    steps = f"steps {show_percent(wall['steps_s'] / wall['total_s'])}"
+    return [f"the {show_duration(wall['total_s'])} of training: {', '.join([steps, *parts])}"]
+
+
+def phase_lines(record: RunRecord) -> list[str]:
+    """What all of its time went into."""
+    start = record.before_training
+    parts = [f"{name.removesuffix('_s')} {show_duration(took_s)}" for name, took_s in start.items()]  # type: ignore[arg-type]
+    for phase, spent in record.phases.items():
+        if phase != "start" and spent["times"]:
+            often = f" ({spent['times']} times)" if spent["times"] > 1 and phase != "train" else ""
+            parts.append(f"{phase} {show_duration(spent['total_s'])}{often}")
+    return [f"all in all: {', '.join(parts)}"] if parts else []
+
+
+def swing_line(swing: SwingEntry) -> str:
+    """What comes and goes, and how often."""
+    if swing["period_steps"] is None:
+        return f"utilisation swings with a period of {swing['period_s']:.3g} s, which no step shows"
+    every = f"every {swing['period_steps']} steps ({show_duration(swing['period_s'])})"
+    return f"{every} training takes longer, which is the period of {swing['cause']}"
+
+
+def gpu_lines(record: RunRecord) -> list[str]:
+    """What NVML saw of each GPU while the run trained, a line each; what was not offered is left out. Of many GPUs
+    those that were idle most."""
+    names = {label_of(gpu): gpu.get("name", "") for gpu in record.machine.get("gpus", ())}
+    shown, lines = list(record.gpus), list[str]()
+    if len(shown) > MOST_GPUS:
+        utils = {gpu: figure_of(figures, "util_pct", "mean") for gpu, figures in record.gpus.items()}
+        idlest = sorted(shown, key=lambda gpu: util["mean"] if (util := utils[gpu]) else math.inf)[:MOST_GPUS]
+        shown = [gpu for gpu in shown if gpu in idlest]
+        known = [util["mean"] for util in utils.values() if util]
+        all_of_them = f"utilisation {fmean(known):.0f} % on average; " if known else ""
+        lines.append(f"{len(utils):,} GPUs: {all_of_them}run.json has each, and here are the {MOST_GPUS} idlest")
+    for index in shown:
+        figures = record.gpus[index]
+        parts = []
+        if util := figure_of(figures, "util_pct", "mean", "p5", "p95"):
+            parts.append(f"utilisation {util['mean']:.0f} % (p5 {util['p5']:.0f}, p95 {util['p95']:.0f})")
+        busy = {name: figure_of(figures, key, "mean") for key, name in _BUSY.items()}
+        parts += [f"{name} {one['mean']:.0f} %" for name, one in busy.items() if one]
+        if memory := figure_of(figures, "mem_used_gib", "mean", "max"):
+            parts.append(f"memory {memory['mean']:.1f} GiB (at most {memory['max']:.1f})")
+        if power := figure_of(figures, "power_w", "mean"):
+            parts.append(f"{power['mean']:.0f} W")
+        for key, of in (("energy_j", ""), ("energy_per_sample_j", " a sample")):
+            if isinstance(figures.get(key), (int, float)):
+                parts.append(f"{show_energy(figures[key])}{of}")
+        if parts:
+            lines.append(f"gpu {index} {names.get(index, '')}".rstrip() + f": {', '.join(parts)}")
+    return lines
+
+
+def figure_of(figures: Mapping[str, Any], name: str, *parts: str) -> Mapping[str, float] | None:
+    """A figure of a GPU with these parts; None where one of them is missing or no number."""
+    found = figures.get(name)
+    is_whole = isinstance(found, Mapping) and all(isinstance(found.get(part), (int, float)) for part in parts)
+    return found if is_whole else None
+
+
+def host_lines(record: RunRecord) -> list[str]:
+    """What the process took of the host while it trained."""
+    host, cores = record.host, record.machine.get("cpu_quota_cores")
+    if not host:
+        return ["Neither a GPU nor the host was watched."]
+    of = "" if cores is None else f" of {cores:.3g}"
+    return [f"CPU: {host['cpu_pct'] / 100:.2f}{of} cores busy, {host['rss_gib']:.2f} GiB resident"]
+
+
+def _kind_of(gpu: Mapping[str, Any]) -> str:
+    size = "" if gpu.get("memory_gib") is None else f", {gpu['memory_gib']:.1f} GiB"
+    kind = "" if gpu.get("capability") is None else f", compute capability {gpu['capability']}"
+    return f"{gpu.get('name', '')}{size}{kind}{', a MIG instance' if gpu.get('is_mig') else ''}"
+
+
+def machine_lines(record: RunRecord) -> list[str]:
+    """Processor, GPUs and versions, and why a GPU can't be used."""
+    machine = record.machine
+    if not machine:
+        return ["Nobody looked at it."]
+    sizes = {"{:.3g} cores": machine.get("cpu_quota_cores"), "{:.1f} GiB memory": machine.get("ram_gib")}
+    of_host = [shown.format(size) for shown, size in sizes.items() if size is not None]
+    lines = [", ".join(filter(None, [machine.get("cpu"), *of_host, machine.get("os")]))]
+    gpus = [(label_of(gpu), _kind_of(gpu)) for gpu in machine.get("gpus", ())]
+    if len(gpus) > MOST_GPUS:
+        lines += [f"{number:,} GPUs: {kind}" for kind, number in Counter(kind for _, kind in gpus).items()]
+    else:
+        lines += [f"gpu {label}: {kind}" for label, kind in gpus]
+    problems = {"NVML": machine.get("nvml_problem"), "torch": machine.get("torch_problem")}
+    lines += [f"{name}: {problem}" for name, problem in problems.items() if problem]
+    lines.append(", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()))
+    if record.telemetry:
+        took = f"{show_percent(record.telemetry['cpu_frac'])} of a core"
+        lines.append(f"watching it every {record.telemetry['interval_s']:g} s took {took}")
+    return [line for line in lines if line]
+
+
+def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Step, kind and facts; a kind that came often is one row, at its first, with the facts of its last."""
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_kind.setdefault(event["kind"], []).append(event)
+    rows = []
+    for event in events:
+        kind, alike = event["kind"], by_kind[event["kind"]]
+        if len(alike) <= MOST_ALIKE:
+            rows.append((str(event["step"]), kind, _facts(event)))
+        elif event is alike[0]:
+            steps = f"{event['step']} to {alike[-1]['step']}"
+            rows.append((steps, f"{kind}, {len(alike)} times", f"the last: {_facts(alike[-1])}"))
+    return rows
+
+
+def events_line(record: RunRecord) -> str:
+    """How many of each kind; empty where there are none."""
+    kinds = Counter(event["kind"] for event in record.events)
+    shown = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    return f"{counted(len(record.events), 'event')}: {shown}" if kinds else ""
+
+
+def warning_lines(record: RunRecord) -> list[str]:
+    """The first events that are worth a look."""
+    found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
+    return [
+        f"event {event['kind']}: "
+        + ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
+        for event in found
+    ]
+
+
+def _facts(event: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", "step"))
+
+
+def memory_lines(record: RunRecord) -> list[str]:
+    """Measured against the budget and the prediction."""
+    memory = record.memory
+    if not memory:
+        return ["Nothing was measured."]
+    budget_gib, predicted = memory.get("budget_gib"), memory.get("predicted_peak_gib")
+    foretold = "" if predicted is None else f" ({show_gib(predicted)} predicted for a card)"
+    budget = "no budget" if budget_gib is None else f"budget {budget_gib:.1f} GiB"
+    peak = f"peak {show_gib(memory['measured_peak_gib'])}{growth(record)}"
+    return [f"{memory['device']}: {peak}{foretold}, {budget}"]
+
+
+def growth(record: RunRecord) -> str:
+    """Behind a peak of memory: that it is what the process grew by, where it is not a device's."""
+    accelerator = record.plan.get("trainer.accelerator")
+    return " more than before training" if accelerator and accelerator["value"] == "cpu" else ""
+
+
+def profile_lines(record: RunRecord) -> list[str]:
+    """What the profiled steps did as a whole, where there are some; what of them was not seen is left out."""
+    profile = record.profile
+    if profile is None:
+        return []
+    steps, asked = profile["steps"], (record.config.get("trainer") or {}).get("profile_steps")
+    of = f" (of {asked}: training ended)" if asked and steps < asked else ""
+    lines = [f"{counted(steps, 'step')}{of} recorded, {profile['step_ms']:.2f} ms each: recording costs time, too"]
+    busy, ahead = profile["device_busy_frac"], profile["host_ahead_frac"]
+    copy_ms, hidden = profile["copy_ms_per_step"], profile["copy_under_compute_frac"]
+    if busy is not None and ahead is not None:
+        lines.append(
+            f"the GPU ran kernels {show_percent(busy)} of the time, and had another in store {show_percent(ahead)}: so "
+            "long the host was ahead of it"
+        )
+    if copy_ms is not None and hidden is not None:
+        lines.append(f"copies take {show_ms(copy_ms)} a step, {show_percent(hidden)} of it while kernels run")
+    accelerator = record.plan.get("trainer.accelerator")
+    if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
+        lines.append("the host alone: torch recorded nothing of what the GPU did")
+    lines += [
+        f"{one['place']} makes the host wait for the GPU, {how_often(one['per_step'])}"
+        for one in record.synchronisations or []
+    ]
+    return [*lines, "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"]
+
+
+def show_value(value: Any) -> str:
+    """A value as it would be typed."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def show_figure(value: float | None) -> str:
+    """A metric with five digits."""
+    return f"{value:.5g}" if value is not None and math.isfinite(value) else "not finite"

@@ -1,0 +1,177 @@
+"""Orders what is told of a run: one list of sections, which report.html, report.md and the last screen go through."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wellfed.explain.report import run_lines
+from wellfed.record import RunRecord, engine_version
+from wellfed.units import show_percent
+
+Name = Literal[
+    "verdict", "findings", "utilisation", "time", "memory", "metrics", "files", "plan", "profile", "machine", "events",
+    "started",
+]  # fmt: skip
+OF_EVERY_RUN = frozenset({"report", "page", "steps", "metrics", "telemetry", "log", "last", "best", "profile"})
+"""Artifacts that are no workload's own."""
+Row = tuple[str, ...]
+_SHOWN, _NAME_WIDTH = 10, 100
+"""Operations of a profile on the last screen, and characters of a name: a kernel's may have hundreds."""
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A part of what is told."""
+
+    name: Name
+    title: str
+    lines: Sequence[str] = ()
+    """Sentences of text, each for itself."""
+    head: Row = ()
+    """Of the table; without one there is none."""
+    rows: Sequence[Row] = ()
+    screen: Sequence[str] | None = None
+    """What the last screen says of it in place of the lines; one that begins with a blank is a row of a table."""
+    folded: str = ""
+    """What the page shows in place of it until asked for more; empty: all of it."""
+
+    @property
+    def on_screen(self) -> Sequence[str]:
+        """What the last screen says of it."""
+        return self.lines if self.screen is None else self.screen
+
+
+def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> list[ReportSection]:
+    """All that is told of a run, in the order in which a reader asks.
+
+    Args:
+        first: the first value of each metric, where it is known.
+    """
+    begin, error = [run_lines.headline(record), *run_lines.state_lines(record)], run_lines.error_lines(record)
+    rest = [run_lines.amount_line(record), *run_lines.simulated_lines(record), *run_lines.speed_lines(record)]
+    metrics, warnings = metric_rows(record, first or {}), run_lines.warning_lines(record)
+    return [
+        # The screen has the error above it already, on stderr.
+        ReportSection("verdict", "Verdict", [*begin, *error, *rest], screen=[*begin, *rest]),
+        ReportSection("findings", "What to change", run_lines.finding_lines(record)),
+        ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
+        ReportSection("time", "Where the time went", run_lines.time_lines(record)),
+        ReportSection("memory", "Memory", run_lines.memory_lines(record)),
+        ReportSection(
+            *("metrics", "Metrics", tested_lines(record), ("metric", "first", "latest"), metrics),
+            screen=[*metric_lines(metrics), *tested_lines(record)],
+        ),
+        *file_sections(record),
+        # Shown when the run began.
+        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
+        *profile_sections(record),
+        ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
+        ReportSection(
+            *("events", "Events", (), ("step", "event", "facts"), run_lines.event_rows(record.events)),
+            screen=warnings,
+            folded=run_lines.events_line(record),
+        ),
+        ReportSection("started", "Started with", started_lines(record), screen=()),
+    ]
+
+
+def utilisation_lines(record: RunRecord) -> list[str]:
+    """Of each GPU, else of the processor; and a swing of it that no step shows."""
+    lines = run_lines.gpu_lines(record) or run_lines.host_lines(record)
+    has_swing = record.swing is not None and record.swing["period_steps"] is None
+    return [*lines, run_lines.swing_line(record.swing)] if has_swing and record.swing else lines
+
+
+def metric_rows(record: RunRecord, first: Mapping[str, float]) -> list[Row]:
+    """Name, first and latest value of each metric; a record read back has null where a figure was not finite."""
+    return [
+        (name, "" if name not in first else run_lines.show_figure(first[name]), run_lines.show_figure(value))
+        for name, value in record.metrics.items()
+    ]
+
+
+def metric_lines(rows: Sequence[Row]) -> list[str]:
+    """A line each."""
+    return [
+        f"{name} {latest}" + (f" (first {first})" if first not in ("", latest) else "") for name, first, latest in rows
+    ]
+
+
+def tested_lines(record: RunRecord) -> list[str]:
+    """Whose weights the figures of the test split are of."""
+    return [] if record.tested is None else [f"test/ is of {record.tested}"]
+
+
+def plan_rows(record: RunRecord) -> list[Row]:
+    """Knob, value, source and reason."""
+    return [
+        (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
+    ]
+
+
+def own_files(record: RunRecord) -> dict[str, str]:
+    """Tables and pictures that the workload's evaluation has written: name to file, relative to the run folder."""
+    return {name: path for name, path in record.artifacts.items() if name not in OF_EVERY_RUN}
+
+
+def file_sections(record: RunRecord) -> list[ReportSection]:
+    """What the workload's evaluation has written; none where that is nothing."""
+    files = own_files(record)
+    if not files:
+        return []
+    on_screen = [f"of the evaluation: {', '.join(files.values())}"]
+    lines = [f"{name}: {path}" for name, path in files.items()]
+    return [ReportSection("files", "What the evaluation left", lines, screen=on_screen)]
+
+
+def profile_sections(record: RunRecord) -> list[ReportSection]:
+    """What the profiled steps spent their time on; none without them."""
+    profile, lines = record.profile, run_lines.profile_lines(record)
+    if profile is None:
+        return []
+    by = "GPU" if profile["by"] == "device" else "CPU"
+    head = (f"{by} ms a step", "share", "calls a step", "operation")
+    rows: list[Row] = [
+        (
+            f"{one['ms_per_step']:.3f}",
+            show_percent(one["share_frac"]),
+            f"{one['calls'] / max(1, profile['steps']):.4g}",
+            _cut(one["name"], _NAME_WIDTH),
+        )
+        for one in profile["operations"]
+    ]
+    on_screen = [*lines, *_aligned([head, *rows[:_SHOWN]])]
+    return [ReportSection("profile", "Profile of steps", lines, head, rows, screen=on_screen)]
+
+
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    """Lines of a terminal: figures in columns, and behind them a name."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(["", *(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))])
+        + f"  {_cut(row[-1], 80 - sum(widths[:-1]) - 2 * len(row))}"
+        for row in rows
+    ]
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def started_lines(record: RunRecord) -> list[str]:
+    """What to type to have the run again, and what code it ran."""
+    lines = [
+        f"overrides: {shlex.join(record.overrides) or 'none'}",
+        f"seed {record.seed}",
+        f"began {record.started_at}",
+    ]
+    if record.git:
+        lines.append(f"commit {record.git['commit']}{', with uncommitted changes' if record.git['dirty'] else ''}")
+    if record.engine and not record.engine["within_project"]:
+        lines.append(engine_version(record.engine))
+    if record.resumed_from:
+        lines.append(f"resumed from {record.resumed_from}")
+    return lines

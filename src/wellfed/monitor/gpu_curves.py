@@ -1,0 +1,286 @@
+"""Watches the GPUs in any Trainer, of lightning.pytorch or pytorch_lightning, and gives the curves to its loggers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from wellfed.errors import type_and_line
+from wellfed.monitor.gpu_watch import INTERVAL_S, checked_interval
+from wellfed.monitor.harmless import Harmless, harmless
+from wellfed.monitor.loop_summary import LoopSummary
+from wellfed.monitor.loop_watch import LoopWatch, cuda_events, open_csv_for
+from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.observe.telemetry.series import Sample
+
+_LOG = logging.getLogger(__name__)
+_FETCHING = ("_on_before_fetch", "_on_after_fetch")
+"""Methods of a Trainer's loop around waiting for the next batch of training."""
+_PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+_COST_FRAC, _OFTEN_S = 0.01, 1.0
+"""Loggers are handed rows at most so often, and so many that it takes at most this share of the time: one that calls a
+server gets means over longer stretches."""
+
+
+def _bases() -> tuple[type, ...]:
+    """The Callback of each Lightning that is there: a Trainer knows its own alone."""
+    loaded = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
+    found = tuple(module.Callback for module in loaded if module is not None and hasattr(module, "Callback"))
+    if found:
+        return found
+    from lightning.pytorch import Callback
+
+    return (Callback,)
+
+
+class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
+    """Curves of GPUs and host for the Trainer's loggers, the steps timed, and a few lines at the end of `fit`.
+
+    The curves are ``gpu0/util_pct`` and so on, in wandb against ``telemetry/time_s``, elsewhere at the step; the parts
+    of a step are ``step/wait_ms`` and so on. A step is one batch of training. On CUDA steps are timed by events on the
+    device, without synchronising it. What goes wrong in here is told once and harms nothing. The first process of each
+    machine watches.
+    """
+
+    def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
+        """
+        Args:
+            csv: file for the curves, one row a reading; one of this kind is replaced, no other is.
+            interval_s: between two readings, at least 0.1.
+            quiet: print nothing at the end; `summary` has it.
+
+        Raises:
+            TypeError: the interval is no number.
+            ValueError: it is too short.
+        """
+        super().__init__()
+        self._csv, self._interval_s, self._quiet = csv, checked_interval(interval_s), quiet
+        self._origin_s: float | None = None
+        self._watch: LoopWatch | None = None
+        self._seen: LoopSummary | None = None
+        self._shown: LoopSummary | None = None
+        self._fetches: _Fetches | None = None
+        self._sent_steps = 0
+        self._sent_at_s = self._send_at_s = self._row_cost_s = 0.0
+        self._lost: set[int] = set()
+        self._drawn: set[str] = set()
+        self._told: set[str] = set()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What was seen of the latest `fit` so far, as plain data; empty where nothing was."""
+        seen = self._seen if self._watch is None else self._watch.summary()
+        return {} if seen is None else seen.entry()
+
+    def abandon(self) -> None:
+        fetches, self._fetches = self._fetches, None
+        watch, self._watch = self._watch, None
+        if fetches is not None:
+            fetches.leave()
+        if watch is not None:
+            watch.stop()
+
+    @harmless
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.abandon()  # of a fit that never said that it was over
+        if trainer.local_rank != 0:
+            return
+        is_first, on_cuda = self._origin_s is None, trainer.strategy.root_device.type == "cuda"
+        self._origin_s = time.monotonic() if self._origin_s is None else self._origin_s
+        table = None
+        if self._csv is not None:
+            table = open_csv_for(self._csv, trainer.node_rank, self._tell, is_new=is_first)
+        self._watch = watch = LoopWatch(
+            interval_s=self._interval_s,
+            table=table,
+            origin_s=self._origin_s,
+            only=set(trainer.device_ids) if on_cuda else None,
+            new_event=cuda_events() if on_cuda else None,
+        )
+        workers = getattr(trainer.train_dataloader, "num_workers", None)
+        watch.num_workers = workers if isinstance(workers, int) else None
+        self._seen, self._sent_steps = None, 0
+        self._sent_at_s = self._send_at_s = time.monotonic()
+        watch.start()
+        watch.enter("train")
+        self._fetches = _Fetches(self, trainer.fit_loop.epoch_loop)
+
+    @harmless
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._enter_training()
+
+    @harmless
+    def ask(self) -> None:
+        """The Trainer asks for a batch."""
+        if self._watch is not None:
+            self._watch.ask()
+
+    @harmless
+    def got(self) -> None:
+        """It has the batch."""
+        if self._watch is not None:
+            self._watch.got()
+
+    @harmless
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (watch := self._watch) is not None:
+            if "wait_frac" in watch.unknown:  # nobody tells
+                watch.clock.ask()
+                watch.got()
+            watch.copied()
+
+    @harmless
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._watch is not None:
+            self._watch.step_done()
+            self._send(trainer)
+
+    @harmless
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._watch is not None:
+            self._watch.enter("validate")
+
+    @harmless
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any, **named: Any) -> None:
+        self._send(trainer)
+
+    @harmless
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._enter_training()
+
+    @harmless
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._enter_training()  # what it takes belongs to no step
+
+    @harmless
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._end(trainer, is_ok=True)
+
+    @harmless
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._end(trainer, is_ok=False)
+        self._show(trainer)
+
+    @harmless
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self._watch is not None:
+            self._end(trainer, is_ok=False)
+        self._show(trainer)  # here, for the bar is closed
+
+    def _enter_training(self) -> None:
+        if self._watch is not None:
+            self._watch.enter("train")
+
+    def _end(self, trainer: Any, *, is_ok: bool) -> None:
+        if (watch := self._watch) is None:
+            return
+        if is_ok:
+            watch.finish_steps()
+        watch.stop()
+        self._send(trainer, is_last=True)
+        self._seen = watch.summary()
+        self.abandon()
+
+    def _show(self, trainer: Any) -> None:
+        seen = self._seen
+        if seen is None or self._quiet or seen is self._shown:
+            return
+        self._shown = seen
+        of = f" (node {trainer.node_rank})" if trainer.node_rank else ""
+        print("\n".join(f"GPUCurves{of}: {line}" for line in seen.lines()), flush=True)
+
+    def _send(self, trainer: Any, *, is_last: bool = False) -> None:
+        """Hand what was read and timed to the loggers, here in the thread that trains: few loggers stand two."""
+        watch, now_s = self._watch, time.monotonic()
+        if watch is None or not (is_last or now_s >= self._send_at_s):
+            return
+        rounds = [watch.unsent.popleft() for _ in range(len(watch.unsent))]
+        steps = watch.latest(watch.num_steps - self._sent_steps)
+        passed_s = now_s - self._sent_at_s
+        self._sent_at_s, self._sent_steps, self._send_at_s = now_s, watch.num_steps, now_s + _OFTEN_S
+        loggers = [one for one in trainer.loggers if id(one) not in self._lost] if trainer.is_global_zero else []
+        if not loggers or not (rounds or steps):
+            return
+        affordable = int(_COST_FRAC * passed_s / self._row_cost_s) if self._row_cost_s else 1
+        rows = thinned(rounds, max(1, min(affordable, math.ceil(passed_s / self._interval_s))))
+        parts = [name for name in _PARTS if name.replace("_ms", "_frac") not in watch.unknown]
+        times = {f"step/{name}": [getattr(row, name) for row in steps] for name in parts}
+        means = {name: fmean(values) for name, values in times.items() if values and None not in values}
+        for logger in loggers:
+            try:
+                for row in rows:
+                    self._log(logger, row, trainer.global_step)
+                if means:
+                    logger.log_metrics(means, step=trainer.global_step)
+            except Exception as error:  # noqa: BLE001  of a logger that is broken
+                self._lost.add(id(logger))
+                _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
+        took_s = time.monotonic() - now_s
+        self._row_cost_s = took_s / max(1, len(rows) + bool(means))
+        self._send_at_s = now_s + max(_OFTEN_S, took_s / _COST_FRAC)
+
+    def _log(self, logger: Any, row: Mapping[str, float], step: int) -> None:
+        if not any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
+            logger.log_metrics(row, step=step)
+            return
+        experiment = logger.experiment  # of wandb: a row of its own, against its own axis, without the logger's step
+        for name in row.keys() - self._drawn:
+            is_axis = name == TIME_AXIS
+            experiment.define_metric(name, **({"hidden": True} if is_axis else {"step_metric": TIME_AXIS}))
+        self._drawn |= row.keys()
+        experiment.log(dict(row))
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            _LOG.warning("%s", text)
+
+
+class _Fetches:
+    """Has a Trainer tell when a batch of training is awaited and when it is there, where it tells its profiler.
+
+    Told by the loop and not by the profiler, which is told of fifty things a step. A Trainer whose loop has no such
+    methods tells nothing: then nobody knows how long it waits.
+    """
+
+    def __init__(self, curves: GPUCurves, epoch_loop: Any) -> None:
+        self._loop = epoch_loop
+        if all(hasattr(epoch_loop, name) for name in _FETCHING):
+            for name, mark in zip(_FETCHING, (curves.ask, curves.got), strict=True):
+                setattr(epoch_loop, name, _both(getattr(epoch_loop, name), mark))
+
+    def leave(self) -> None:
+        """Give the loop its methods back."""
+        for name in _FETCHING:
+            vars(self._loop).pop(name, None)
+
+
+def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], None]:
+    def called() -> None:
+        first()
+        second()
+
+    return called
+
+
+def thinned(rounds: Sequence[Sequence[Sample]], most: int) -> list[dict[str, float]]:
+    """At most so many rows for a logger, each with the means of what was read meanwhile and the time of its end."""
+    rows = []
+    most = min(most, len(rounds))
+    for number in range(most):
+        figures: defaultdict[str, list[float]] = defaultdict(list)
+        chunk = [
+            one for each in rounds[number * len(rounds) // most : (number + 1) * len(rounds) // most] for one in each
+        ]
+        for one in chunk:
+            for name, value in one.values.items():
+                figures[f"{prefix(one.gpu)}/{name}"].append(value)
+        rows.append({TIME_AXIS: chunk[-1].time_s, **{name: fmean(values) for name, values in figures.items()}})
+    return rows

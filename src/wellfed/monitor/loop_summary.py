@@ -1,0 +1,133 @@
+"""Sums up anybody's training loop: its rate, where a step's time goes, how busy each GPU was, and what that means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wellfed.explain.diagnosis.curves.level import Level
+from wellfed.explain.diagnosis.thresholds import FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
+from wellfed.observe.timing.readiness import StepSummary
+from wellfed.observe.timing.step_clock import WARMUP_STEPS
+from wellfed.units import counted, show_count, show_percent
+
+_MOST_WORKERS = 4
+"""As many as a run of wellfed begins with."""
+_HANDOVER_MS = 2.0
+"""About what a worker process takes to hand a batch over: steps under twice as long may be slower with workers."""
+
+_BETWEEN = "logging, callbacks, values that are printed"
+_WITHOUT_WORKERS = (
+    "Larger batches, or whole batches at once (a dataset with __getitems__), cost less a sample with any num_workers."
+)
+
+
+@dataclass(frozen=True)
+class LoopSummary:
+    """What was seen of a loop so far."""
+
+    steps: StepSummary | None
+    """Of its steps, as samples; None where none was timed after the warm-up."""
+    unknown: frozenset[str]
+    """Shares that nobody could time: ``wait_frac``, ``copy_frac``."""
+    levels: Mapping[int, Level]
+    """By the number that CUDA gives the GPU."""
+    unread: tuple[int, ...]
+    """GPUs that are watched, and of whose utilisation there are too few readings."""
+    num_workers: int | None
+    """Of the DataLoader; None where it is none."""
+    cores: float
+    """CPU cores that this process may use."""
+    notes: tuple[str, ...]
+    """What could not be watched."""
+
+    def entry(self) -> dict[str, Any]:
+        """All of it as plain data; shares are of the time of a step, 0 to 1."""
+        steps: dict[str, Any] = {"steps": 0}
+        if self.steps is not None:
+            known = asdict(self.steps)
+            names = ("steps", "warmup_steps", "ci95", "readiness_frac", "wait_frac", "copy_frac", "compute_frac")
+            steps = {name: known[name] for name in (*names, "host_frac", "step_ms_p50", "step_ms_p95")}
+            steps |= {"steps_per_s": self.steps.samples_per_s, "step_ms_mean": self._step_ms()}
+            steps |= dict.fromkeys(self.unknown)
+            if "wait_frac" in self.unknown:
+                steps["readiness_frac"] = None
+        gpus = {str(gpu): {**level.entry(), "advice": None} for gpu, level in self.levels.items()}
+        return {**steps, "gpus": gpus, "advice": self.advice(), "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        return [*self._step_lines(), *self._gpu_lines(), *filter(None, [self.advice()]), *self.notes]
+
+    def _step_lines(self) -> list[str]:
+        found = self.steps
+        if found is None:
+            return [f"Too few steps to time: the first {WARMUP_STEPS} are warm-up."]
+        rate = f"{show_count(found.samples_per_s)} steps/s"
+        if found.ci95 is not None:
+            rate += f" (95 % interval {show_count(found.ci95[0])} to {show_count(found.ci95[1])})"
+        shares = {
+            "waiting for data": None if "wait_frac" in self.unknown else found.wait_frac,
+            "copy": None if "copy_frac" in self.unknown else found.copy_frac,
+            "compute": found.compute_frac,
+            "between steps": found.host_frac,
+        }
+        shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
+        return [
+            f"{rate} over {counted(found.steps, 'step')} after {found.warmup_steps} of warm-up",
+            f"a step takes {self._step_ms():.2f} ms on average (median {found.step_ms_p50:.2f}, "
+            f"p95 {found.step_ms_p95:.2f}): {shown}",
+        ]
+
+    def _step_ms(self) -> float:
+        """The mean, as the rate and the shares are of it."""
+        return math.nan if self.steps is None else 1e3 / self.steps.samples_per_s
+
+    def _gpu_lines(self) -> list[str]:
+        idle = [gpu for gpu, level in self.levels.items() if level.is_idle]
+        if len(idle) == len(self.levels):  # then that is the news
+            idle = []
+        lines = [f"GPU {gpu}: {level.message}" for gpu, level in self.levels.items() if gpu not in idle]
+        lines += [
+            f"GPU {gpu}: no utilisation was read, or too little; a split card (MIG) tells none" for gpu in self.unread
+        ]
+        return [*lines, *([f"nothing ran on GPU {', '.join(map(str, idle))}"] if idle else [])]
+
+    def advice(self) -> str | None:
+        """What holds the loop up, in a sentence; None where too little was seen."""
+        if self.steps is None or self.steps.steps < FEWEST_STEPS:
+            return None
+        wait = None if "wait_frac" in self.unknown else self.steps.wait_frac
+        host = self.steps.host_frac
+        if wait is not None and wait > WAIT_FRAC:
+            if host <= max(HOST_FRAC, wait):
+                return f"{show_percent(wait)} of the time goes into waiting for data: {self._loader()}"
+            most = f"{show_percent(wait)} of the time goes into waiting for data, {show_percent(host)} into"
+            return f"{most} what lies between steps: {_BETWEEN}."
+        hardly = "Waiting for data can't be told here" if wait is None else "Steps hardly wait for data"
+        if host > HOST_FRAC:
+            return f"{hardly}; what costs time lies between them: {_BETWEEN}."
+        if any(level.verdict != "well used" for level in self.levels.values() if not level.is_idle):
+            within = "small kernels, or lines that wait for the GPU (.item(), .cpu(), a print)"
+            return f"{hardly}; where a GPU idles, it does so within steps: {within}."
+        return f"{hardly}."
+
+    def _loader(self) -> str:
+        if self.num_workers is None:
+            return "batches are built more slowly than they are used."
+        if self.num_workers == 0:
+            in_process = "the DataLoader builds each batch in the training process (num_workers=0)."
+            if self._step_ms() < 2 * _HANDOVER_MS:
+                return (
+                    f"{in_process} Workers hardly pay: each batch takes about {_HANDOVER_MS:g} ms to hand over, and a "
+                    f"step takes {self._step_ms():.2f} ms. {_WITHOUT_WORKERS}"
+                )
+            return f"{in_process} Try num_workers={max(1, min(_MOST_WORKERS, int(self.cores) - 1))}."
+        of = f"num_workers={self.num_workers}, on {self.cores:g} CPU cores"
+        return (
+            f"the DataLoader's workers can't keep up ({of}). Where building a batch takes longer than the about "
+            f"{_HANDOVER_MS:g} ms to hand it over, more workers help while cores are free, and cheaper samples do; "
+            f"where it does not, use num_workers=0. {_WITHOUT_WORKERS}"
+        )

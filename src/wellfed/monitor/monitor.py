@@ -1,0 +1,127 @@
+"""Watches all GPUs and the host beside whatever runs there, and keeps what it has read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from typing import Any, Self
+
+import psutil
+
+from wellfed.monitor.board import Board
+from wellfed.monitor.live_table import Face
+from wellfed.monitor.processes import ProcessSource
+from wellfed.monitor.seen_gpus import Sight
+from wellfed.monitor.watch_summary import summary_lines
+from wellfed.monitor.whole_host import WholeHostSource
+from wellfed.observe.nvml.session import NvmlSession
+from wellfed.observe.telemetry.gpu import GpuSource
+from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.series import Sample
+from wellfed.record import EventKind
+from wellfed.units import gib, show_line
+
+
+class Monitor(ExitStack):
+    """Reads while the ``with`` block lasts, in threads of its own: a driver that hangs holds up its figures alone.
+
+    `told`, `face` and `summary` are for one thread.
+    """
+
+    def __init__(
+        self,
+        sight: Sight,
+        *,
+        interval_s: float,
+        session: Callable[[], NvmlSession] = NvmlSession,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._sight, self._now_s = sight, now_s
+        self._began_at_s = now_s()
+        self._told: SimpleQueue[str] = SimpleQueue()
+        self._takers: list[Callable[[Sequence[Sample]], None]] = []
+        progress = Progress(time_s=self.time_s)
+        progress.enter("train")  # what a summary is over
+        num_cores, ram_gib = psutil.cpu_count() or 1, gib(psutil.virtual_memory().total)
+        self.board = Board(sight.gpus, num_cores=num_cores, interval_s=interval_s, trained_s=progress.trained_s)
+        self.face = Face(self.board, sight.gpus, num_cores, ram_gib, interval_s)
+        self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
+        outlet = Outlet(self._take, self._event)
+        sources: list[Source] = [WholeHostSource()]
+        if sight.gpus:
+            watched = [gpu.watched for gpu in sight.gpus]
+            sources += [GpuSource(watched, outlet.event, session=session), self._processes]
+        self._sampler = Sampler(sources, outlet, interval_s=interval_s, progress=progress, time_s=self.time_s)
+
+    def __enter__(self) -> Self:
+        for gpu in self._sight.gpus:
+            size = "" if gpu.memory_gib is None else f", {gpu.memory_gib:.1f} GiB"
+            self.tell(f"{gpu.title}{size}")
+        for note in self._sight.notes:
+            self.tell(f"NVML: {note}")
+        self._processes.begin()
+        self.enter_context(self._sampler)
+        return self
+
+    def time_s(self) -> float:
+        """Seconds since it began."""
+        return self._now_s() - self._began_at_s
+
+    def also(self, take: Callable[[Sequence[Sample]], None]) -> None:
+        """Give the readings to this, too; to be called before the block begins."""
+        self._takers.append(take)
+
+    def tell(self, text: str) -> None:
+        """Something to be shown once, from any thread."""
+        self._told.put(show_line(text))
+
+    def told(self) -> list[str]:
+        """What is to be shown and was not yet."""
+        lines = []
+        while True:
+            try:
+                lines.append(self._told.get_nowait())
+            except Empty:
+                return lines
+
+    def summary(self) -> list[str]:
+        """What each GPU did since it began."""
+        face = self.face
+        return summary_lines(
+            self.board,
+            face.gpus,
+            self.time_s(),
+            num_cores=face.num_cores,
+            ram_gib=face.ram_gib,
+            problem=self._sight.problem,
+        )
+
+    def cpu_frac(self) -> float:
+        """What reading costs, as a share of one core."""
+        return self._sampler.cpu_frac()
+
+    def _take(self, samples: Sequence[Sample]) -> None:
+        self.board.add(samples)
+        for take in self._takers:
+            take(samples)
+
+    def _memory_used_gib(self, gpu: int) -> float | None:
+        return self.board.latest(gpu).get("mem_used_gib")
+
+    def _event(self, kind: EventKind, **facts: Any) -> None:
+        gpu = facts.get("gpu")
+        if kind == "gpu_lost":
+            self.board.lose(facts["gpu"])
+            self.tell(f"GPU {gpu} is lost: {facts['message']}")
+        elif kind == "gpu_back":
+            self.board.regain(facts["gpu"])
+            self.tell(f"GPU {gpu} is back.")
+        elif kind == "metric_absent":
+            self.tell(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")
+        else:
+            self.tell(("" if gpu is None else f"GPU {gpu}: ") + str(facts["message"]))

@@ -1,0 +1,96 @@
+"""Finds every GPU of this machine for the monitor: cards, and the instances of those that are split."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from wellfed.errors import ConfigError
+from wellfed.observe.hardware.detect import ask_nvml
+from wellfed.observe.hardware.facts import SIMULATED
+from wellfed.observe.nvml.devices import Device
+from wellfed.observe.nvml.session import START_S, NvmlSession
+from wellfed.observe.telemetry.gpu import WatchedGpu
+from wellfed.units import gib, show_line
+
+
+@dataclass(frozen=True)
+class SeenGpu:
+    """A GPU of this machine, whatever CUDA_VISIBLE_DEVICES says."""
+
+    index: int
+    """As nvidia-smi numbers the cards; MIG instances count on from the last card."""
+    device: Device
+
+    @property
+    def title(self) -> str:
+        """Number and name: ``GPU 0 NVIDIA H200``."""
+        of = f" of GPU {self.device.nvml_index}" if self.device.is_mig else ""
+        return f"GPU {self.index} {show_line(self.device.name)}{of}"
+
+    @property
+    def memory_gib(self) -> float | None:
+        """All that programs can have; None where it is not told."""
+        return None if self.device.memory_total_bytes is None else gib(self.device.memory_total_bytes)
+
+    @property
+    def has_utilisation(self) -> bool:
+        """NVML gives it for whole cards only: of a split one, and of its instances, there is none."""
+        return not (self.device.is_mig or self.device.has_mig_mode)
+
+    @property
+    def is_simulated(self) -> bool:
+        """No real GPU: its figures are for learning and demonstration."""
+        return self.device.name.startswith(SIMULATED)
+
+    @property
+    def watched(self) -> WatchedGpu:
+        """For the source that reads it."""
+        return WatchedGpu(self.index, self.device.uuid, self.device.is_mig)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a first look at the machine found."""
+
+    gpus: tuple[SeenGpu, ...]
+    problem: str | None = None
+    """Why there are none; None where there are."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, one sentence each."""
+
+    def only(self, wanted: Collection[int]) -> Sight:
+        """With the GPUs of these numbers.
+
+        Raises:
+            ConfigError: there is none of that number.
+        """
+        found = {gpu.index for gpu in self.gpus}
+        if absent := sorted(set(wanted) - found):
+            there = f"there are {', '.join(map(str, sorted(found)))}" if found else f"there is none ({self.problem})"
+            raise ConfigError.of(
+                f"--gpus {','.join(map(str, wanted))}",
+                f"no GPU has the number {absent[0]}: {there}.",
+                "nvidia-smi lists them. Leave --gpus out to watch all.",
+            )
+        return replace(self, gpus=tuple(gpu for gpu in self.gpus if gpu.index in wanted))
+
+
+def look_around(session: NvmlSession | None = None, *, deadline_s: float = START_S) -> Sight:
+    """All GPUs in NVML's order, with the processes that have memory of them. Blocks for ``deadline_s`` at most.
+
+    Args:
+        session: not yet entered; None = the real NVML.
+    """
+    cards, error = ask_nvml(session or NvmlSession(tries=3), deadline_s)
+    number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
+    gpus = []
+    for device in cards.devices:
+        gpus.append(SeenGpu(number_of_instance if device.is_mig else device.nvml_index, device))
+        number_of_instance += device.is_mig
+    problem = None
+    if error is not None:
+        problem = error.reason
+    elif not gpus:
+        problem = "; ".join(note.rstrip(".") for note in cards.notes) or "no card found"
+    return Sight(tuple(gpus), problem, cards.notes if gpus else ())

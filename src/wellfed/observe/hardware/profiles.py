@@ -1,0 +1,251 @@
+"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do.
+
+Plans may also be made for cards that this machine does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from wellfed.errors import Fault
+from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+
+BUDGET_FRAC = 0.9
+"""Share of a card that a run plans with; the rest is CUDA's context, fragmentation and kernels' workspace."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A class of cards, as ``gpu=`` names it."""
+
+    name: str
+    nominal_gib: float
+    below_gib: float
+    """Cards of less than this, and not less than the profile before, belong to it."""
+
+    @property
+    def budget_gib(self) -> float:
+        """What a run with this profile plans for, on whatever card."""
+        return round(BUDGET_FRAC * self.nominal_gib, 3)
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Profile("8gb", 8, 14.5),  # a 16 GB card shows from 14.6 GiB (T4) to 15.9: 14.5 keeps them together
+            Profile("16gb", 16, 22),
+            Profile("24gb", 24, 75),  # an 80 GB card shows 79.2 GiB
+            Profile("80gb", 80, float("inf")),
+        )
+    }
+)
+SMALLEST_CARD_GIB = 7.5
+"""An 8 GB card shows 7.6 to 8.0 GiB; a smaller one still gets the 8gb profile, with a warning."""
+ASSUMED_CAPABILITY = "8.0"
+"""Taken where no card tells: from 8.0 on there is bf16, which all cards of the last years have."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """GPU memory that a run may plan with."""
+
+    budget_gib: float | None
+    """None: trains on the CPU and no card was named."""
+    profile: str
+    device_name: str | None
+    """None: trains on the CPU."""
+    cap: bool
+    """Whether the allocator is to be held to the budget (``torch.cuda`` memory fraction)."""
+    because: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """A precision in Lightning's spelling."""
+
+    precision: str
+    because: str
+
+
+def pick_profile(card_total_gib: float) -> Profile:
+    """The largest profile that a card of this size holds."""
+    return next(profile for profile in PROFILES.values() if card_total_gib < profile.below_gib)
+
+
+def resolve_budget(
+    profile_name: str,
+    memory_gib: float | None,
+    enforce: bool | None,
+    facts: MachineFacts,
+    *,
+    num_devices: int = 1,
+) -> Budget:
+    """The memory a run plans with, per device.
+
+    Args:
+        profile_name: the ``gpu=`` option: auto, cpu, a key of PROFILES, or an option of the user's own.
+        memory_gib: the knob; None = the profile's budget, or what the card has.
+        enforce: the knob; None = cap where a budget was named and the card is larger.
+        num_devices: cards the run uses; the one with the least memory decides.
+    """
+    if profile_name == "cpu":
+        chosen = Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU")
+        if memory_gib is None:
+            return chosen
+        no_effect = f"gpu.memory_gib={memory_gib:g} has no effect with gpu=cpu."
+        return replace(chosen, warnings=(f"{no_effect} Name the card to plan for, e.g. gpu=8gb.",))
+    cards = facts.training_gpus[: max(1, num_devices)]
+    if not cards:
+        return _without_gpu(profile_name, memory_gib, facts)
+    card = min(cards, key=_available_gib)
+    named = PROFILES.get(profile_name)
+    wanted_gib = memory_gib if memory_gib is not None else named.budget_gib if named else None
+    if wanted_gib is None:
+        return _whole_card(profile_name, enforce, card)
+    return _named_budget(profile_name, wanted_gib, enforce, card)
+
+
+def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | Fault:
+    """The precision a run uses, or the fault when one was typed that the device can't do.
+
+    Args:
+        asked: the gpu.precision knob: auto, 32-true, bf16-mixed, 16-mixed or bf16-true.
+        device: the card to train on; None = the CPU.
+    """
+    where = "the CPU" if device is None else device.name
+    capability = None
+    if device is not None and device.capability is not None:
+        where = f"{where} (capability {device.capability})"
+        capability = tuple(int(number) for number in device.capability.split("."))
+    if asked == "auto":
+        if capability is not None and capability >= (8,):
+            return PrecisionChoice("bf16-mixed", f"{where}: bf16 from capability 8.0")
+        if capability is not None and capability >= (7,):
+            return PrecisionChoice("16-mixed", f"{where}: fp16 tensor cores, no bf16 below 8.0")
+        return PrecisionChoice("32-true", f"{where}: no faster precision that auto would choose")
+    if asked == "16-mixed" and device is None:
+        return Fault(
+            "gpu.precision",
+            "16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU.",
+            "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
+        )
+    if asked.startswith("bf16") and capability is not None and capability < (8,):
+        return Fault(
+            "gpu.precision",
+            f"{asked} needs capability 8.0 or later, and this card is {where}.",
+            "Set gpu.precision=auto or gpu.precision=16-mixed.",
+        )
+    return PrecisionChoice(asked, f"gpu.precision={asked} was set; {where} can do it")
+
+
+def with_cards(
+    facts: MachineFacts, profile: str, memory_gib: float | None, devices: int
+) -> tuple[MachineFacts, str | None]:
+    """The machine with as many cards as a plan asks for, and a sentence about those that are not there.
+
+    Cards that are there and large enough stay. Without a profile or a budget there is nothing to imagine a card by,
+    and the machine stays as it is.
+    """
+    named, real = PROFILES.get(profile), facts.training_gpus
+    needed_gib = memory_gib if memory_gib is not None else named.budget_gib if named else 0.0
+    if profile == "cpu" or not (needed_gib or real):
+        return facts, None
+    if real and (real[0].memory_gib or needed_gib) >= needed_gib:
+        if len(real) >= devices:
+            return facts, None
+        model, what = real[0], real[0].describe()
+        there = f"this machine has {len(real)}"
+    else:
+        size_gib = named.nominal_gib if named and needed_gib == named.budget_gib else needed_gib
+        model = GpuFacts(0, None, "an assumed GPU", size_gib, ASSUMED_CAPABILITY)
+        what, there = f"a card of {size_gib:g} GiB and capability {ASSUMED_CAPABILITY}", "not in this machine"
+    cards = tuple(
+        replace(model, index=index, uuid=None, free_gib=model.memory_gib, nvml_index=None, holders=())
+        for index in range(devices)
+    )
+    times = f"{devices} x " if devices > 1 else ""
+    return replace(facts, gpus=cards, torch_problem=None, warnings=()), f"Planned for {times}{what}; {there}."
+
+
+def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFacts) -> Budget:
+    """No card that training could use: a named budget is still planned with, not enforced."""
+    why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
+    if facts.gpus:
+        why = f"torch can't use {facts.gpus[0].describe()} ({facts.torch_problem})"
+    named = PROFILES.get(profile_name)
+    if memory_gib is None and named is None:
+        # Nothing was asked for that is not given; only a card that lies idle is worth a warning.
+        idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
+        return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
+    if named is not None and memory_gib in (None, named.budget_gib):
+        budget_gib, shown_gib, source = named.budget_gib, named.nominal_gib, f"gpu={profile_name}"
+    else:
+        budget_gib = shown_gib = memory_gib or 0.0
+        source = f"gpu.memory_gib={budget_gib:g}"
+    auto = "" if profile_name == "auto" else "gpu=auto picks the cpu profile; "
+    warning = (
+        f"{source}: {why}; training on the CPU, the {shown_gib:g} GiB budget is not enforced. "
+        f"{auto}trainer.accelerator=gpu makes this an error."
+    )
+    profile = "cpu" if profile_name == "auto" else profile_name
+    return Budget(budget_gib, profile, None, False, f"{source}: planned for that card; {why}", (warning,))
+
+
+def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
+    """gpu=auto: what the card has beside what others hold."""
+    if card.memory_gib is None:
+        smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read"
+        plans = f"planning for {smallest.budget_gib:g} GiB. Set gpu.memory_gib to what a run may use."
+        warning = f"gpu={profile_name}: {why}; {plans}"
+        because = f"{why}; as the smallest profile"
+        return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), because, (warning,))
+    budget_gib = BUDGET_FRAC * _available_gib(card)
+    who = f"other processes: {card.held_by()}" if card.holders else "other processes"
+    because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
+    warnings: tuple[str, ...] = ()
+    if card.memory_gib < SMALLEST_CARD_GIB:
+        warnings = (
+            f"gpu={profile_name}: this card has {card.memory_gib:.1f} GiB, less than the {SMALLEST_CARD_GIB} of the "
+            "smallest profile (8gb); the numbers are sized for it by measurement. memory=tight or memory=dynamic need "
+            "the least.",
+        )
+    profile = pick_profile(card.memory_gib).name
+    return Budget(budget_gib, profile, card.name, bool(enforce), because, warnings)
+
+
+def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
+    """A budget that the user named, by profile or by gpu.memory_gib."""
+    named = PROFILES.get(profile_name)
+    is_profiles_own = named is not None and wanted_gib == named.budget_gib
+    source = f"gpu={profile_name}" if is_profiles_own else f"gpu.memory_gib={wanted_gib:g}"
+    has_gib = _available_gib(card)
+    fits = wanted_gib <= has_gib
+    budget_gib = wanted_gib if fits else BUDGET_FRAC * has_gib
+    cap = enforce if enforce is not None else fits
+    own = pick_profile(card.memory_gib) if card.memory_gib is not None else None
+    profile = named.name if named else own.name if own else profile_name
+    held = f", of which other processes hold {card.others_gib:.1f}: {card.held_by()}" if card.others_gib >= 0.05 else ""
+    warnings = []
+    if not fits:
+        whose = f", whose profile is {own.name}" if own and named and own.name != profile_name else ""
+        warnings.append(
+            f"{source}: this card is {card.describe()}{held}{whose}; planning for the {budget_gib:.1f} GiB it has "
+            f"instead of {wanted_gib:g}. gpu=auto sizes the run to the card."
+        )
+    elif named and own and own.name != profile_name:
+        capped = "capping the allocator" if cap else "not capping the allocator (gpu.enforce=false)"
+        warnings.append(
+            f"gpu={profile_name}: this card is {card.describe()}, whose profile is {own.name}; "
+            f"planning for {budget_gib:g} GiB and {capped}."
+        )
+    because = f"{source} on {card.describe()}" if fits else f"{BUDGET_FRAC} x {has_gib:.1f} GiB that {card.name} has"
+    return Budget(budget_gib, profile, card.name, cap, because, tuple(warnings))
+
+
+def _available_gib(card: GpuFacts) -> float:
+    """What this process could have; infinite where the card does not tell."""
+    return float("inf") if card.memory_gib is None else card.memory_gib - card.others_gib

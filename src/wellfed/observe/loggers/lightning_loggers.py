@@ -1,0 +1,268 @@
+"""Opens Lightning's own loggers on a run: each is `self.logger` of a user's module, and takes the run's figures.
+
+There is one stream of figures: the journal's, under the names of metrics.csv. What a LightningModule or a callback
+logs goes there first, and from there to every logger; pictures, texts and tables go straight to the logger they are
+given to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from wellfed.errors import text_of
+from wellfed.masking import masked
+from wellfed.observe.loggers.sink import GuardedSink
+
+_LOG = logging.getLogger(__name__)
+Take = Callable[[Mapping[str, float]], None]
+_FLUSH_S = 2
+"""How long TensorBoard may hold figures back from its file."""
+_NOT_FOR_MLFLOW = re.compile(r"[^\w/. -]", re.ASCII)
+"""In the name of a figure, such as ``val/ndcg@10``."""
+_RETRIES, _TIMEOUT_S = "1", "10"
+"""Of calls to an mlflow server; its own 7 and 120 s hold up a run for minutes where there is none."""
+
+
+class _OfRun(Logger):
+    """What all of them share, in front of Lightning's class: a Trainer logs to the run, not to the logger itself."""
+
+    hand_on: Take | None = None
+    """Where numbers go; None = another logger of the same Trainer hands them on."""
+    tell: Callable[[str], None] = staticmethod(lambda reason: None)
+    """Of a call that the logger could not do."""
+    _config: Mapping[str, Any] = MappingProxyType({})
+    _experiment_shown: _Lenient | None = None
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Numbers and tensors of one number go to the run, anything else to this logger."""
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        if self.hand_on is not None:
+            self.hand_on(numbers)
+        if rest := {name: value for name, value in metrics.items() if name not in numbers}:
+            self._try(super().log_metrics, rest, step)
+
+    def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
+        """Of a user's module: beside the configuration, or in ``hparams`` where that has another of the name."""
+        own = masked(dict(params if isinstance(params, Mapping) else vars(params)))
+        taken = {name: own.pop(name) for name in self._config if name in own}
+        params = {**own, "hparams": taken} if taken else own
+        self._try(super().log_hyperparams, params, *arguments, **named)
+
+    def save(self) -> None:
+        self._try(super().save)
+
+    def finalize(self, status: str) -> None:
+        """Left to `close`: training is one Trainer's, and the test another's."""
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Numbers of the run."""
+        super().log_metrics(figures, step)
+
+    def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
+        """The configuration of a run that begins, or goes on."""
+        self._config = config
+        super().log_hyperparams(config)
+        super().save()
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """A table, where the logger has such, or takes text."""
+
+    def page(self, name: str, path: Path) -> None:
+        """An HTML page, where the logger takes files."""
+
+    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
+        """The last figures."""
+        self.write(summary, step)
+        super().finalize("success" if is_ok else "failed")
+
+    def _lenient(self, real: Any, name: str) -> Any:
+        if self._experiment_shown is None or self._experiment_shown.real is not real:
+            self._experiment_shown = _Lenient(real, name)
+        return self._experiment_shown
+
+    def _try(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        try:
+            call(*arguments, **named)
+        except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
+            self.tell(text_of(error))
+
+
+class Quiet(_OfRun):
+    """Where no logger was chosen: numbers go to the files, anything else nowhere."""
+
+    name = "lightning"
+    """The folder of what the user's callbacks write: their checkpoints don't lie among the run's."""
+    version = ""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder, self._experiment = folder, _Lenient(None, "without a logger")
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._folder)
+
+    @property
+    def experiment(self) -> Any:
+        return self._experiment
+
+    def __getattr__(self, name: str) -> Any:
+        """What another logger has (``log_image``), or may be asked for."""
+        return getattr(vars(self).get("_experiment"), name)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Numbers and tensors of one number; ``step`` is ours, optimizer steps so far."""
+        if self.hand_on is not None:
+            self.hand_on({name: float(value) for name, value in metrics.items() if _is_number(value)})
+
+    def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
+        """The record has the configuration."""
+
+
+class _TensorBoard(_OfRun, TensorBoardLogger):
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        self.experiment.add_text(name, _markdown(columns, rows), step)
+
+    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
+        self.write(summary, step)
+        self.hand_on = None
+        # Its table of hyper-parameters holds runs with the figures to compare them by.
+        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
+        super().close({}, step, is_ok=is_ok)
+
+
+class _Mlflow(_OfRun, MLFlowLogger):
+    @property
+    def experiment(self) -> Any:
+        return self._lenient(super().experiment, "with mlflow")
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        super().experiment.log_text(self.run_id, _markdown(columns, rows), f"{name}.md")
+
+    def page(self, name: str, path: Path) -> None:
+        super().experiment.log_artifact(self.run_id, str(path))
+
+    def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
+        self._config = config
+        if is_new:  # a parameter that is there can't be changed
+            super().begin(config, is_new=True)
+
+
+class _Csv(_OfRun, CSVLogger):
+    @property
+    def experiment(self) -> Any:
+        return self._lenient(super().experiment, "with csv")
+
+
+class _Wandb(_OfRun, WandbLogger):
+    @property
+    def experiment(self) -> Any:
+        return self._lenient(super().experiment, "with wandb")
+
+
+class LoggerSink(GuardedSink):
+    """One of Lightning's loggers as a sink. Its axis is the optimizer step, also of what is read between two."""
+
+    def __init__(self, name: str, logger: Any, step: Callable[[], int], on_lost: Callable[[str], None]) -> None:
+        """``step`` is asked how far the run is."""
+        super().__init__(name, on_lost)
+        self.logger, self._step = logger, step
+        logger.tell = self.lose
+
+    def _take(self, row: dict[str, float | int]) -> None:
+        is_of_step = "step" in row
+        self.logger.write(row, int(row.pop("step")) if is_of_step else self._step())
+        if is_of_step:  # and what was read since: a kill loses no more than what it would of metrics.csv
+            self.logger.save()
+
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.logger.table(name, columns, rows, self._step())
+
+    def _take_page(self, name: str, path: Path) -> None:
+        self.logger.page(name, path)
+
+    def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        self.logger.close(summary, self._step(), is_ok=exit_code == 0)
+
+
+def open_tensorboard(folder: Path, *, resumed_at: int | None) -> Any:
+    """Event files in ``tensorboard/`` of the run folder; those beyond the step it is resumed at count no more."""
+    purge_step = None if resumed_at is None else resumed_at + 1
+    return _TensorBoard(folder, "tensorboard", "", default_hp_metric=False, purge_step=purge_step, flush_secs=_FLUSH_S)
+
+
+def open_csv(folder: Path) -> Any:
+    """``csv/version_<n>/`` of the run folder, a number for each part of a resumed run."""
+    return _Csv(folder, "csv")
+
+
+def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None) -> Any:
+    """A run in the store at ``uri``, a new one or the one of this id."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
+    if uri.startswith("file:"):  # mlflow 3 would have a database, which the small package of it can't write
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # that it makes the experiment
+    return _Mlflow(experiment, name, uri, run_id=run_id)
+
+
+def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:
+    """For a Trainer: an open wandb run of this configuration, which has a sink of its own."""
+    logger = _Wandb(experiment=run, save_dir=folder, project=Quiet.name)
+    logger._config = config
+    return logger
+
+
+def for_trainer(loggers: list[Any], hand_on: Take, folder: Path) -> list[Any]:
+    """The loggers of a Trainer, at least a quiet one; the first hands on what is logged."""
+    found = loggers or [Quiet(folder)]
+    found[0].hand_on = hand_on
+    return found
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ((str(cell).replace("|", "/").replace("\n", " ") for cell in line) for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float, np.number))
+
+
+class _Lenient:
+    """What a logger writes with. A method that it lacks may be called too: the first such call warns."""
+
+    _has_warned = False
+
+    def __init__(self, real: Any, name: str) -> None:
+        self.real, self._name = real, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        real = vars(self).get("real")
+        if attribute.startswith("_") or hasattr(real, attribute):
+            return getattr(real, attribute)
+        if not self._has_warned and rank_zero_only.rank == 0:
+            self._has_warned = True
+            _LOG.warning(
+                "%s of self.logger keeps nothing %s: pictures and texts that are handed to it are "
+                "dropped. Numbers given to self.log and self.logger.log_metrics are kept.",
+                attribute,
+                self._name,
+            )
+        return lambda *arguments, **named: None

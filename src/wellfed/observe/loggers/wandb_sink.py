@@ -1,0 +1,196 @@
+"""Hands figures to wandb, as the only door to it: offline unless logged in or asked for, finished whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from wellfed.masking import hidden, masked_override
+from wellfed.observe.loggers.sink import GuardedSink
+from wellfed.observe.telemetry.metrics import TIME_AXIS
+
+_LOG = logging.getLogger(__name__)
+_INIT_TIMEOUT_S = 30
+_SLOW_S = 5.0
+_FLUSH_S = 0.1
+"""How long wandb may hold rows back from its file; its own 15 s are lost by a kill (wandb PR 12742)."""
+_AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
+"""What is drawn against what; wandb takes ``*`` at the end only."""
+# wandb 0.31 takes these for one deployment, and `wandb login` may have written either (its sdk/lib/urls.py).
+_CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})
+
+
+def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
+    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it."""
+    environ = os.environ if environ is None else environ
+    home = Path.home() if home is None else home
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    wanted = _CLOUD_HOSTS if host in _CLOUD_HOSTS else {host}
+    named = environ.get("NETRC")
+    for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
+        try:
+            # `default` entries don't count: wandb asks for its own host.
+            return not wanted.isdisjoint(netrc.netrc(str(path)).hosts)
+        except FileNotFoundError:
+            continue
+        except (OSError, netrc.NetrcParseError):
+            return False  # wandb warns of an unreadable file and goes on without it
+    return False
+
+
+def decide_mode(asked: str) -> str:
+    """``online``, ``offline`` or ``disabled`` for logger.mode; auto obeys WANDB_MODE, then looks for a login."""
+    if asked != "auto":
+        return asked
+    from_environment = os.environ.get("WANDB_MODE", "")
+    if from_environment in ("online", "offline", "disabled"):
+        return from_environment
+    return "online" if is_logged_in() else "offline"
+
+
+class WandbSink(GuardedSink):
+    """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here.
+
+    wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own; what it can't stand is a
+    row while the run is being finished: that one is lost, or raises. So calls take turns.
+    """
+
+    def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
+        super().__init__("wandb", on_lost)
+        self.run, self.mode = run, mode
+
+    @property
+    def id(self) -> str:
+        """wandb's id of the run; the same over resumes."""
+        return str(self.run.id)
+
+    @property
+    def folder(self) -> Path:
+        """Where this part of the run is stored."""
+        return Path(self.run.dir).parent
+
+    def _take(self, row: dict[str, float | int]) -> None:
+        self.run.log(row)
+
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+
+    def _take_page(self, name: str, path: Path) -> None:
+        import wandb
+
+        with path.open(encoding="utf-8") as page:
+            self.run.log({name: wandb.Html(page, inject=False)})  # with no style sheet of wandb's
+
+    def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        try:
+            with _said_if_slow("wandb has not taken all figures yet"):
+                try:
+                    self.run.summary.update(dict(summary))
+                finally:
+                    self.run.finish(exit_code=exit_code)
+        except Exception:
+            _forget_service(exit_code)
+            raise
+
+
+@contextmanager
+def _said_if_slow(what: str) -> Iterator[None]:
+    """Logs a warning once what is done within has taken some seconds."""
+    timer = threading.Timer(_SLOW_S, _LOG.warning, ("%s; waiting for it.", what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _forget_service(exit_code: int) -> None:
+    """Lets go of a service that is gone; at the end of the process wandb would raise where nobody can catch it."""
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown(exit_code)
+
+
+def open_run(
+    folder: Path,
+    *,
+    mode: str,
+    project: str,
+    entity: str | None,
+    group: str | None,
+    name: str,
+    run_id: str | None,
+    config: Mapping[str, Any],
+    on_lost: Callable[[str], None] = lambda message: None,
+) -> WandbSink:
+    """Open a run in ``folder``; online falls back to offline where wandb can't be reached.
+
+    Args:
+        mode: online or offline.
+        run_id: continue the run of this id; None = a new one.
+        on_lost: told once why wandb can't be reached or written; the run goes on without.
+
+    Raises:
+        RuntimeError: wandb can't even be started offline.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
+    if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
+        settings.x_transaction_log_flush_interval = _FLUSH_S
+
+    def start(mode: Any) -> Any:
+        typed, sys.argv = sys.argv, [*sys.argv[:1], *map(masked_override, sys.argv[1:])]  # it keeps the command line
+        try:
+            return init(mode)
+        finally:
+            sys.argv = typed
+
+    def init(mode: Any) -> Any:
+        return wandb.init(
+            settings=settings,
+            mode=mode,
+            project=project,
+            entity=entity,
+            group=group and hidden(group),
+            name=name,
+            id=run_id,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow" if run_id else None,
+            reinit="finish_previous",
+        )
+
+    try:
+        try:
+            with _said_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
+                run = start(mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            reason, mode = str(error).splitlines()[0], "offline"
+            _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+            on_lost(reason)
+            run = start(mode)
+    except Exception as error:
+        raise RuntimeError(f"wandb can't be started: {error}") from error
+    for axis, patterns in _AXES.items():
+        run.define_metric(axis, hidden=True)  # no curve of its own
+        for pattern in patterns:
+            run.define_metric(pattern, step_metric=axis)
+    return WandbSink(run, mode, on_lost)

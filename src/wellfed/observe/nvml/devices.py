@@ -1,0 +1,216 @@
+"""Lists the cards that NVML reports: physical cards and MIG instances, in NVML's (PCI bus) order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from wellfed.observe.nvml.session import (
+    FunctionNotFoundError,
+    GpuLostError,
+    NotFoundError,
+    NvmlAbsentError,
+    NvmlError,
+    NvmlSession,
+    VersionMismatchError,
+)
+
+Answer = TypeVar("Answer")
+_PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One process that has memory of a device."""
+
+    pid: int
+    """As the host counts; inside a container another process may have that number."""
+    name: str | None
+    """None where neither driver nor system tells, as for a process of another container."""
+    memory_bytes: int | None
+    """None where the driver does not say how much (Windows' WDDM, some MIG instances)."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card or MIG instance as it was when asked; None where this device does not say."""
+
+    nvml_index: int
+    """Number of the (parent) card in NVML's order."""
+    uuid: str
+    """``GPU-...`` or ``MIG-...``."""
+    name: str
+    memory_total_bytes: int | None
+    """What programs can have: physical memory less the driver's own reserve, close to what torch reports."""
+    memory_used_bytes: int | None
+    """Held by all processes, without the driver's reserve."""
+    memory_free_bytes: int | None
+    capability: tuple[int, int] | None
+    """CUDA compute capability (major, minor)."""
+    driver_version: str | None
+    power_limit_w: float | None = None
+    """What the board may draw as it is set now."""
+    is_mig: bool = False
+    """This is an instance of a split card."""
+    has_mig_mode: bool = False
+    """A physical card in MIG mode: CUDA shows its instances in its place."""
+    index: int | None = None
+    """CUDA-visible number; None until mapped, or where CUDA does not see it."""
+    holders: tuple[Holder, ...] = ()
+    """Processes that have memory here, the largest first."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices in an order that the function giving them names."""
+
+    devices: tuple[Device, ...]
+    notes: tuple[str, ...] = ()
+    """What could not be read or is not certain, one sentence each."""
+
+
+class Memory(NamedTuple):
+    """Bytes; None where this device does not say."""
+
+    total: int | None
+    """Without the driver's reserve."""
+    used: int | None
+    free: int | None
+
+
+def list_devices(nvml: NvmlSession) -> Devices:
+    """Every card in NVML's order, each followed by its MIG instances.
+
+    A card or instance that is lost or refuses is left out with a note.
+
+    Raises:
+        NvmlError: the cards can't even be counted.
+    """
+    driver = _offered(lambda: _text(nvml.ask("nvmlSystemGetDriverVersion")))
+    found: list[Device] = []
+    notes: list[str] = []
+    for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
+        try:
+            handle = nvml.ask("nvmlDeviceGetHandleByIndex", nvml_index)
+            mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))  # noqa: B023  called at once
+            capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))  # noqa: B023
+            card = _device(
+                nvml,
+                handle,
+                default_name="NVIDIA GPU",
+                nvml_index=nvml_index,
+                capability=None if capability is None else (int(capability[0]), int(capability[1])),
+                driver_version=driver,
+                has_mig_mode=mode is not None and mode[0] == 1,
+            )
+            found += [card, *(_mig_instances(nvml, handle, card, notes) if card.has_mig_mode else ())]
+        except NvmlError as error:
+            notes.append(f"card {nvml_index} is left out ({error}).")
+    return Devices(tuple(found), tuple(notes))
+
+
+def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) -> Device:
+    """A card or an instance; ``known`` are the fields that are not asked of it."""
+    total, used, free = memory_bytes(nvml, handle)
+    return Device(
+        uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
+        name=_offered(lambda: _text(nvml.ask("nvmlDeviceGetName", handle))) or default_name,
+        memory_total_bytes=total,
+        memory_used_bytes=used,
+        memory_free_bytes=free,
+        power_limit_w=_power_limit_w(nvml, handle),
+        holders=list_holders(nvml, handle),
+        **known,
+    )
+
+
+def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str]) -> Iterator[Device]:
+    for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
+        try:
+            yield _device(
+                nvml,
+                nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot),
+                default_name=f"{card.name} MIG",
+                nvml_index=card.nvml_index,
+                capability=card.capability,  # NVML answers this for the parent only
+                driver_version=card.driver_version,
+                is_mig=True,
+            )
+        except NotFoundError:
+            continue  # an empty slot; later ones may be filled
+        except GpuLostError:
+            raise
+        except NvmlError as error:
+            notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
+
+
+def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
+    """Memory of a device; all None on cards that share the host's memory.
+
+    Raises:
+        NvmlError: the device failed, which is more than not offering the figure.
+    """
+    try:
+        info = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2"))
+        return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
+    except (FunctionNotFoundError, VersionMismatchError):
+        pass  # drivers before 510 know version 1 only, where `used` includes the reserve
+    except NvmlAbsentError:
+        return Memory(None, None, None)
+    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
+    return Memory(None, None, None) if info is None else Memory(int(info.total), int(info.used), int(info.free))
+
+
+def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
+    """All of them, the largest first; a process that computes and draws is one.
+
+    Where the driver does not tell, or stumbles over the question, there are none: no card is given up for this.
+
+    Raises:
+        GpuLostError: the device is gone.
+    """
+    found: dict[int, int | None] = {}
+    for function in _PROCESS_LISTS:
+        try:
+            running = nvml.ask(function, handle)
+        except GpuLostError:
+            raise
+        except NvmlError:
+            continue
+        for process in running:
+            held = getattr(process, "usedGpuMemory", None)
+            known = [size for size in (found.get(int(process.pid)), held) if size is not None]
+            found[int(process.pid)] = max(map(int, known), default=None)
+    by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
+    return tuple(Holder(pid, _process_name(nvml, pid), held) for pid, held in by_size)
+
+
+def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
+    """What the board may draw; no card is given up for this."""
+    try:
+        return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
+    except GpuLostError:
+        raise
+    except NvmlError:
+        return None
+
+
+def _process_name(nvml: NvmlSession, pid: int) -> str | None:
+    try:
+        name = nvml.ask("nvmlSystemGetProcessName", pid)
+    except NvmlError:  # gone since, of another container, or not ours to see
+        return None
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return text.replace("\\", "/").rpartition("/")[2] or None
+
+
+def _offered(ask: Callable[[], Answer]) -> Answer | None:
+    try:
+        return ask()
+    except NvmlAbsentError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

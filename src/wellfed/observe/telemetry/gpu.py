@@ -1,0 +1,231 @@
+"""Reads the GPUs of a run, finds out which figures each offers, and goes on when one is lost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from wellfed.observe.nvml.readings import CONFIRMING_TRIES, Offer
+from wellfed.observe.nvml.session import (
+    GpuLostError,
+    NoDataError,
+    NotSupportedError,
+    NvmlAbsentError,
+    NvmlError,
+    NvmlSession,
+)
+from wellfed.observe.telemetry.metrics import Ask, GpuReaders, Rate, gpm, gpu_questions, power
+from wellfed.observe.telemetry.series import Reading
+from wellfed.record import EventKind, OnEvent
+
+RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
+"""Seconds until the first and between later attempts to get a lost GPU back. Each starts NVML anew, which takes the
+other GPUs' figures away for a moment: so the pause doubles."""
+MOST_EVENTS = 5
+"""A GPU that keeps coming and going is reported so often, and no more."""
+
+
+@dataclass(frozen=True)
+class WatchedGpu:
+    """A GPU to watch."""
+
+    index: int
+    """CUDA-visible number, under which its figures are published."""
+    uuid: str
+    is_mig: bool = False
+
+
+@dataclass
+class _Question:
+    """One question to the driver, and the figures that its answer holds."""
+
+    names: tuple[str, ...]
+    rate: Rate
+    ask: Ask
+    offer: Offer = field(default_factory=Offer)
+
+
+class GpuSource:
+    """Reads all GPUs of a run, one after the other. To be used by one thread, which may be held up by the driver."""
+
+    name = "gpu"
+
+    def __init__(
+        self,
+        gpus: Sequence[WatchedGpu],
+        on_event: OnEvent,
+        *,
+        session: Callable[[], NvmlSession] = NvmlSession,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gpus = [_Gpu(gpu, on_event, now_s) for gpu in gpus]
+        self._on_event, self._new_session, self._now_s = on_event, session, now_s
+        self._session: NvmlSession | None = None
+        self._retry_at_s, self._retry_s = -math.inf, RETRY_S
+        self._is_refusal_reported = False
+
+    @property
+    def waits_for_step_end(self) -> bool:
+        """Some figures are means between two readings: best taken where steps end."""
+        return any(gpu.has_gpm for gpu in self._gpus)
+
+    def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
+        """A reading of each GPU that is there, as soon as it is there; none where NVML can't be used."""
+        now_s = self._now_s()
+        if self._session is not None and not any(gpu.is_lost for gpu in self._gpus):
+            self._retry_s, self._retry_at_s = RETRY_S, now_s + RETRY_S
+        elif now_s >= self._retry_at_s:
+            self.close()
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+            self._retry_at_s = now_s + self._retry_s
+            self._open()
+        if self._session is None:
+            return
+        for gpu in self._gpus:
+            if (values := gpu.read(slow=slow, edge=edge)) is not None:
+                yield Reading(gpu.index, values)
+
+    def close(self) -> None:
+        """Give NVML back."""
+        session, self._session = self._session, None
+        if session is not None:
+            for gpu in self._gpus:
+                gpu.close()
+            session.__exit__(None, None, None)
+
+    def _open(self) -> None:
+        session = self._new_session()
+        session.tries = CONFIRMING_TRIES
+        try:
+            self._session = session.__enter__()
+        except NvmlError as error:
+            # While a GPU is lost the driver may refuse altogether for a while.
+            if not (self._is_refusal_reported or any(gpu.is_lost for gpu in self._gpus)):
+                self._is_refusal_reported = True
+                self._on_event("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
+            return
+        for gpu in self._gpus:
+            gpu.open(session)
+        session.tries = 1  # from here on a stumble is one figure less
+
+
+class _Gpu:
+    """One GPU. What it does not offer is found out once, and reported once."""
+
+    def __init__(self, gpu: WatchedGpu, on_event: OnEvent, now_s: Callable[[], float]) -> None:
+        self.index, self._on_event = gpu.index, on_event
+        self.is_lost = False
+        self._readers = GpuReaders(gpu.uuid, is_mig=gpu.is_mig, now_s=now_s)
+        self._device = self._readers.device
+        self._questions = [
+            _Question(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
+            for ask, metrics in gpu_questions().items()
+        ]
+        self._gpm_offer = next(question.offer for question in self._questions if question.ask is gpm)
+        self._was_read = False
+        self._seen: set[str] = set()
+        self._absent: dict[str, str] = {}
+        self._num_events: Counter[str] = Counter()
+
+    @property
+    def has_gpm(self) -> bool:
+        """Its multiprocessors can be watched."""
+        return self._gpm_offer.is_proven and not self.is_lost
+
+    def open(self, nvml: NvmlSession) -> None:
+        """Find it, at first or again."""
+        was_lost = self.is_lost
+        try:
+            self._device.open(nvml)
+        except NvmlError as error:
+            self._lose(error)
+            return
+        if was_lost and not self._device.is_there():  # a handle may be had of a GPU that is still away
+            return
+        self.is_lost = False
+        if was_lost:
+            self._event("gpu_back")
+
+    def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
+        """By metric name; None when it is not there. The first reading asks for everything, at an edge or not."""
+        if self.is_lost:
+            return None
+        values: dict[str, float] = {}
+        for question in list(self._questions):
+            is_due = question.ask is power if edge else question.rate == "fast" or slow
+            if (is_due or not self._was_read) and not self._ask(question, values):
+                return None
+        self._was_read = True
+        self._report_absent()
+        if self._readers.utilisation.stumble is not None:
+            self._stumbled(self._readers.utilisation.stumble)
+        if self._readers.utilisation.is_stale:
+            self._trouble("stale", "the driver's utilisation samples stand still; its latest rate is taken instead.")
+        return values
+
+    def close(self) -> None:
+        """Before the session ends."""
+        self._readers.gpm.close()
+
+    def _ask(self, question: _Question, values: dict[str, float]) -> bool:
+        """Add the answer's figures; whether the GPU is still there."""
+        if all(name in values for name in question.names):  # GPM has answered already, and cheaper
+            return True
+        self._device.session.tries = 1 if question.offer.is_proven else CONFIRMING_TRIES
+        try:
+            answer = question.ask(self._readers)
+        except NoDataError:
+            pass
+        except NvmlAbsentError as error:
+            if question.offer.is_proven:
+                self._stumbled(error)
+            else:
+                self._questions.remove(question)
+                self._absent.update(dict.fromkeys(question.names, error.reason))
+        except NvmlError as error:
+            if isinstance(error, GpuLostError) and not self._device.is_there():
+                self._lose(error)
+                return False
+            self._stumbled(error)
+        else:
+            figures = {question.names[0]: answer} if isinstance(answer, float) else answer
+            if question.ask is gpm and not question.offer.is_proven:  # a device may lack some of them
+                lacking = [name for name in question.names if name not in figures]
+                self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
+            question.offer.answered()
+            values.update({name: value for name, value in figures.items() if name not in values})
+            self._seen.update(figures)
+        finally:
+            self._device.session.tries = 1
+        return True
+
+    def _stumbled(self, error: NvmlError) -> None:
+        self._trouble("errors", f"{error}. Where a call fails its figure is missing.")
+
+    def _trouble(self, trouble: str, message: str) -> None:
+        self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
+
+    def _report_absent(self) -> None:
+        """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
+        hoped = {name for question in self._questions if not question.offer.is_proven for name in question.names}
+        by_reason: defaultdict[str, list[str]] = defaultdict(list)
+        for name in [name for name in self._absent if name not in hoped]:
+            reason = self._absent.pop(name)
+            if name not in self._seen:
+                by_reason[reason].append(name)
+        for reason, names in by_reason.items():
+            self._event("metric_absent", metrics=names, reason=reason)
+
+    def _lose(self, error: NvmlError) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self._event("gpu_lost", message=f"{error}. Its figures are absent until it is back.")
+
+    def _event(self, kind: EventKind, *, most: int = MOST_EVENTS, **facts: object) -> None:
+        key = f"{kind} {facts.get('trouble') or facts.get('reason')}"
+        self._num_events[key] += 1
+        if self._num_events[key] <= most:
+            self._on_event(kind, gpu=self.index, **facts)

@@ -1,0 +1,141 @@
+"""Reads what this process and those it started take of the host, and what is left of it."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psutil
+
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import Reading
+from wellfed.units import gib
+
+SHORTEST_S = 0.05
+"""CPU time is counted in ticks of 10 ms: over less than this it says nothing."""
+SEARCH_SHARE = 0.001
+"""Share of time that may go into looking for new processes; where many run, looking takes tens of milliseconds."""
+
+
+class _CpuTimes(NamedTuple):
+    """CPU seconds at one time."""
+
+    at_s: float
+    by_process: Mapping[int, float]
+    busy: float
+    """Of all CPUs of the machine, at work for whomever."""
+    total: float
+    iowait: float | None
+    """None where the system does not count it."""
+
+
+def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _CpuTimes:
+    busy_s = sum(machine.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    # Time of virtual machines is in that of the users already.
+    total_s = sum(seconds for name, seconds in machine.items() if not name.startswith("guest"))
+    return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
+
+
+def _started() -> set[int]:
+    """Processes that Python's multiprocessing has started here and not buried."""
+    return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
+
+
+class HostSource:
+    """CPU time and resident memory by psutil; processes that come and go are noticed within seconds."""
+
+    name = "host"
+    waits_for_step_end = False
+
+    def __init__(
+        self,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        process: psutil.Process | None = None,
+        machine: Callable[[], Any] = psutil.cpu_times,
+    ) -> None:
+        """
+        Args:
+            process: whose figures; None = this one's.
+            machine: CPU times of the machine, in seconds since it was started.
+        """
+        self._now_s, self._own, self._machine = now_s, process or psutil.Process(os.getpid()), machine
+        self._before: _CpuTimes | None = None
+        self._children: list[psutil.Process] = []
+        self._loaders: set[int] = set()
+        self._search_at_s = now_s()
+
+    def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
+        """One reading, of the host; none at an edge, or where nothing may be looked at."""
+        if edge:
+            return []
+        now_s = self._now_s()
+        if now_s >= self._search_at_s:
+            self._search()
+        else:
+            self._meet_loaders()
+        cpu_s, rss_bytes = {}, 0
+        for process in (self._own, *self._children):
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    rss_bytes += process.memory_info().rss
+            except psutil.Error:  # ended, or is not ours to look at
+                continue
+            cpu_s[process.pid] = times.user + times.system
+        if not cpu_s:
+            return []
+        values, before = {"rss_gib": gib(rss_bytes)}, self._before
+        if before is None or now_s - before.at_s >= SHORTEST_S:
+            now = _cpu_times(now_s, cpu_s, self._machine()._asdict())
+            if before is not None:
+                values |= self._spent(before, now)
+            self._before = now
+        return [Reading(HOST, values)]
+
+    def _spent(self, before: _CpuTimes, now: _CpuTimes) -> dict[str, float]:
+        # One that was not there before counts from now on: what it did earlier belongs to no interval.
+        spent_s = {pid: max(0.0, total - before.by_process.get(pid, total)) for pid, total in now.by_process.items()}
+        own_s, of_a_core = sum(spent_s.values()), 100 / (now.at_s - before.at_s)
+        values = {"cpu_pct": own_s * of_a_core}
+        values["loader_cpu_pct"] = sum(spent_s[pid] for pid in self._loaders & spent_s.keys()) * of_a_core
+        passed_s = now.total - before.total
+        if passed_s > 0:  # else the system does not count, or not for us
+            values["others_cpu_pct"] = max(0.0, now.busy - before.busy - own_s) * of_a_core
+            if now.iowait is not None and before.iowait is not None:
+                values["iowait_pct"] = 100 * max(0.0, now.iowait - before.iowait) / passed_s
+        return values
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _meet_loaders(self) -> None:
+        """Data workers that were started since the last search, which may be a minute ago: they are known by name."""
+        known = {child.pid for child in self._children}
+        for pid in _started() - known if self._own.pid == os.getpid() else ():
+            with suppress(psutil.Error):
+                self._children.append(psutil.Process(pid))
+                self._loaders.add(pid)
+
+    def _search(self) -> None:
+        began_s = time.perf_counter()
+        try:
+            self._children = self._own.children(recursive=True)
+            self._loaders = self._of_loaders()
+        except psutil.Error:
+            self._children = []
+        self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
+
+    def _of_loaders(self) -> set[int]:
+        """Processes that Python's multiprocessing has started, as data workers are, and those that they have; a
+        logger's service and other ranks are started otherwise. Not by `active_children`, which buries the dead."""
+        workers = _started()
+        parents = {child.pid: child.ppid() for child in self._children} if workers else {}
+        found = workers & parents.keys()
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found

@@ -1,0 +1,109 @@
+"""Lists every published figure, once: its name in telemetry.csv and wandb, and how a GPU is asked for it.
+
+docs/telemetry.md says what each means.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from wellfed.observe.nvml import readings
+from wellfed.observe.nvml.gpm import Gpm
+from wellfed.observe.telemetry.machines import is_host, named
+
+Rate = Literal["fast", "slow"]
+SLOW_S = 5.0
+"""Seconds between readings of what changes slowly or is dear to ask; never less than telemetry.interval_s."""
+
+
+class GpuReaders:
+    """What one GPU is read through, and what must be remembered of it from reading to reading."""
+
+    def __init__(self, uuid: str, *, is_mig: bool, now_s: Callable[[], float]) -> None:
+        self.device = readings.OpenDevice(uuid)
+        self.utilisation = readings.Utilisation(self.device, "gpu", now_s=now_s)
+        self.memory_utilisation = readings.Utilisation(self.device, "memory", now_s=now_s)
+        self.gpm = Gpm(self.device, is_mig=is_mig, now_s=now_s)
+        self.power = readings.Power(self.device, now_s=now_s)
+
+
+Ask = Callable[[GpuReaders], float | Mapping[str, float]]
+"""Asks the driver for a figure, or for several by their names; raises as `wellfed.observe.nvml.readings` does."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One published figure."""
+
+    name: str
+    """Column of telemetry.csv; in wandb with ``gpu<number>/`` or ``host/`` before it."""
+    rate: Rate
+    """fast = every telemetry.interval_s, slow = every `SLOW_S`."""
+    asks: tuple[Ask, ...] = ()
+    """How a GPU is asked for it, a later one where those before it give no answer. Figures with the same one are
+    answered together."""
+
+
+def gpm(gpu: GpuReaders) -> Mapping[str, float]:
+    """What the multiprocessors did, and PCIe; what this device does not offer of it is left out."""
+    return gpu.gpm.read()
+
+
+def power(gpu: GpuReaders) -> Mapping[str, float]:
+    """Power and energy: counted over time, and so read at the edges of training too."""
+    return gpu.power.read()
+
+
+def _limits(gpu: GpuReaders) -> Mapping[str, float]:
+    limits = readings.clock_limits(gpu.device)
+    return {"power_limited": float(limits.power), "heat_limited": float(limits.heat)}
+
+
+GPU_METRICS = (
+    Metric("util_pct", "fast", (lambda gpu: gpu.utilisation.read(),)),
+    Metric("mem_util_pct", "fast", (lambda gpu: gpu.memory_utilisation.read(),)),
+    Metric("mem_used_gib", "fast", (lambda gpu: readings.memory_used_gib(gpu.device),)),
+    Metric("sm_active_pct", "fast", (gpm,)),
+    Metric("sm_occupancy_pct", "fast", (gpm,)),
+    Metric("tensor_active_pct", "fast", (gpm,)),
+    Metric("dram_active_pct", "fast", (gpm,)),
+    Metric("pcie_rx_mb_s", "slow", (gpm, lambda gpu: readings.pcie_mb_s(gpu.device, "RX"))),
+    Metric("pcie_tx_mb_s", "slow", (gpm, lambda gpu: readings.pcie_mb_s(gpu.device, "TX"))),
+    Metric("power_w", "slow", (power,)),
+    Metric("energy_j", "slow", (power,)),
+    Metric("temp_c", "slow", (lambda gpu: readings.temperature_c(gpu.device),)),
+    Metric("sm_clock_mhz", "slow", (lambda gpu: readings.clock_mhz(gpu.device, "SM"),)),
+    Metric("mem_clock_mhz", "slow", (lambda gpu: readings.clock_mhz(gpu.device, "MEM"),)),
+    Metric("power_limited", "slow", (_limits,)),
+    Metric("heat_limited", "slow", (_limits,)),
+)
+HOST_METRICS = tuple(
+    Metric(name, "fast") for name in ("cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct", "iowait_pct")
+)
+METRICS = (*GPU_METRICS, *HOST_METRICS)
+COLUMNS = ("time_s", "step", "phase", "gpu", *(metric.name for metric in METRICS))
+"""Columns of telemetry.csv."""
+TIME_AXIS = "telemetry/time_s"
+"""What the curves are drawn against in wandb."""
+
+
+def prefix(gpu: int) -> str:
+    """What stands before a figure's name where those of several GPUs and the host are together."""
+    if is_host(gpu):
+        return str(named(gpu)).replace("-1", "host")
+    *node, place = str(named(gpu)).split("/")
+    return "/".join([*node, f"gpu{place}"])
+
+
+def gpu_questions() -> dict[Ask, list[Metric]]:
+    """What to ask a GPU, in order, with the figures that each answer may hold; what only stands in comes last."""
+    questions: defaultdict[Ask, list[Metric]] = defaultdict(list)
+    for asks in zip_longest(*(metric.asks for metric in GPU_METRICS)):
+        for metric, ask in zip(GPU_METRICS, asks, strict=True):
+            if ask is not None:
+                questions[ask].append(metric)
+    return questions

@@ -1,0 +1,213 @@
+"""Watches a run in threads, one a source, so that a driver that hangs does not stop the rest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Protocol, Self
+
+from wellfed.observe.telemetry.metrics import SLOW_S
+from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample
+from wellfed.observe.telemetry.ticker import Ticker
+
+_LOG = logging.getLogger(__name__)
+STUCK_S = 5.0
+"""A reading that takes so long becomes an event; nothing waits for it."""
+STOP_S = 1.0
+"""How long the end of a run waits for readings under way."""
+LATE_ROUNDS = 3
+"""So many readings in a row that take longer than the interval become an event."""
+STEP_END_SHARE = 0.25
+"""Share of the interval that a reading may wait for the end of a step."""
+STEP_END_S = 0.5
+"""The most that it waits; less than the end of a run waits for a reading."""
+
+
+class Source(Protocol):
+    """Something to read; always from the one thread that the sampler gives it."""
+
+    name: str
+
+    @property
+    def waits_for_step_end(self) -> bool:
+        """Its figures are means since the reading before, so readings are best taken where steps end."""
+
+    def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
+        """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
+        time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
+
+    def close(self) -> None:
+        """No more readings follow."""
+
+
+class Sampler:
+    """Samples its sources while the ``with`` block lasts. Nothing of it ever waits in the training loop.
+
+    A sample tells of the time that ends with it: when training begins or ends, a round is taken at once, and counts to
+    the phase that is over; so does one that is under way then.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        outlet: Outlet,
+        *,
+        interval_s: float,
+        progress: Progress,
+        time_s: Callable[[], float],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            outlet: closed at the end of the block.
+            time_s: seconds since the run first started.
+        """
+        self.outlet, self.progress, self.interval_s = outlet, progress, interval_s
+        self.time_s, self.now_s = time_s, now_s
+        self.watches = [_Watch(source, self) for source in sources]
+        self._began_at_s = now_s()
+        self._ended_at_s: float | None = None
+
+    def __enter__(self) -> Self:
+        self._began_at_s = self.now_s()
+        self.progress.on_edge = self._on_edge
+        for watch in self.watches:
+            watch.ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.progress.on_edge = lambda left: None
+        if self.progress.phase in TRAINING:  # an error or a signal ended it
+            self._on_edge(self.progress.phase)
+        for watch in self.watches:
+            watch.ticker.stop()
+        try:
+            give_up_at_s = time.monotonic() + STOP_S
+            for watch in self.watches:
+                if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
+                    watch.report_left_behind()
+        finally:  # a second signal may come while it waits
+            self.outlet.close()
+            self._ended_at_s = self.now_s()
+
+    def cpu_frac(self) -> float:
+        """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
+        ended_at_s = self.now_s() if self._ended_at_s is None else self._ended_at_s
+        return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
+
+    def cpu_s(self) -> float:
+        """CPU time of the threads, up to their latest readings."""
+        return sum(watch.ticker.cpu_s for watch in self.watches)
+
+    def _on_edge(self, left: Phase) -> None:
+        for watch in self.watches:
+            watch.at_edge(left)
+        self.progress.wake()
+
+
+class _Watch:
+    """One source and its thread."""
+
+    def __init__(self, source: Source, sampler: Sampler) -> None:
+        self._source, self._sampler, self._outlet = source, sampler, sampler.outlet
+        self._interval_s, self._progress, self._now_s = sampler.interval_s, sampler.progress, sampler.now_s
+        self.ticker = Ticker(source.name, self._interval_s, self._round, self._close, now_s=self._now_s)
+        self._edges: deque[tuple[Phase, int]] = deque()
+        self._slow_at_s = self._now_s()
+        self._late_rounds = 0
+        self._reported: set[str] = set()
+        self._reporting = threading.Lock()
+
+    def at_edge(self, left: Phase) -> None:
+        """Take a round for the phase that is over."""
+        self._edges.append((left, self._progress.step))
+        self.ticker.nudge()
+
+    def report_if_stuck(self) -> None:
+        """Report once if the reading under way does not get on."""
+        if (busy_s := self.ticker.busy_s()) >= STUCK_S:
+            self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
+
+    def report_left_behind(self) -> None:
+        """The run is over and a reading is still under way."""
+        if "slow" not in self._reported:
+            self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
+
+    def _round(self) -> None:
+        for watch in self._sampler.watches:  # one that hangs can't report it itself
+            watch.report_if_stuck()
+        with self._guarded():
+            if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
+                self._progress.await_step_end(min(STEP_END_SHARE * self._interval_s, STEP_END_S))
+            edge = self._edges.popleft() if self._edges else None
+            began_at_s = self._now_s()
+            is_slow = edge is None and began_at_s >= self._slow_at_s
+            if is_slow:
+                self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
+            self._read(is_slow, edge)
+            took_s = self._now_s() - began_at_s
+            self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
+            if self._late_rounds == LATE_ROUNDS:
+                takes = f"a reading of the {self._source.name} takes {took_s:.2f} s"
+                longer = f"longer than the {self._interval_s:g} s between readings"
+                self._trouble("slow", f"{takes}, {longer}: there are fewer rows.")
+            if self._edges:
+                self.ticker.nudge()
+
+    def _read(self, is_slow: bool, edge: tuple[Phase, int] | None) -> None:
+        """Hand over what is read: in one go, or piece by piece where the driver takes its time."""
+        pending: list[Reading] = []
+        handed_over_at_s = self._now_s()
+        for reading in self._source.read(slow=is_slow, edge=edge is not None):
+            self.ticker.moved()
+            if reading.values:
+                pending.append(reading)
+            if self._now_s() - handed_over_at_s >= self._interval_s:
+                self._hand_over(pending, edge)
+                pending, handed_over_at_s = [], self._now_s()
+        self._hand_over(pending, edge)
+
+    def _hand_over(self, readings: Sequence[Reading], edge: tuple[Phase, int] | None) -> None:
+        # An edge that has come meanwhile has a round of its own; this one belongs before it.
+        before = edge or (self._edges[0] if self._edges else None)
+
+        def stamped() -> list[Sample]:
+            phase, step = before or (self._progress.phase, self._progress.step)
+            time_s = self._sampler.time_s()
+            return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
+
+        if readings:
+            self._outlet.take(stamped)
+
+    def _close(self) -> None:
+        while self._edges:  # training ended just now: its last stretch counts
+            self._round()
+        with self._guarded():
+            self._source.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A fault in here must neither pass unseen nor reach the training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            _LOG.exception("the %s thread has failed", self._source.name)
+            self._trouble("failed", f"the {self._source.name} is no longer watched: {type(error).__name__}: {error}")
+            self._edges.clear()
+            self.ticker.stop()
+
+    def _trouble(self, trouble: str, message: str) -> None:
+        with self._reporting:  # other threads look after this one too
+            is_new = trouble not in self._reported
+            self._reported.add(trouble)
+        if is_new:
+            self._outlet.event("telemetry_trouble", trouble=trouble, message=message)

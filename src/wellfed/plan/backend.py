@@ -1,0 +1,135 @@
+"""Decides which backend builds the batches: as asked, else by the times of the first ones, else by a rule of thumb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wellfed.config.schema import Backend, LoaderConfig
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.plan.run_plan import DataFacts, Decided, as_set, by_rule
+from wellfed.units import show_ms
+
+CHEAP_MS = 0.05
+"""A batch that is built faster is not worth handing over, which costs 0.02-0.03 ms. After a step it takes twice as long
+as in a row: one of 0.08 ms is lost time of 0.16 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
+MESSAGE_MS = 1.0
+"""What is built faster is no job for worker processes: handing over costs 0.46 ms a tensor, a few of them a batch
+(2 cores, torch 2.13)."""
+SLOW_MS = 100.0
+"""A batch that takes longer is built ahead without timing, which would take seconds."""
+TIE_FRAC = 0.1
+"""A backend must make a step this much shorter to be taken instead of a simpler one."""
+_WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
+"""Loader options that bring a timeout for those workers that there are, and don't ask for any by it."""
+
+
+def asks_to_watch(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
+    """The setting that needs workers which can be watched, as typed; empty if there is none."""
+    if loader.max_skipped:
+        return f"loader.max_skipped={loader.max_skipped}"
+    return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
+
+
+def asks_for_timeout(loader: LoaderConfig, choices: Mapping[str, str]) -> bool:
+    """Whether a timeout is set, and not just as a part of a loader option."""
+    return bool(loader.timeout_s) and choices.get("loader") not in _WITH_TIMEOUT
+
+
+def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]) -> tuple[str, ...]:
+    """Backends that ``loader.backend=auto`` may take, the one that wins a tie first; fewer than two: no choice."""
+    if loader.backend is not Backend.auto:
+        return ()
+    if asks_to_watch(loader, choices):
+        # The latter's samples may raise, hang or kill: not to be tried in the training process, nor time after time.
+        return ()
+    if loader.num_workers == 0:
+        return ("inline",) if data.has_fetch or data.is_iterable else ("inline", "torch")
+    if not data.has_fetch:
+        if loader.num_workers:  # so many workers are never given up
+            return ("processes",)
+        # Batches ahead that were asked for must lose to be given up.
+        return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
+    if loader.num_workers or loader.prefetch_factor:
+        return ("threads", "processes")
+    return ("inline", "threads", "processes")
+
+
+def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
+    """Which of the candidates are worth timing, now that the time of building a batch is known."""
+    if len(names) < 2 or not CHEAP_MS <= first.build_ms < SLOW_MS:
+        return ()
+    left = tuple(name for name in names if name != "processes" or first.build_ms >= MESSAGE_MS)
+    return left if len(left) > 1 else ()
+
+
+def plan_backend(
+    loader: LoaderConfig,
+    data: DataFacts,
+    choices: Mapping[str, str],
+    names: tuple[str, ...],
+    first: FirstBatches | None,
+    no_room: frozenset[str],
+) -> Decided[str]:
+    """``loader.backend``.
+
+    Args:
+        names: the `candidates`.
+        no_room: backends whose batches this machine can't hold.
+    """
+    if loader.backend is not Backend.auto:
+        return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
+    thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
+    if first is None or len(names) < 2:
+        return thumb
+    left = tuple(name for name in names if name not in no_room) or ("inline",)
+    more = "".join(f"; {name} failed" for name in first.failed)
+    more += "".join(f"; no room for {name}" for name in names if name in no_room)
+    return _measured(first, left, thumb, more)
+
+
+def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided[str]:
+    if loader.num_workers == 0:
+        name = "inline" if data.has_fetch or data.is_iterable else "torch"
+        return by_rule(name, "loader.num_workers=0: built in the training process")
+    if data.is_iterable:
+        return by_rule("processes", "a stream is read in Python, whose lock would let threads take turns")
+    if not data.has_fetch:
+        return by_rule("processes", "only __getitem__: Python's lock would let threads take turns")
+    ahead = as_set("loader.num_workers", loader.num_workers) or as_set("loader.prefetch_factor", loader.prefetch_factor)
+    if ahead:
+        return by_rule("threads", f"fetch gives whole batches, and {ahead} asks for some ahead")
+    if watch:
+        return by_rule("threads", f"fetch gives whole batches, and {watch} asks to watch who builds them")
+    return by_rule("inline", "fetch gives whole batches: cheaper built than handed over")
+
+
+def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
+    """By the times of the first batches; ``more`` says what could not be had."""
+    built = f"a batch is built in {show_ms(first.build_ms)}"
+    if first.timed:
+        name = _fastest(names, first)
+        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in first.timed.items())
+        fastest = min(first.timed, key=lambda each: first.timed[each].period_ms)
+        tie = "" if name == fastest else "; a tie goes to the first named"
+        because = f"first batches, steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
+        return Decided(name, because, "measured")
+    if first.build_ms >= SLOW_MS:
+        ahead = [name for name in ("threads", "processes") if name in names]
+        why = "too long to time others" if ahead else "nothing else can be had"
+        return Decided(ahead[0] if ahead else "inline", f"{built}: {why}{more}", "measured")
+    if "inline" in names:
+        because = f"{built}, less than handing it over would cost: nothing else was timed{more}"
+        return Decided("inline", because, "measured")
+    return Decided(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
+
+
+def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
+    """The first of those that were timed, unless a later one is faster beyond a tie and beyond noise."""
+    best, *others = [name for name in names if name in first.timed] or ["inline"]
+    for name in others:
+        one, other = first.timed[best], first.timed[name]
+        gain_ms = one.period_ms - other.period_ms
+        noise_ms = 2 * (one.noise_ms**2 + other.noise_ms**2) ** 0.5
+        if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):
+            best = name
+    return best

@@ -1,0 +1,129 @@
+"""Decides all numbers of a run, once data and model are known.
+
+Two steps, because the second needs the data and the model: `device.plan_device` fails before anything is read,
+`plan_run` decides the rest. What nobody measured is a rule of thumb and marked ``predicted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.errors import ConfigError, DoesNotFit, Fault
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.plan.budget import within_budget
+from wellfed.plan.loader import LoaderPlanner
+from wellfed.plan.memory import known_parts, may_lower, memory_faults, memory_warnings, parts_fault, plan_memory
+from wellfed.plan.memory_candidates import Estimate
+from wellfed.plan.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection, by_rule
+
+
+def plan_run(
+    config: RunConfig,
+    choices: Mapping[str, str],
+    facts: MachineFacts,
+    device: DevicePlan,
+    data: DataFacts,
+    model: ModelFacts,
+    first: FirstBatches | None = None,
+    estimate: Estimate | None = None,
+) -> RunPlan:
+    """The whole plan.
+
+    Args:
+        first: what the first batches showed; without it rules of thumb choose the loader.
+        estimate: what the model needs of device memory; without it only what is known before the first step counts.
+            A plan that does not fit then is still a plan, with its ``misfit``.
+
+    Raises:
+        ConfigError: what is impossible now that data and model are known; a DoesNotFit for what is known of memory.
+    """
+    loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
+    loader = loading.section()
+    memory = plan_memory(config, facts, device, data, model)
+    faults = [
+        *memory_faults(config, choices, memory, data, model),
+        *loading.faults(loader),
+        *_lightning_module_faults(config, model),
+    ]
+    if faults:
+        raise ConfigError(faults)
+    warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
+    if model.is_lightning_module:
+        warnings += _unused_by_lightning_module(config)
+    effective = _effective(config.workload.samples_per_step, data)
+    workload = WorkloadSection.of({"effective_batch_size": effective})
+    derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
+    plan = RunPlan(
+        device.trainer,
+        device.device,
+        tuple(warnings),
+        workload,
+        memory,
+        loader,
+        derived=derived,
+        callbacks=_callbacks(config, model),
+        may_lower=may_lower(config, model),
+    )
+    if estimate is not None:
+        plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
+    if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:
+        loader = loader.but(device_prefetch=by_rule(0, "a LightningModule's batch is copied in the parts of its step"))
+    loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
+    plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
+    if plan.predicted_peak_gib is not None:
+        return plan
+    plan = replace(plan, parts=known_parts(plan, model, data))
+    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
+        raise DoesNotFit([too_much])
+    return plan
+
+
+def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
+    names = [name for name, node in (config.callbacks or {}).items() if node is not None]
+    if not names:
+        return None
+    because = "called where Lightning calls them"
+    if model.listeners:
+        way = "" if model.is_lightning_module else ", so each step goes Lightning's way"
+        verb = "listens" if len(model.listeners) == 1 else "listen"
+        because += f"; {' and '.join(model.listeners)} {verb} within the step{way}"
+    return Decided(", ".join(names), because, "set")
+
+
+def _unused_by_lightning_module(config: RunConfig) -> Iterator[str]:
+    if config.workload.optimizer is not None:
+        yield "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
+    if config.workload.schedule != ScheduleConfig() or config.workload.schedule.target is not None:
+        yield "workload.schedule is not used: a LightningModule configures its own schedulers."
+
+
+def _effective(size: int, data: DataFacts) -> Decided[int]:
+    own = None if data.own_loader is None else data.own_loader.batch_size
+    if own is None:
+        because = "the workload's; nothing else changes it"
+    elif own == size:
+        because = "as the DataLoader has it; nothing else changes it"
+    else:
+        because = f"workload.effective_batch_size={size}, in place of the DataLoader's {own}"
+    return Decided(size, because, "set")
+
+
+def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
+    """What a user's own LightningModule can't be made to do."""
+    if not model.is_lightning_module:
+        return
+    why = "this LightningModule steps by hand (automatic_optimization=False)"
+    if model.steps_by_hand and config.gpu.compile is not Compile.none:
+        way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."
+        yield Fault("gpu.compile", f"{config.gpu.compile.value} compiles training_step, and {why}.", way_out)
+    if model.steps_by_hand and config.trainer.gradient_clip is not None:
+        problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}."
+        way_out = "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step."
+        yield Fault("trainer.gradient_clip", problem, way_out)
+    elif model.has_sparse_gradients and config.trainer.gradient_clip is not None:
+        problem = f"{config.trainer.gradient_clip:g} can't limit the sparse gradients of a LightningModule."
+        way_out = "Set trainer.gradient_clip=null, or leave out sparse=True of its layers."
+        yield Fault("trainer.gradient_clip", problem, way_out)

@@ -1,0 +1,171 @@
+"""Decides where and in which precision a run computes: all that can be said before any data is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
+from wellfed.errors import ConfigError, Fault
+from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.hardware.profiles import BUDGET_FRAC, PROFILES, Budget, resolve_budget, resolve_precision
+from wellfed.plan.run_plan import Decided, DevicePlan, DeviceSection, TrainerSection, by_rule
+from wellfed.units import MIB, counted
+
+CUBLAS_BYTES = 2 * 8_519_680
+"""cuBLAS's workspaces (":4096:2:16:8"), one for the thread of the forward pass and one for that of the backward pass,
+which the allocator holds (aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
+CUBLAS_BYTES_HOPPER = 2 * 32 * MIB
+"""From capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
+LEAST_GIB = 0.5
+"""With less nothing can be trained: CUDA's own context takes that much."""
+
+
+def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> DevicePlan:
+    """Where and in which precision the run computes.
+
+    Raises:
+        ConfigError: everything that this machine can't do.
+    """
+    trainer, gpu, profile = config.trainer, config.gpu, choices.get("gpu", "auto")
+    cards = facts.training_gpus
+    accelerator, why = _accelerator(trainer.accelerator, profile, cards)
+    on_gpu = accelerator == "gpu"
+    card = cards[0] if on_gpu and cards else None
+    faults = [*_device_faults(config, facts, accelerator, profile), *_card_faults(config, profile, facts, on_gpu)]
+    precision = resolve_precision(gpu.precision.value, card)
+    if isinstance(precision, Fault) or faults:
+        raise ConfigError([*faults, *([precision] if isinstance(precision, Fault) else [])])
+    budget = _budget(config, profile, facts, on_gpu)
+    caps_host = not on_gpu and gpu.enforce is True and budget.budget_gib is not None
+    if caps_host and budget.budget_gib is not None and budget.budget_gib > facts.ram_gib:
+        raise ConfigError.of(
+            "gpu.enforce",
+            f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
+            f"{facts.ram_gib:.1f} GiB of host memory.",
+            "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
+        )
+    because = "the budget is what this card has"
+    if caps_host:
+        because = "gpu.enforce=true: host memory is held to the budget in the card's place"
+    elif not on_gpu:
+        because = "trains on the CPU: there is no GPU memory to hold back"
+    elif gpu.enforce is not None:
+        because = f"gpu.enforce={str(gpu.enforce).lower()}"
+    elif budget.cap:
+        because = "holds this card to the budget of the one that was named"
+    is_held = caps_host or budget.cap
+    # A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS.
+    is_hopper = card is not None and int((card.capability or "8").partition(".")[0]) >= 9
+    tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
+    eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
+    device = DeviceSection.of(
+        {
+            "memory_gib": by_rule(budget.budget_gib, budget.because, is_set=gpu.memory_gib is not None),
+            "precision": by_rule(precision.precision, precision.because, is_set=gpu.precision.value != "auto"),
+            "tf32": by_rule(gpu.tf32 and on_gpu, tf32, is_set=on_gpu),
+            "compile": Decided(gpu.compile.value, f"gpu.compile={gpu.compile.value}{eager}", "set"),
+            "enforce": by_rule(is_held, because, is_set=is_held == gpu.enforce),
+        },
+        name=card.name if card else facts.cpu,
+        workspaces=0 if card and card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES,
+    )
+    strategy = by_rule("auto", "one device: nothing to share out")
+    if trainer.strategy is not Strategy.auto:
+        strategy = Decided(trainer.strategy.value, f"trainer.strategy={trainer.strategy.value}", "set")
+    elif trainer.world_size > 1:
+        strategy = by_rule("ddp", f"{trainer.world_size} devices: a process for each")
+    nodes = Decided(
+        trainer.num_nodes,
+        f"trainer.num_nodes={trainer.num_nodes}: {trainer.num_nodes} nodes x {counted(trainer.devices, 'device')} "
+        f"= {trainer.world_size} ranks",
+        "set",
+    )
+    where = TrainerSection.of(
+        {
+            "accelerator": by_rule(accelerator, why, is_set=trainer.accelerator is not Accelerator.auto),
+            "devices": Decided(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
+            **({} if trainer.num_nodes == 1 else {"num_nodes": nodes}),
+            "strategy": strategy,
+        }
+    )
+    # On a CPU they say that the budget is not enforced, and with gpu.enforce=true it is.
+    warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
+    if gpu.allocator is Allocator.expandable and not on_gpu:
+        warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
+    if gpu.ballast and not (on_gpu and is_held):
+        unused = "gpu.ballast=true has no effect: no GPU is held to a smaller budget here."
+        warnings.append(f"{unused} Set gpu.ballast=false.")
+    return DevicePlan(where, device, tuple(warnings))
+
+
+def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
+    """Training on the CPU beside a card caps nothing, but a card that was named is still planned for."""
+    gpu, beside_a_card = config.gpu, not on_gpu and bool(facts.training_gpus)
+    name = "cpu" if beside_a_card and profile == "auto" else profile
+    budget = resolve_budget(name, gpu.memory_gib, gpu.enforce, facts, num_devices=config.trainer.devices)
+    if not beside_a_card or name == "cpu":
+        return budget
+    warning = (
+        f"gpu={profile}: trainer.accelerator=cpu trains on the CPU; the {budget.budget_gib:g} GiB budget is planned "
+        "with and not enforced. trainer.accelerator=auto uses the card."
+    )
+    return replace(budget, cap=False, warnings=(warning,))
+
+
+def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Iterator[Fault]:
+    """Cards that can't give what was asked for, or nearly nothing, with the processes that hold them.
+
+    A profile that is larger than the card is no fault: the run is planned for what the card has, with a warning.
+    """
+    named, asked = PROFILES.get(profile), config.gpu.memory_gib
+    if named is not None and asked == named.budget_gib:
+        asked = None
+    for card in facts.training_gpus[: config.trainer.devices] if on_gpu else ():
+        if card.memory_gib is None:
+            continue
+        left_gib = card.memory_gib - card.others_gib
+        held = f"other processes hold {card.others_gib:.1f} GiB of {card.describe()}: {card.held_by()}"
+        if asked is not None and asked > card.memory_gib:
+            problem = f"{asked:g} GiB were asked for, and {card.describe()} does not have them."
+            yield Fault("gpu.memory_gib", problem, "Set gpu.memory_gib=null for what the card has, or less than that.")
+        elif asked is not None and asked > left_gib:
+            problem = f"{asked:g} GiB were asked for, and {held}."
+            yield Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}.")
+        elif card.others_gib and BUDGET_FRAC * left_gib < LEAST_GIB:
+            problem = f"{held}; {left_gib:.1f} GiB are left."
+            yield Fault("gpu", problem, "End them, or name another card: CUDA_VISIBLE_DEVICES=1.")
+
+
+def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) -> tuple[str, str]:
+    if asked is not Accelerator.auto:
+        return asked.value, f"trainer.accelerator={asked.value}"
+    if profile == "cpu":
+        return "cpu", "gpu=cpu"
+    if cards:
+        return "gpu", f"{cards[0].describe()} is there"
+    return "cpu", "no GPU that torch can use"
+
+
+def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, profile: str) -> Iterator[Fault]:
+    devices, num_cards = config.trainer.devices, len(facts.training_gpus)
+    if accelerator == "gpu" and profile == "cpu":
+        problem = "gpu was asked for, and gpu=cpu says to train on the CPU."
+        yield Fault("trainer.accelerator", problem, "Set gpu=auto, or trainer.accelerator=auto.")
+    elif accelerator == "gpu" and num_cards == 0:
+        why = facts.torch_problem or f"NVML: {facts.nvml_problem or 'no card'}"
+        problem = f"gpu was asked for, and there is no GPU that torch can use ({why})."
+        way_out = "Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set"
+        yield Fault("trainer.accelerator", problem, f"{way_out} trainer.accelerator=auto to train on the CPU.")
+    elif accelerator == "gpu" and devices > num_cards:
+        problem = f"{devices} devices were asked for, and {num_cards} GPU(s) are visible."
+        way_out = f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES."
+        yield Fault("trainer.devices", problem, way_out)
+    cores = max(1, math.floor(facts.cpu_quota_cores))
+    if accelerator == "cpu" and devices > cores:
+        problem = f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores."
+        yield Fault("trainer.devices", problem, f"Set trainer.devices={cores} or less.")
+    if config.trainer.strategy is Strategy.fsdp and accelerator == "cpu":
+        problem = "fsdp shards over GPUs, and this run trains on the CPU."
+        yield Fault("trainer.strategy", problem, "Set trainer.strategy=ddp, or trainer=default.")

@@ -1,0 +1,108 @@
+"""Judges what this machine lacks for training, from recorded facts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wellfed.errors import Fault
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.hardware.profiles import Budget, resolve_budget, resolve_precision
+from wellfed.observe.hardware.torch_cuda import IMPORT_FAILED
+from wellfed.units import show_bytes
+
+SMALL_SHM_GIB = 1.0
+"""Worker processes pass batches through /dev/shm. Docker's default is 64 MB:
+https://docs.docker.com/reference/cli/docker/container/run/ (--shm-size)."""
+_HIDES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """One thing that this machine lacks or that is in the way."""
+
+    what: str
+    problem: str
+    way_out: str
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What doctor looks at beside the hardware."""
+
+    has_wandb_login: bool
+    has_compiler: bool
+    unofficial_pynvml: str | None
+    engine_doubt: str | None = None
+    """Why the engine that runs may not be the one that the project means."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What doctor says."""
+
+    machine: MachineFacts
+    profile: Budget
+    precision: str
+    missing: tuple[Missing, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ``doctor --json``: machine, profile, missing."""
+        profile = asdict(self.profile)
+        name, warnings = profile.pop("profile"), list(profile.pop("warnings"))
+        return {
+            "machine": self.machine.to_dict(),
+            "profile": {"name": name, **profile, "precision": self.precision, "warnings": warnings},
+            "missing": [asdict(entry) for entry in self.missing],
+        }
+
+
+def examine(facts: MachineFacts, around: Surroundings) -> Examination:
+    """What follows from the facts; asks nothing of the machine."""
+    profile = resolve_budget("auto", None, None, facts)
+    precision = resolve_precision("auto", facts.training_gpus[0] if facts.training_gpus else None)
+    assert not isinstance(precision, Fault)  # auto is never refused
+    return Examination(facts, profile, precision.precision, (*_missing_hardware(facts), *_missing_software(around)))
+
+
+def _missing_hardware(facts: MachineFacts) -> list[Missing]:
+    found = []
+    # Without a card it does not matter that torch can't use one, unless there is no torch at all.
+    if facts.torch_problem is not None and (facts.gpus or facts.torch_problem.startswith(IMPORT_FAILED)):
+        seen = f"torch can't use {facts.gpus[0].describe()}" if facts.gpus else "torch can't be used"
+        problem = f"{seen}: {facts.torch_problem}. Training would run on the CPU."
+        way_out = "Install the build for this driver: https://pytorch.org/get-started/locally"
+        found.append(Missing("torch", problem, way_out))
+    if not facts.gpus:
+        why = f"NVML: {facts.nvml_problem}"
+        if _HIDES in (facts.torch_problem or "") and _HIDES not in why:
+            why += f"; {facts.torch_problem}"
+        way_out = (
+            "With a card in this machine: install its driver, or start the container with --gpus all. Else gpu=cpu."
+        )
+        if _HIDES in why:
+            way_out = f"Run: unset {_HIDES}"
+        elif "reboot" in why or "nvidia-ml-py" in why:
+            way_out = ""  # the problem names its own
+        found.append(Missing("gpu", f"no NVIDIA GPU here ({why}); training runs on the CPU.", way_out))
+    found += [Missing("warning", warning, "") for warning in facts.warnings]
+    if facts.shm_gib is not None and facts.shm_gib < SMALL_SHM_GIB:
+        problem = f"/dev/shm has {show_bytes(facts.shm_gib * 2**30)}, and worker processes pass batches through it."
+        way_out = "Run the container with --ipc=host or --shm-size=8g, or set loader.backend=threads."
+        found.append(Missing("shm", problem, way_out))
+    return found
+
+
+def _missing_software(around: Surroundings) -> list[Missing]:
+    found = []
+    if around.engine_doubt is not None:
+        found.append(Missing("engine", around.engine_doubt, ""))
+    if around.unofficial_pynvml is not None:
+        found.append(Missing("pynvml", around.unofficial_pynvml, ""))
+    if not around.has_wandb_login:
+        problem = "not logged in, so runs are recorded offline."
+        found.append(Missing("wandb", problem, "Run: wandb login; or set logger=none."))
+    if not around.has_compiler:
+        problem = "no C++ compiler, which torch.compile needs."
+        found.append(Missing("compiler", problem, "Run: apt-get install g++; or keep gpu.compile=none."))
+    return found

@@ -1,0 +1,280 @@
+"""Decides how device memory is spent: micro-batches, feature tables, what is known to fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
+from wellfed.errors import ConfigError, Fault
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.plan.run_plan import (
+    DataFacts,
+    Decided,
+    DevicePlan,
+    MemorySection,
+    ModelFacts,
+    RunPlan,
+    by_rule,
+    unless_set,
+)
+from wellfed.ranks import largest_share
+from wellfed.units import gib, show_bytes
+
+CACHE_SHARE = 0.5
+"""Largest part of the budget, or of free host memory, that a feature table may take; activations need the rest."""
+_WHOLE = "a LightningModule runs its own step on whole batches"
+_NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
+_BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
+
+
+def plan_memory(
+    config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts, model: ModelFacts
+) -> MemorySection:
+    """``memory.*`` by rules of thumb."""
+    asked, per_device = config.memory, _per_device(config)
+    if model.is_lightning_module and asked.micro_batch is None and asked.accumulate is None:
+        micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
+    else:
+        micro = _micro_batch(config, model, per_device)
+        num_micro = math.ceil(per_device / micro.value)
+        sums = f"{per_device} samples a device in micro-batches of {micro.value}"
+        if asked.accumulate not in (None, num_micro):
+            sums += f": memory.accumulate={asked.accumulate} has no equal parts here"
+        accumulate = by_rule(num_micro, sums, is_set=asked.accumulate == num_micro)
+    return MemorySection.of(
+        {
+            "micro_batch": micro,
+            "accumulate": accumulate,
+            "checkpoint_activations": _checkpointing(asked.checkpoint_activations, model),
+            "features": _features(config, facts, device, data),
+            "on_oom": _on_oom(config, device.trainer.strategy, model),
+        }
+    )
+
+
+def memory_faults(
+    config: RunConfig, choices: Mapping[str, str], memory: MemorySection, data: DataFacts, model: ModelFacts
+) -> Iterator[Fault]:
+    """What was asked of memory and can't be."""
+    asked, per_device = config.memory, _per_device(config)
+    steps, whole = asked.micro_batch_steps, _guests_whole_step(config, model)
+    if whole:
+        wanted: dict[str, object] = {"micro_batch_steps": steps}
+        if memory.accumulate > 1:
+            wanted |= {"micro_batch": asked.micro_batch, "accumulate": asked.accumulate}
+        for knob, value in wanted.items():
+            if value is not None:
+                yield Fault(
+                    f"memory.{knob}",
+                    f"{value} would split a step, and {whole}.",
+                    f"Set memory.{knob}=null, or bring a plain nn.Module with loss(batch).",
+                )
+    elif model.has_batch_norm and memory.accumulate > 1:
+        yield Fault(
+            "memory.micro_batch",
+            f"{memory.micro_batch} would split {per_device} samples of a model with BatchNorm, whose statistics "
+            "belong to the whole batch; the result would differ.",
+            "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
+        )
+    if steps is not None and memory.on_oom == "fail" and not whole:
+        why = memory.reasons["on_oom"].because
+        yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
+    # memory=tight is for all models: with one that has no blocks it is about the micro-batch alone.
+    if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
+        yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
+    yield from _stage_faults(config, data, model)
+    if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
+        yield Fault(
+            "memory.features",
+            f"{asked.features.value} would freeze features that are trained.",
+            "Set memory.features=dynamic, or workload.model.train_encoder=false.",
+        )
+
+
+def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
+    """Knobs with which a step of this model may need less memory; others would be refused."""
+    splits = not model.has_batch_norm and not _guests_whole_step(config, model)
+    return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
+
+
+def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
+    """The plan, when its micro-batch is decided for good, with what ``memory.micro_batch_steps`` are not used for it.
+
+    Raises:
+        ConfigError: none of them is smaller than the micro-batch.
+    """
+    micro = plan.memory.decided("micro_batch")
+    unused = [size for size in steps or () if size >= micro.value]
+    if not unused or plan.memory.on_oom == "fail":
+        return plan
+    listed = ", ".join(map(str, unused))
+    if len(unused) == len(steps or ()) and micro.value > 1:
+        raise ConfigError.of(
+            "memory.micro_batch_steps",
+            f"[{listed}] has no size below the micro-batch of {micro.value}, from which it is to lead down.",
+            f"Set memory.micro_batch_steps=[{micro.value // 2}], or null, which halves.",
+        )
+    because = (
+        f"{micro.because}; of memory.micro_batch_steps {listed} {'is' if len(unused) == 1 else 'are'} not below it"
+    )
+    return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
+
+
+def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
+    """Where there is nothing that stages could hold otherwise, or no way to."""
+    if config.memory.stages is None:
+        return
+    way_out = "Set memory.stages=null."
+    if model.is_lightning_module:
+        yield Fault("memory.stages", "a LightningModule holds its features itself.", way_out)
+    elif data.feature_rows == 0:
+        yield Fault("memory.stages", "this workload offers no features that could be held otherwise.", way_out)
+    elif config.trainer.strategy is Strategy.fsdp:
+        problem = "trainer.strategy=fsdp shards the model once, for what is trained from the start."
+        yield Fault("memory.stages", problem, "Set trainer.strategy=ddp, or memory.stages=null.")
+
+
+def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
+    """What was asked of memory and is ignored."""
+    asked, last = config.memory, config.trainer.max_epochs
+    for stage in asked.stages or ():
+        if last is not None and stage.from_epoch >= last:
+            unused = f"the stage from epoch {stage.from_epoch} on ({stage.features.name}) does not begin"
+            yield f"memory.stages: {unused}: the run ends after trainer.max_epochs={last}, its epochs count from 0."
+    if asked.features is not None and data.feature_rows == 0:
+        unused = f"memory.features={asked.features.value} has no effect"
+        yield f"{unused}: this workload offers no features. Set memory.features=null."
+    if asked.plateau_frac is not None and model.is_lightning_module:
+        yield f"memory.plateau_frac={asked.plateau_frac:g} is not used: {_WHOLE}."
+
+
+def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
+    """Bytes on the device by what needs them, activations aside."""
+    halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16 then
+    averages = {"weight average": model.average_bytes // halves} if model.average_bytes else {}
+    return {
+        "parameters": model.parameter_bytes // halves,
+        "gradients": model.trainable_bytes // halves,
+        "optimizer state": model.optimizer_state_bytes // halves,
+        "feature table": data.feature_bytes if plan.memory.features == "cache" else 0,
+        **averages,
+    }
+
+
+def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
+    """Where what is known alone is more than the budget."""
+    budget_gib, needed = plan.device.memory_gib, sum(parts.values())
+    if budget_gib is None or gib(needed) <= budget_gib:
+        return None
+    listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
+    typed = _less_to_hold(parts, budget_gib, plan.device.precision)
+    way_out = "take a smaller workload.model or a larger card."
+    return Fault(
+        "gpu.memory_gib",
+        f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
+        f"{show_bytes(needed)} ({listed}).",
+        f"Set {typed}, or {way_out}" if typed else way_out.capitalize(),
+    )
+
+
+def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:
+    """Overrides with which what is known alone is within the budget; empty if there are none."""
+    table = parts["feature table"]
+    rest_gib = gib(sum(parts.values()) - table)
+    typed = ["memory.features=cache_host or dynamic"] if table else []
+    if rest_gib > budget_gib:
+        if precision == "bf16-true" or rest_gib / 2 > budget_gib:
+            return ""
+        typed.append("gpu.precision=bf16-true")
+    return " and ".join(typed)
+
+
+def _per_device(config: RunConfig) -> int:
+    """Samples of a step on each device."""
+    return largest_share(config.workload.samples_per_step, config.trainer.world_size)
+
+
+def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decided[int]:
+    memory, world = config.memory, config.trainer.world_size
+    share = f"{config.workload.samples_per_step} samples a step" + (f" over {world} devices" if world > 1 else "")
+    if memory.micro_batch is not None:
+        return Decided(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
+    if memory.accumulate is not None:
+        size = math.ceil(per_device / memory.accumulate)
+        return Decided(size, f"{share} in memory.accumulate={memory.accumulate} parts", "set")
+    if memory.plateau_frac is not None and not model.has_batch_norm:
+        return by_rule(max(1, per_device // 4), f"a quarter of {share}: the rate at each size was not measured")
+    may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
+    rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
+    return by_rule(per_device, f"{share}, {rest}")
+
+
+def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
+    """Why a LightningModule can't be handed the samples of a step in parts; empty where it can."""
+    if not model.is_lightning_module:
+        return ""
+    if model.steps_by_hand:
+        return f"{_BY_HAND}, so Lightning can't sum gradients for it"
+    callbacks = (config.callbacks or {}).values()
+    if any(str((node or {}).get("_target_")).endswith(".GradientAccumulationScheduler") for node in callbacks):
+        return "GradientAccumulationScheduler sums gradients by a rule of its own"
+    if config.trainer.strategy is Strategy.fsdp:
+        return "summing them would take whole gradients of a sharded model"
+    return ""
+
+
+def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
+    """Whether blocks recompute their activations in the backward pass."""
+    if asked and not model.has_blocks:
+        return by_rule(False, f"off: {_NO_BLOCKS}")
+    return unless_set("memory.checkpoint_activations", asked, False, "off: it costs about a third more compute")
+
+
+def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:
+    """Whether a step that ran out of memory is done again in smaller parts."""
+    asked, why = config.memory.on_oom, None
+    if model.has_batch_norm:
+        why = "BatchNorm's statistics belong to the whole batch, which is never split"
+    elif model.is_lightning_module:
+        why = _guests_whole_step(config, model) or None
+        if config.trainer.world_size > 1:
+            why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"
+        if asked is OnOom.retry and why is None:
+            because = "memory.on_oom=retry: goes on from the last checkpoint with half the batch, twice as often"
+            return Decided("retry", because, "set")
+    elif strategy == "fsdp":
+        why = "a rank that fails within a sharded model's passes leaves the others waiting"
+    elif strategy == "ddp" and model.has_sparse_gradients:
+        why = "sparse gradients are summed by DDP itself, during the backward pass"
+    if asked is OnOom.retry and strategy == "ddp" and why is None:
+        because = "memory.on_oom=retry: gradients are summed after the backward pass; fail has DDP sum them during it"
+        return Decided("retry", because, "set")
+    if asked is OnOom.fail or why is None:
+        return Decided(asked.value, f"memory.on_oom={asked.value}", "set")
+    return by_rule("fail", f"{why}: no retry inside a step")
+
+
+def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts) -> Decided[str | None]:
+    """Where features live."""
+    asked = config.memory.features
+    if data.feature_rows == 0:
+        return by_rule(None, "this workload offers no features")
+    size = f"{data.feature_rows:,} rows, {show_bytes(data.feature_bytes)}"
+    if data.features_trainable:
+        return by_rule("dynamic", "the encoder is trained", is_set=asked is not None)
+    if asked is not None:
+        return Decided(asked.value, f"memory.features={asked.value}; {size}", "set")
+    table_gib, budget_gib, ram_gib = gib(data.feature_bytes), device.device.memory_gib, facts.ram_available_gib
+    fits_host = table_gib <= CACHE_SHARE * ram_gib
+    # On a CPU the table is in host memory either way; the budget of a card that was named decides all the same.
+    if budget_gib is not None and table_gib > CACHE_SHARE * budget_gib:
+        over = f"{size}, is more than {CACHE_SHARE:g} of the {budget_gib:.1f} GiB GPU budget"
+        if fits_host:
+            return by_rule("cache_host", f"{over}, and host memory holds it")
+        return by_rule("dynamic", f"{over} and of {ram_gib:.1f} GiB free host memory")
+    if not device.on_gpu and not fits_host:
+        return by_rule("dynamic", f"{size}, is more than {CACHE_SHARE:g} of {ram_gib:.1f} GiB free host memory")
+    room = f"{ram_gib:.1f} GiB free host memory" if budget_gib is None else f"the {budget_gib:.1f} GiB GPU budget"
+    return by_rule("cache", f"frozen features, {size}, within {CACHE_SHARE:g} of {room}")

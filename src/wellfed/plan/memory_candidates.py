@@ -1,0 +1,147 @@
+"""Searches the cheapest settings of memory that fit a budget, and what would fit where none of those allowed does.
+
+Memory costs no time while a step fits whole; smaller micro-batches leave kernels less full; checkpointing computes
+about a third more; a feature table in host memory is copied from at each batch; a dynamic one runs its encoder each
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+from wellfed.contract import FEATURE_MODES
+from wellfed.plan.predict.footprint import (
+    Footprint,
+    NoEstimate,
+    Prediction,
+    StepShape,
+    fits_within,
+    largest_micro_batch,
+    needed_bytes,
+    predicted_peak,
+)
+from wellfed.units import gib, show_bytes
+
+Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
+"""The footprint for a feature mode (None: no features) with or without activation checkpointing."""
+PLANNED_FRAC = 0.98
+"""Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
+and for what it does not see (docs/memory.md)."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What may be chosen; of several values the first is the cheapest."""
+
+    features: tuple[str | None, ...]
+    checkpointed: tuple[bool, ...]
+    micro_batch: int | None
+    """The only one allowed; None = any."""
+    at_most: int
+    """Largest micro-batch to take where any is allowed."""
+    step: StepShape
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting of memory, with its predicted peak on each device."""
+
+    features: str | None
+    checkpointed: bool
+    micro_batch: int
+    peak: Prediction
+    reserved_bytes: int
+    """What the allocator will reserve within the budget; where it does not fit, what it would need."""
+    fits: bool = True
+
+    @property
+    def peak_gib(self) -> float:
+        """``reserved_bytes``."""
+        return gib(self.reserved_bytes)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found: a candidate, or no estimate to tell."""
+
+    candidate: Candidate | None
+    """The cheapest that fits; where none does, the one among those allowed that needs the least."""
+    passed_over: tuple[Candidate, ...] = ()
+    """Cheaper ones that do not fit, each at the micro-batch that it would need the least with."""
+    no_estimate: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Nothing is known not to."""
+        return self.candidate is None or self.candidate.fits
+
+
+def limit_bytes(budget_gib: float) -> int:
+    """What a planned peak may be."""
+    return int(PLANNED_FRAC * budget_gib * 2**30)
+
+
+def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> SearchResult:
+    """The first candidate that fits; without a budget all of them do."""
+    passed: list[Candidate] = []
+    for features, checkpointed in product(space.features, space.checkpointed):
+        footprint = estimate(features, checkpointed)
+        if isinstance(footprint, NoEstimate):
+            return SearchResult(None, no_estimate=footprint.reason)
+        candidate = _largest(space, features, checkpointed, footprint, budget_gib)
+        if candidate.fits:
+            return SearchResult(candidate, tuple(passed))
+        passed.append(candidate)
+    return SearchResult(min(passed, key=lambda each: each.reserved_bytes), tuple(passed))
+
+
+def remedies(
+    space: SearchSpace, estimate: Estimate, budget_gib: float, *, has_features: bool, may_split: bool, has_blocks: bool
+) -> list[Candidate]:
+    """Ways that fit, cheapest first, where more may be changed than was left open; at most one for each kind of change.
+
+    Args:
+        has_features: the workload offers features that are not trained.
+        may_split: the model may be trained in micro-batches.
+        has_blocks: the model has parts that checkpointing can recompute.
+    """
+    mode, features = space.features[0], space.features
+    if has_features:  # slower ones, too
+        features = FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
+    checkpointed = (False, True) if has_blocks else space.checkpointed
+    micro = None if may_split else space.micro_batch or space.step.samples
+    wider = SearchSpace(features, checkpointed, micro, space.step.samples, space.step)
+    found: list[Candidate] = []
+    for mode, is_checkpointed in product(features, checkpointed):
+        footprint = estimate(mode, is_checkpointed)
+        if not isinstance(footprint, NoEstimate):
+            found.append(_largest(wider, mode, is_checkpointed, footprint, budget_gib))
+    return [candidate for candidate in found if candidate.fits]
+
+
+def _largest(
+    space: SearchSpace, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
+) -> Candidate:
+    """The candidate with the largest micro-batch that fits, or with the one that needs the least, which does not."""
+    limit = None if budget_gib is None else limit_bytes(budget_gib)
+    micro = space.micro_batch or space.at_most
+    if limit is not None and space.micro_batch is None:
+        micro = min(largest_micro_batch(footprint, limit, space.step), space.at_most) or 1
+    elif footprint.reach is not None:
+        micro = min(micro, footprint.reach)
+    peak = predicted_peak(footprint, micro, space.step)
+    reserved, fits = peak.reserved_bytes, limit is None or fits_within(footprint, micro, space.step, limit)
+    if limit is not None:
+        reserved = min(reserved, limit) if fits else needed_bytes(footprint, micro, space.step)
+    return Candidate(features, checkpointed, micro, peak, reserved, fits)
+
+
+def show_parts(candidate: Candidate, most: int = 4) -> str:
+    """The largest parts of a peak, for messages; with what is beside them they add up."""
+    parts: list[tuple[str, int]] = sorted(candidate.peak.parts.items(), key=lambda part: -part[1])
+    parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
+    unused = max(0, candidate.reserved_bytes - candidate.peak.tensor_bytes - candidate.peak.workspaces)
+    parts += [("the allocator's unused blocks", unused), ("cuBLAS's workspaces", candidate.peak.workspaces)]
+    return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)

@@ -1,0 +1,188 @@
+"""Keeps footprints on disk, so that the same model under the same training is measured once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellfed import batches
+from wellfed.errors import INSTALLED
+from wellfed.plan.predict.estimate import measure
+from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.rehearsal import Task
+from wellfed.train.step import train_step
+
+FILE_NAME = "footprint.json"
+DEPTH = 3
+"""Of objects within objects; below it only a name counts."""
+MOST_ITEMS = 64
+"""Of a list, a mapping or an array; of more their number, and the first."""
+MOST_CHARACTERS = 1000
+_STEP = Path(train_step.__file__).parent
+"""What is rehearsed."""
+_MACHINERY = frozenset(vars(nn.Module())) - {"training"}
+_NOT_THEIRS = frozenset({"torch", "wellfed", "builtins", "__main__"})
+"""Of torch the version says all; of ours and of a script, which modules are loaded depends on the command."""
+
+
+def cached_measure(
+    model: nn.Module, task: Task, samples: int, cache_dir: Path, *, host_bytes: int | None = None
+) -> Footprint | NoEstimate:
+    """As `estimate.measure`, from ``<cache_dir>/footprints/<digest>/footprint.json`` where it is there.
+
+    A damaged file is written anew; where nothing can be written, nothing is kept.
+    """
+    file: Path | None = None
+    with contextlib.suppress(Exception):  # foreign code again: what is wrong with it, measuring will tell
+        file = cache_dir / "footprints" / digest(model, task, samples) / FILE_NAME
+    if file is not None and (kept := load(file)) is not None:
+        return kept
+    found = measure(model, task, samples, host_bytes=host_bytes)
+    if file is not None and isinstance(found, Footprint):
+        _store(file, found)
+    return found
+
+
+def load(file: Path) -> Footprint | None:
+    """The footprint in a file; None if there is none, or nothing that can be read."""
+    try:
+        return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _store(file: Path, footprint: Footprint) -> None:
+    """In one go: who reads meanwhile finds the old file or the new one."""
+    own = file.with_name(f"{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a cache that can't be kept costs seconds, not the run
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps(footprint.to_dict(), indent=1) + "\n", encoding="utf-8")
+        own.replace(file)
+
+
+def digest(model: nn.Module, task: Task, samples: int) -> str:
+    """16 hex digits that change with all that a footprint depends on, and not with weights or learning rates."""
+    optimizer = task.make_optimizer(model)
+    tensors = [*model.named_parameters(), *model.named_buffers(), *enumerate(batches.tensors(task.make_batch(2)))]
+    content = {
+        "torch": torch.__version__,
+        "rooms": [_file_digest(file) for room in (Path(__file__).parent, _STEP) for file in sorted(room.glob("*.py"))],
+        "model": [(name, _described(module)) for name, module in model.named_modules()],
+        "tensors": [(name, list(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors],
+        "code": _code([*model.modules(), *task.shaped_by, optimizer]),
+        "shaped by": [_described(each) for each in task.shaped_by],
+        "optimizer": [_class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
+        "features": None if task.features is None else [task.features.num_rows, task.features.bytes],
+        "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples],
+        "allocator": task.expandable_segments,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a float only whether it is 0: that decides what is computed."""
+    return {
+        name: len(value) if name == "params" else bool(value) if isinstance(value, float) else repr(value)
+        for name, value in group.items()
+    }
+
+
+# -- what an object holds -----------------------------------------------------------------------------------------
+
+
+def _described(thing: object) -> str:
+    """The class, and what its own attributes say (sizes, probabilities, configurations); of a module not its parts."""
+    hidden = _MACHINERY if isinstance(thing, nn.Module) else ()
+    own = _own((each for each in _attributes(thing) if each[0] not in hidden), DEPTH)
+    return f"{_class_name(thing)} {own}"
+
+
+def _own(attributes: Iterable[tuple[str, Any]], depth: int) -> list[str]:
+    texts = (f"{name}={_text(value, depth)}" for name, value in attributes)
+    return [text for text in texts if " at 0x" not in text]
+
+
+def _class_name(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _attributes(thing: object) -> Iterator[tuple[str, Any]]:
+    yield from getattr(thing, "__dict__", {}).items()
+    for base in type(thing).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(thing, name):
+                yield name, getattr(thing, name)
+
+
+def _text(value: object, depth: int) -> str:
+    """At most a few thousand characters, without big contents; of what has no attributes its repr."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        is_weight = isinstance(value, Tensor) and (value.is_meta or value.requires_grad)
+        is_told = not is_weight and int(np.prod(value.shape)) <= MOST_ITEMS
+        values = repr(value.tolist())[:MOST_CHARACTERS] if is_told else ""
+        return f"{_class_name(value)} {tuple(value.shape)} {value.dtype} {values}"
+    if isinstance(value, (str, bytes)):
+        return f"{len(value)} {value[:MOST_CHARACTERS]!r}"
+    if isinstance(value, (type, ModuleType)) or (callable(value) and hasattr(value, "__qualname__")):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
+    if depth == 0 or isinstance(value, nn.Module):  # a module's tensors and parts are told elsewhere
+        return _class_name(value)
+    if isinstance(value, (set, frozenset)):  # in no order that lasts
+        return f"{len(value)} {sorted(_text(each, depth - 1) for each in value) if len(value) <= MOST_ITEMS else ''}"
+    if isinstance(value, (Mapping, list, tuple)):
+        items, below = (
+            (value.items(), depth) if isinstance(value, Mapping) else (value, depth - 1)
+        )  # a pair is no level
+        return f"{_class_name(value)} {len(value)} {[_text(each, below) for each in islice(items, MOST_ITEMS)]}"
+    own = _own(islice(_attributes(value), MOST_ITEMS), depth - 1)
+    if own or type(value).__repr__ is object.__repr__:
+        return f"{_class_name(value)} {own}"
+    return repr(value)[:MOST_CHARACTERS]
+
+
+# -- code ---------------------------------------------------------------------------------------------------------
+
+
+def _code(things: Iterable[object]) -> list[str]:
+    """Digests of the files that define the classes and their bases, and of loaded modules beside them.
+
+    Beside a class is its package, or the folder of a module that is in none; of what is installed, nothing.
+    """
+    names = {base.__module__ for each in things for base in type(each).__mro__ if _top(base.__module__) != "torch"}
+    files = {_file(name) for name in names}
+    for top in {_top(name) for name in names} - _NOT_THEIRS - sys.stdlib_module_names:
+        home = _file(top)
+        if home is not None and not INSTALLED.isdisjoint(home.parts):
+            continue
+        folder = None if home is None or hasattr(sys.modules[top], "__path__") else home.parent
+        for name in [*sys.modules]:
+            file = _file(name)
+            if file is not None and _top(name) not in _NOT_THEIRS and (_top(name) == top or file.parent == folder):
+                files.add(file)
+    return sorted(_file_digest(file) for file in files if file is not None)
+
+
+def _file(module: str) -> Path | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file) if isinstance(file, str) and file.endswith(".py") and Path(file).is_file() else None
+
+
+def _file_digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

@@ -1,0 +1,103 @@
+"""Runs an estimate in a forked copy of this process: what the model's code keeps, draws, prints or ends stays there."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from wellfed import generators
+from wellfed.errors import text_of
+from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.process import MAY_FORK, end_by_signals, exit_code, fork, held_signals, leave
+
+Found = Footprint | NoEstimate
+
+
+def in_fork(work: Callable[[], Found]) -> Found:
+    """What ``work`` finds, in a child process where one can be forked; blocks until it ends.
+
+    A child that ends in another way (``sys.exit``, a crash, the system's out-of-memory killer) is a `NoEstimate`. What
+    interrupts this process ends the child too, and goes on. Without a child random states are put back; caches of the
+    model's module keep what they were given.
+    """
+    if MAY_FORK and (found := _in_child(work)) is not None:
+        return found
+    with generators.kept():
+        try:
+            return work()
+        except SystemExit as ended:
+            return _ended(exit_code(ended))
+
+
+def _in_child(work: Callable[[], Found]) -> Found | None:
+    """None: no process could be forked, or torch can't be used in it."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as answers, held_signals() as let_through:
+        try:
+            child = fork()
+        except OSError:
+            os.close(writing)
+            return None
+        if child == 0:
+            _answer(work, writing, let_through)
+        try:
+            os.close(writing)
+            let_through()
+            answer = answers.read()
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        finally:
+            _, status = os.waitpid(child, 0)
+    try:
+        return pickle.loads(answer)  # type: ignore[no-any-return]
+    except (EOFError, pickle.UnpicklingError):  # nothing, or not all of it
+        return _ended(os.waitstatus_to_exitcode(status))
+
+
+def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:
+    """The child's whole life. Leaves without the handlers that this process was given for its end."""
+    code = 1
+    try:
+        end_by_signals()
+        let_through()
+        gc.freeze()  # what was dropped before the fork is finalised by the other process alone
+        with contextlib.suppress(OSError):  # no stderr
+            os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        torch.set_num_threads(1)  # OpenMP's threads stayed behind, and it would wait for them
+        answer = pickle.dumps(_found(work))
+        with open(writing, "wb") as answers:
+            answers.write(answer)
+        code = 0
+    except SystemExit as ended:
+        code = exit_code(ended)
+    finally:
+        leave(code)
+
+
+def _found(work: Callable[[], Found]) -> Found | None:
+    try:
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:  # a backward pass on a GPU came before the fork: its threads are missing
+        return None
+    try:
+        return work()
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  told to the other process, and gone with this one
+        return NoEstimate(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])
+
+
+def _ended(code: int) -> NoEstimate:
+    """A negative code is a signal's number."""
+    how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
+    return NoEstimate(f"the rehearsal of a step ended with {how}")

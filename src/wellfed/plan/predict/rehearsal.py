@@ -1,0 +1,338 @@
+"""Counts every tensor's bytes in steps of training, on a copy of the model, with fake tensors or with real ones.
+
+The forward and backward passes are those of `step.train_step.TrainStep`, on micro-batches of one size after the other.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
+from wellfed.plan.predict.cuda_emulation import backward
+from wellfed.plan.predict.footprint import Basis, Footprint, Point
+from wellfed.plan.predict.memory_tracker import MemoryTracker
+from wellfed.plan.predict.replay import Events, Recording, Trace, renumbered, resized, without
+from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
+from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import MicroBatch, Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.ranks import Ranks
+from wellfed.train.step.train_step import TrainStep
+
+CPU = torch.device("cpu")
+OPTIMIZER = 10**6
+"""From here on the optimizer's tensors are numbered."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a model is trained."""
+
+    make_batch: Callable[[int], Batch]
+    """So many samples as the loader gives them; the longest, where they differ in length (see `estimate.repeated`)."""
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    prepare: Preparation = field(default_factory=lambda: Preparation(None, 0))
+    """Of a copy of the data set, since tensors that it keeps for later would be fake ones then."""
+    precision: str = "32-true"
+    checkpointed: bool = False
+    features: Features | None = None
+    """Those that the data offer; the model is asked for its own."""
+    feature_mode: FeatureModeName | None = None
+    """Looked at only where there are features; None is ``dynamic`` then."""
+    compile_mode: str = "none"
+    shaped_by: tuple[object, ...] = ()
+    """What decides, beside the model, what a pass makes: the data set, for one. A cached footprint belongs to it."""
+    expandable_segments: bool = False
+    """Of the CUDA allocator."""
+
+
+_STORE = 1
+"""Number of what rows are cut from, among the events of filling: the only one."""
+_Pass = tuple[dict[str, int], Events]
+"""Forward and backward of a micro-batch: bytes by kind at the peak, and all that was made and let go."""
+
+
+class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """``coalesce`` leaves all rows there are, at most as many as the tensor could have.
+
+    A rehearsal repeats a few samples, whose rows would melt into those few. The values are no sums then.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten._coalesce.default:
+            return func(*args, **(kwargs or {}))
+        (tensor,) = args
+        rows = min(tensor._nnz(), math.prod(tensor.shape[: tensor.sparse_dim()]))
+        indices, values = tensor._indices()[:, :rows].clone(), tensor._values()[:rows].clone()
+        return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False, is_coalesced=True)
+
+
+class _Counted(Ranks):
+    """Counts each micro-batch by itself."""
+
+    def __init__(self, live: MemoryTracker, take: Callable[[_Pass], None]) -> None:
+        self._live, self._take = live, take
+
+    @contextmanager
+    def micro_batch(self, number: int, num_parts: int) -> Iterator[None]:
+        self._live.forget_peak()
+        self._live.events = []
+        with self._live:
+            yield
+        self._take((self._live.peak, tuple(self._live.events)))
+
+    def backward(self, loss: Tensor) -> None:
+        backward(loss)
+
+
+class Rehearsal:
+    """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
+
+    def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
+        """``fake``: entered already; None runs for real."""
+        self._task, self._live = task, MemoryTracker(block_bytes)
+        self._precision = Precision(task.precision, CPU.type)
+        self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
+        """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
+        with nullcontext() if fake is None else FakeCopyMode(fake):
+            self._model = copy.deepcopy(model, _converted(model, self._precision.dtype))
+        if task.checkpointed:
+            checkpoint_blocks(self._model)
+        self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
+        self._filling_events: Events = ()
+        self._recorded: tuple[dict[int, Events], ...] = ({}, {}, {})
+        """By micro-batch: the first pass, a later one, the optimizer's step."""
+        self._feature_table = self._filling = 0
+        self._inputs: tuple[int, ...] = ()
+        self._source = self._features()
+        self._model.train()
+        self._optimizer = self._make_optimizer()
+        self._passes: list[_Pass] = []
+        self._step = TrainStep(
+            self._model,
+            self._optimizer,
+            loss=Loss(self._model, "none", lambda message: None),
+            prepare=task.prepare,
+            micro=MicroBatches(1),
+            precision=self._precision,
+            device=CPU,
+            ranks=_Counted(self._live, self._passes.append),
+            features=lambda: self._source,
+        )
+        self._peaks(self.lowest)
+        if self._sparse_gradients() and fake is not None:
+            raise TypeError("its gradients are sparse")
+        _, self._first_step_events = self._optimizer_step()  # makes the state
+        self._temporaries, self._step_events = self._optimizer_step()
+
+    def point(self, micro_batch: int) -> Point:
+        """The passes of a micro-batch, alone and after another of its size."""
+        (alone, first), (after, later) = self._peaks(micro_batch)
+        sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
+        if sparse:
+            self._peaks(micro_batch, num_passes=1)
+            sparse = self._sparse_gradients()
+            temporaries, step = self._optimizer_step()
+        parts = *renumbered(first, later), *renumbered(step, first=OPTIMIZER)
+        for recorded, events in zip(self._recorded, parts, strict=True):
+            recorded[micro_batch] = events
+        return Point(
+            micro_batch,
+            alone["activations"],
+            alone.get("gradients", 0),
+            after["activations"],
+            sparse_gradients=sparse,
+            sparse_temporaries=max(0, temporaries - self._temporaries),
+        )
+
+    @property
+    def resident_bytes(self) -> int:
+        """Parameters, gradients, optimizer state: what is there beside a pass."""
+        return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all that is trained."""
+        return self._live.live.get("gradients", 0)
+
+    def _sparse_gradients(self) -> int:
+        grads = [each.grad for each in self._model.parameters() if each.grad is not None and each.grad.is_sparse]
+        return sum(_num_bytes(part) for grad in grads for part in (grad._indices(), grad._values()))
+
+    def footprint(self, points: Sequence[Point], basis: Basis, notes: Sequence[str]) -> Footprint:
+        """All that was found."""
+        live = self._live.live
+        alone, after, step = map(Trace.through, self._recorded)
+        return Footprint(
+            precision=self._task.precision,
+            checkpointed=self._task.checkpointed,
+            feature_mode=None if self._source is None else self._task.feature_mode or "dynamic",
+            basis=basis,
+            parameters=live["parameters"],
+            gradients=self.gradient_bytes - self._sparse_gradients(),
+            optimizer_state=live.get("optimizer state", 0),
+            optimizer_temporaries=self._temporaries,
+            feature_table=self._feature_table,
+            filling=self._filling,
+            inputs=self._inputs,
+            points=tuple(points),
+            recording=Recording(
+                tuple(_num_bytes(each) for each in dict.fromkeys(_as_moved(self._model))),
+                tuple(self._filling_events),
+                alone,
+                after,
+                tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
+                step,
+                self._task.expandable_segments,
+            ),
+            notes=tuple(notes),
+        )
+
+    # -- what stays -----------------------------------------------------------------------------------------------
+
+    def _features(self) -> FeatureSource | None:
+        offered = getattr(self._model, "features", None)
+        features: Features | None = offered() if callable(offered) else self._task.features
+        mode = self._task.feature_mode or "dynamic"
+        if features is None:
+            return None
+        if mode == "dynamic":
+            return Computed(features)
+        features = replace(features, trainable=False)  # as long as they are held, if a later stage trains them
+        if features.store is not None:
+            return self._store(features, mode)
+        # Two chunks show what filling takes: all other rows are the same again.
+        num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
+        self._model.eval()
+        self._live.events = []
+        with self._live:
+            few = hold(replace(features, num_rows=num_rows), "cache", CPU)
+            events, number = self._live.events, self._live.number(few.table)  # type: ignore[attr-defined]
+            row = few.rows(torch.arange(1))
+        held = num_rows * row.nbytes
+        whole = features.num_rows * row.nbytes
+        self._filling_events = resized(events, number, whole) if mode == "cache" else without(events, number)
+        self._filling = max(0, self._live.peak.get("activations", 0) - held)
+        table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
+        if mode == "cache_host":
+            return HostTable(table, CPU)
+        self._feature_table = table.nbytes
+        return DeviceTable(table)
+
+    def _store(self, features: Features, mode: FeatureModeName) -> FeatureSource:
+        """What rows are cut from, of its size alone; on the device in ``cache`` only."""
+        assert features.store is not None
+        if mode != "cache":
+            return Computed(features)
+        with unset_fake_temporarily():  # the data may be prepared by this very question
+            known = features.store()
+        table = torch.zeros(known.shape, dtype=known.dtype)
+        self._live.note([table], "feature table")  # or a view of it would count as an activation
+        self._filling_events, self._feature_table = [(_STORE, table.nbytes)], table.nbytes
+        return DeviceTable(table, features.cut)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._task.make_optimizer(self._model)
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise TypeError(f"{type(optimizer).__name__} runs the passes itself, as often as it likes")
+        for group in optimizer.param_groups:
+            # On CUDA tensors None means all parameters at once, on the CPU's it means one after the other.
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+
+        def note_gradient(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._live.note([parameter.grad], "gradients")
+
+        for parameter in self._model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
+        return optimizer
+
+    def _optimizer_step(self) -> tuple[int, Events]:
+        """Bytes that it makes and drops, and what it does."""
+        live = self._live
+        live.making, live.events = "optimizer temporaries", []
+        live.forget_peak()
+        distinct_rows: Any = _DistinctRows if self._sparse_gradients() else nullcontext
+        with distinct_rows(), live:
+            self._optimizer.step()
+        events = live.events
+        live.note(_state_tensors(self._optimizer.state), "optimizer state")
+        for group in self._optimizer.param_groups:
+            # Counts of steps and the like: torch's optimizers keep them in host memory unless a kernel reads them.
+            if not (group.get("capturable") or group.get("fused")):
+                for each in _state_tensors(self._optimizer.state, group["params"]):
+                    if each.dim() == 0:
+                        events = without(events, live.number(each))
+                        live.note([each], "host")
+        kept = live.live.get("optimizer temporaries", 0)
+        return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
+
+    # -- passes ---------------------------------------------------------------------------------------------------
+
+    def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
+        """The first and the second micro-batch of a step."""
+        live = self._live
+        # Storages of their own size and type, as the copies on the device have them.
+        batch = batches.map_tensors(
+            self._task.make_batch(micro_batch), lambda each: each.to(self._precision.dtype_of(each), copy=True)
+        )
+        inputs = list(batches.tensors(batch))
+        live.note(inputs, "inputs")
+        a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
+        # What does not grow with the batch weighs least in the largest.
+        self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
+        live.making = "activations"
+        self._passes.clear()
+        delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
+        parts = [MicroBatch(batch, number, micro_batch, share=0.5) for number in range(num_passes)]
+        self._step.forward_backward(delivery, parts)
+        return list(self._passes)
+
+
+def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
+    """What stands for the model's tensors in a copy of another type; ``to`` can't exchange fake parameters."""
+    if dtype is None:
+        return {}
+    made: dict[int, Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            other = tensor.detach().to(dtype)
+            made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
+    return made
+
+
+def _as_moved(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers in the order in which ``module.to`` copies them; shared ones more than once."""
+    for child in module.children():
+        yield from _as_moved(child)
+    for each in (*module._parameters.values(), *module._buffers.values()):
+        if each is not None:
+            yield each
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _state_tensors(state: Mapping[Any, Any], keys: Iterable[Any] | None = None) -> list[Tensor]:
+    """Of some weights, or all."""
+    found = (state.get(key, {}) for key in (state if keys is None else keys))
+    return [each for values in found for each in values.values() if isinstance(each, Tensor)]

@@ -1,0 +1,407 @@
+"""Holds the plan of a run: a typed section for each group of knobs, and beside each number its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from wellfed.contract import FeatureModeName
+from wellfed.errors import Fault
+from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.record import PlanEntry, filled_in
+from wellfed.train.memory.remembered import FOREACH, Lowered
+
+Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
+Source = Literal["set", "predicted", "measured", "data"]
+TRY_AGAIN = "memory.remember=false tries it again"
+"""Ends a reason that comes of an earlier run."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a number is what it is."""
+
+    because: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class Decided(Generic[Value_co]):
+    """One decided number with its reason."""
+
+    value: Value_co
+    because: str
+    source: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The decided knobs of one group, as plain values; `reasons` has the reason of each by its name."""
+
+    group: ClassVar[str]
+    """Of the configuration."""
+    reasons: Mapping[str, Reason]
+
+    @classmethod
+    def of(cls, decided: Mapping[str, Decided[Any]], **facts: Any) -> Self:
+        """From a decision for each knob; ``facts`` are the fields that are no knobs."""
+        values = {knob: each.value for knob, each in decided.items()}
+        return cls(reasons=_reasons(decided), **values, **facts)
+
+    def but(self, **decided: Decided[Any]) -> Self:
+        """The same with some knobs decided anew."""
+        values: dict[str, Any] = {knob: each.value for knob, each in decided.items()}
+        return replace(self, reasons={**self.reasons, **_reasons(decided)}, **values)
+
+    def decided(self, knob: str) -> Decided[Any]:
+        """Value and reason of a knob."""
+        reason = self.reasons[knob]
+        return Decided(getattr(self, knob), reason.because, reason.source)
+
+
+def _reasons(decided: Mapping[str, Decided[Any]]) -> dict[str, Reason]:
+    return {knob: Reason(each.because, each.source) for knob, each in decided.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSection(Section):
+    """Where and on how many devices."""
+
+    group = "trainer"
+    accelerator: Literal["cpu", "gpu"]
+    devices: int
+    """On each machine."""
+    num_nodes: int = 1
+    """Machines; told in the plan where they are more than one."""
+    strategy: Literal["auto", "ddp", "fsdp"]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: processes that train together, one a device."""
+        return self.num_nodes * self.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSection(Section):
+    """What each device offers."""
+
+    group = "gpu"
+    memory_gib: float | None
+    """The budget; None: trains on the CPU and no card was named."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
+    tf32: bool
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"]
+    enforce: bool
+    """Whether memory is held to the budget."""
+    name: str
+    """Of the card, or of the CPU."""
+    workspaces: int
+    """Bytes that libraries keep of the device's memory for themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadSection(Section):
+    """What is learned; told, never decided."""
+
+    group = "workload"
+    effective_batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySection(Section):
+    """How device memory is spent."""
+
+    group = "memory"
+    micro_batch: int
+    accumulate: int
+    checkpoint_activations: bool
+    features: FeatureModeName | None
+    """None: the workload offers no features."""
+    on_oom: Literal["retry", "fail"]
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """What is decided for one of ``memory.stages``."""
+
+    from_epoch: int
+    memory: MemorySection
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSection(Section):
+    """How batches are built and brought to the device."""
+
+    group = "loader"
+    backend: Literal["torch", "inline", "threads", "processes", "own"]
+    num_workers: int
+    prefetch_factor: int | None
+    """None: nobody builds ahead."""
+    persistent_workers: bool
+    pin_memory: bool
+    device_prefetch: int
+    timeout_s: float
+    """0: waits for ever."""
+    worker_threads: int | None
+    candidates: tuple[str, ...]
+    """Backends that ``loader.backend=auto`` may take by their times, the one that wins a tie first."""
+    eval_workers: int
+    """Workers of an evaluation on each device; 0 = the training process builds its batches."""
+    has_fetch: bool
+    """The data gives whole batches at once."""
+    most_workers: int | None
+    """That can share a stream; None = as many as one likes."""
+    build_ms: float | None = None
+    """Milliseconds that one worker took to build a batch before training, with no other beside it; None = not timed."""
+
+    @property
+    def has_processes(self) -> bool:
+        """Batches come from worker processes."""
+        return self.num_workers > 0 and self.backend in ("torch", "processes", "own")
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What is decided before any data is read."""
+
+    trainer: TrainerSection
+    device: DeviceSection
+    warnings: tuple[str, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Trains on a GPU."""
+        return self.trainer.accelerator == "gpu"
+
+
+@dataclass(frozen=True)
+class RunPlan(DevicePlan):
+    """All decisions of a run."""
+
+    workload: WorkloadSection
+    memory: MemorySection
+    """Of the first stage, where there are several."""
+    loader: LoaderSection
+    derived: Mapping[str, Decided[Any]] = field(default_factory=dict)
+    """Values that follow from the data, by dotted knob."""
+    callbacks: Decided[str] | None = None
+    """The names of the configured ones; None: there are none."""
+    stages: tuple[PlannedStage, ...] = ()
+    """All of ``memory.stages``; empty: memory is spent in one way throughout."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
+    predicted_peak_gib: float | None = None
+    """What the allocator will reserve on each device; None where nothing could be estimated."""
+    peak_moment: str | None = None
+    misfit: Fault | None = None
+    """Why this plan does not fit its budget, and what would."""
+    remedies: tuple[str, ...] = ()
+    """With a misfit: overrides, each of which makes it fit, cheapest first."""
+    footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
+    """What was estimated for it, by feature mode and whether activations are checkpointed."""
+    may_lower: tuple[str, ...] = ()
+    """Of ``memory.micro_batch`` and ``memory.checkpoint_activations``: what this model leaves to be changed."""
+    remembered: Mapping[str, Lowered] = field(default_factory=dict)
+    """What earlier runs of this plan had to lower, by knob, of what is left open."""
+    remembered_in: Path | None = None
+    """Where this run is to keep what it has to lower; None: nowhere."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it keeps to its budget; None where nothing could be predicted."""
+        return None if self.predicted_peak_gib is None else self.misfit is None
+
+    @property
+    def knobs(self) -> dict[str, Decided[Any]]:
+        """Every decision by its dotted knob, in the order in which they are shown."""
+        sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
+        knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
+        knobs |= self.derived
+        if self.stages:
+            knobs["memory.stages"] = self._stages
+        knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
+        if (one_by_one := self.remembered.get(FOREACH)) is not None:
+            because = f"its step on all weights at once {one_by_one.when}; {TRY_AGAIN}"
+            knobs[FOREACH] = Decided(False, because, "measured")
+        if self.callbacks is not None:
+            knobs["callbacks"] = self.callbacks
+        return knobs
+
+    @property
+    def _stages(self) -> Decided[Any]:
+        """Each stage with what differs between them, and why."""
+        names = ("features", "micro_batch", "checkpoint_activations")
+        found = [
+            {"from_epoch": one.from_epoch, **{name: getattr(one.memory, name) for name in names}} for one in self.stages
+        ]
+        reasons = (
+            f"from epoch {one.from_epoch} features={one.memory.features}, micro_batch={one.memory.micro_batch} "
+            f"({one.memory.reasons['micro_batch'].because})"
+            + (", checkpoint_activations=true" if one.memory.checkpoint_activations else "")
+            for one in self.stages
+        )
+        return Decided(found, "; ".join(reasons), "set")
+
+    @property
+    def least_micro_batch(self) -> int:
+        """That of the stage with the smallest, which fits in all of them."""
+        return min([self.memory.micro_batch, *(stage.memory.micro_batch for stage in self.stages)])
+
+    def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration with what was decided in the place of what it left open."""
+        return filled_in(config, {knob: decided.value for knob, decided in self.knobs.items()})
+
+    def to_dict(self) -> dict[str, PlanEntry]:
+        """``{dotted knob: {value, because, source}}``, as run.json has it."""
+        return {
+            knob: {"value": one.value, "because": one.because, "source": one.source} for knob, one in self.knobs.items()
+        }
+
+
+@dataclass(frozen=True)
+class DryPlan:
+    """The plan of a run that is not run, by prediction alone."""
+
+    plan: RunPlan
+    by_devices: tuple[RunPlan, ...]
+    """For each number of GPUs up to the one asked for; empty for one device."""
+    imagined: str | None
+    """What is not in this machine."""
+    workload: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``python -m wellfed plan --json`` prints."""
+        plan = self.plan
+        peak = {"budget_gib": plan.device.memory_gib, "predicted_peak_gib": plan.predicted_peak_gib}
+        finding = {
+            "id": "does_not_fit",
+            "severity": "error",
+            "evidence": peak,
+            "message": str(plan.misfit),
+            "change": list(plan.remedies),
+            "changes_learning": False,
+        }
+        return {
+            "fits": plan.fits,
+            "workload": self.workload,
+            "device": plan.device.name,
+            "imagined": self.imagined,
+            **peak,
+            "peak_moment": plan.peak_moment,
+            "parts": dict(plan.parts),
+            "plan": plan.to_dict(),
+            "findings": [] if plan.misfit is None else [finding],
+            "warnings": list(plan.warnings),
+            "by_devices": [
+                {
+                    "devices": each.trainer.devices,
+                    "num_nodes": each.trainer.num_nodes,
+                    "micro_batch": each.memory.micro_batch,
+                    "accumulate": each.memory.accumulate,
+                    "predicted_peak_gib": each.predicted_peak_gib,
+                    "fits": each.fits,
+                }
+                for each in self.by_devices
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What the plan needs to know of training data that is read in order."""
+
+    name: str
+    has_length: bool = False
+    gives_batches: bool = False
+    shared_by: Literal["shard", "worker info"] | None = None
+    """How several may read it; None = it can't be known."""
+    shares_ranks_itself: bool = False
+    """It asks torch.distributed which rank it is read by."""
+    num_shards: int | None = None
+
+
+@dataclass(frozen=True)
+class OwnLoader:
+    """The numbers of a DataLoader of the user's."""
+
+    batch_size: int | None
+    """None: it does not say."""
+    num_workers: int
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the plan needs to know of the data."""
+
+    num_train: int
+    has_fetch: bool
+    stream: StreamFacts | None = None
+    """None = samples are asked for by their index."""
+    num_eval: int = 0
+    """Samples of the larger of validation and test."""
+    eval_batch_size: int | None = None
+    """Samples of the larger of their batches, where the data says it."""
+    feature_rows: int = 0
+    feature_bytes: int = 0
+    features_trainable: bool = False
+    own_loader: OwnLoader | None = None
+    """The training data came in a DataLoader."""
+    derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    """Value and reason of the knobs that the data fill in."""
+    only_as_it_came: str = ""
+    """Split and reason of a DataLoader that can't be built again; empty: there is none such."""
+
+    @property
+    def is_iterable(self) -> bool:
+        """It is a stream."""
+        return self.stream is not None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the plan needs to know of the model; bytes on the device."""
+
+    parameter_bytes: int
+    trainable_bytes: int
+    optimizer_state_bytes: int
+    gathered_bytes: int = 0
+    """Of a sharded model: what is whole on each device at a time."""
+    has_batch_norm: bool = False
+    has_blocks: bool = False
+    """Activation checkpointing finds parts that it can recompute."""
+    is_lightning_module: bool = False
+    steps_by_hand: bool = False
+    """A LightningModule with manual optimization."""
+    has_sparse_gradients: bool = False
+    """As ``nn.Embedding(sparse=True)`` gives its weight."""
+    average_bytes: int = 0
+    """Of an average of the weights that a callback keeps on the device."""
+    listeners: tuple[str, ...] = ()
+    """Callbacks that hear what goes on within a step, each with its hooks."""
+
+    @property
+    def may_split(self) -> bool:
+        """Its steps may be done in micro-batches."""
+        return not (self.has_batch_norm or self.is_lightning_module)
+
+
+def as_set(knob: str, value: Any) -> str:
+    """``knob=value`` as typed; empty for a knob that was left to the plan."""
+    return "" if value is None else f"{knob}={str(value).lower()}"
+
+
+def by_rule(value: Value, because: str, *, is_set: bool = False) -> Decided[Value]:
+    """A value that a rule of thumb gave, unless the user set it."""
+    return Decided(value, because, "set" if is_set else "predicted")
+
+
+def unless_set(knob: str, asked: Value | None, value: Value, because: str) -> Decided[Value]:
+    """What the user set, else what a rule of thumb gives."""
+    return by_rule(value, because) if asked is None else Decided(asked, as_set(knob, asked), "set")

@@ -1,0 +1,300 @@
+"""Adds to the command line what the record of an earlier run says, for ``resume=`` and ``rerun=``."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wellfed.config.compose import Composed, compose
+from wellfed.config.files import folder_lookup
+from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
+from wellfed.config.schema import PathsConfig, RunConfig
+from wellfed.errors import ConfigError, Fault, first_line
+from wellfed.masking import SECRET_SHOWN
+from wellfed.ranks import launched
+from wellfed.record import FILE_NAME, RunRecord, differences, plain
+from wellfed.run.folder import lock
+from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, step_of
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a resumed run goes on."""
+
+    checkpoint: Path
+    in_place: bool
+    """In its own folder (a run folder was named), or in a new one (a checkpoint was)."""
+    earlier: RunRecord | None
+    """The record of the run that wrote the checkpoint."""
+    damaged: tuple[Path, ...] = ()
+    """Newer checkpoints that can't be read."""
+
+
+def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
+    """The command line with the recorded overrides of the run that ``resume`` or ``rerun`` names put before it.
+
+    Later overrides win. Paths with characters that Hydra's grammar would read are quoted.
+
+    Args:
+        compose: tells the workload whose latest run is wanted.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    typed = [quoted(text) for text in overrides]
+    given = {key: unquoted(value) for key, value in map(key_value, typed)}
+    resume, rerun = (None if is_null(given.get(key)) else given[key] for key in ("resume", "rerun"))
+    if (resume is None) == (rerun is None):  # the rules refuse both together, with the other faults
+        return typed
+    if rerun is not None:
+        replayed = _folder("rerun", rerun, typed, compose)
+        typed = [assigned("rerun", str(replayed)) if key_value(text)[0] == "rerun" else text for text in typed]
+        earlier = _read(replayed, f"rerun={rerun}")
+        # Of a trial of a sweep: the run that it was measured for.
+        return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
+    assert resume is not None
+    rest = [text for text in typed if key_value(text)[0] != "resume"]
+    if resume == "auto":
+        found, passed_over = find_latest(compose(rest).config)
+        if found is None:
+            why = "; ".join(passed_over) or "no earlier run of this workload to go on from"
+            print(f"resume=auto: {why}; starting afresh.", file=sys.stderr)
+            return rest
+        resume = str(found)
+    else:
+        resume = str(_folder("resume", resume, rest, compose))
+    in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
+    before = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
+    merged = _merged(before, rest)
+    folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
+    return [*merged, *folder, assigned("resume", resume)]
+
+
+def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> Path:
+    """Returns what is asked for where that is a path, else the run of that name, of that beginning, or the ``last``.
+
+    Raises:
+        ConfigError: there is no run of that name.
+    """
+    path = Path(asked)
+    if len(path.parts) != 1 or path.suffix or path.exists():
+        return path
+    try:
+        log_dir = compose([text for text in typed if key_value(text)[0] != knob]).config.paths.log_dir
+    except ConfigError:  # of words that need those of the earlier run beside them
+        log_dir = PathsConfig.log_dir
+    try:
+        return folder_lookup.find(asked, Path(log_dir), folder_lookup.RUN, flag="paths.log_dir=<folder>")
+    except ConfigError as error:
+        raise ConfigError.of(f"{knob}={asked}", error.faults[0].problem, error.faults[0].way_out) from error
+
+
+def locate(path: Path, *, may_run: bool = False) -> Target:
+    """What ``resume=<path>`` means: a run folder, or a checkpoint file.
+
+    Args:
+        may_run: don't mind that the run is running: this is another rank of it.
+
+    Raises:
+        ConfigError: neither, or the run is still running, or no checkpoint of it can be read.
+    """
+    where = f"resume={path}"
+    in_place, earlier = _named_run(path)
+    if not in_place:
+        if not is_readable(path):
+            raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
+        return Target(path, False, earlier)
+    assert earlier is not None
+    if _is_running(path, earlier) and not may_run:
+        problem = f"is still running (process {earlier.pid} on {earlier.host_name})."
+        raise ConfigError.of(where, problem, "Wait, or stop it.")
+    checkpoint = latest_checkpoint(path)
+    if checkpoint is None:
+        raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
+    places = checkpoints_of(path)
+    damaged = [place for place in places[: places.index(checkpoint)] if not is_readable(place)]
+    return Target(checkpoint, True, earlier, tuple(damaged))
+
+
+def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
+    """Whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
+    where = f"resume={path}"
+    if path.is_file():
+        folder = path.parent.parent
+        if not (folder / FILE_NAME).exists():
+            return False, None
+        try:
+            return False, _read(folder, where)
+        except ConfigError as error:
+            print(f"{error.faults[0]} Going on from the checkpoint with what is typed here.", file=sys.stderr)
+            return False, None
+    if not path.is_dir():
+        raise ConfigError.of(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")
+    return True, _read(path, where)
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Every ``last*.ckpt`` of a run folder, the newest first, then ``best.ckpt``; damaged ones too."""
+
+    def age(checkpoint: Path) -> int:  # last-10.ckpt is older than last-2.ckpt
+        number = checkpoint.stem.removeprefix("last-")
+        return int(number) if number.isdecimal() else sys.maxsize
+
+    own = folder / CHECKPOINTS
+    places = [own / "last.ckpt", *sorted(own.glob("last-*.ckpt"), key=age), own / "best.ckpt"]
+    return [place for place in places if place.is_file()]
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of a run folder to go on from: the newest ``last*.ckpt`` that is whole.
+
+    ``best.ckpt``, written in the middle of a validation, is taken only where a damaged one lies before that, and it is
+    newer.
+    """
+    places = checkpoints_of(folder)
+    good = next((place for place in places if is_readable(place)), None)
+    if good is None or good == places[0]:
+        return good
+    best, step = folder / CHECKPOINTS / "best.ckpt", step_of(good)
+    newer = step_of(best)
+    is_newer = step is not None and newer is not None and newer > step
+    return best if is_newer and is_readable(best) else good
+
+
+def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
+    """The newest run of the workload which did not end well and has a checkpoint; and why newer ones are passed over.
+
+    Raises:
+        ConfigError: the newest that did not end well has checkpoints, and they or its record can't be read.
+    """
+    runs = Path(config.paths.log_dir) / config.workload.name / "runs"
+    passed_over: list[str] = []
+    for folder in sorted(runs.glob("*"), reverse=True):
+        places = checkpoints_of(folder)
+        try:
+            earlier = RunRecord.read(folder)
+        except (OSError, ValueError) as error:
+            if places:
+                good = latest_checkpoint(folder)
+                way_out = f"type its overrides and resume={good}, which goes on in a new folder; or " if good else ""
+                raise _damaged(folder, f"its record can't be read ({first_line(error)})", way_out) from error
+            continue
+        if earlier.status == "ok":
+            continue
+        if _is_running(folder, earlier):
+            passed_over.append(f"{folder} is running (process {earlier.pid} on {earlier.host_name})")
+        elif any(map(is_readable, places)):
+            return folder, passed_over
+        elif places:
+            names = ", ".join(place.name for place in places)
+            raise _damaged(folder, f"it did not end well, and no checkpoint of it can be read ({names})", "")
+        else:
+            passed_over.append(f"{folder} did not end well, and has no checkpoint")
+    return None, passed_over
+
+
+def _damaged(folder: Path, problem: str, way_out: str) -> ConfigError:
+    way_out += (
+        f"start afresh: leave out resume=auto, or move {folder} away; or go on from an older run: resume=<its folder>."
+    )
+    return ConfigError.of("resume=auto", f"{folder} is damaged: {problem}.", way_out[0].upper() + way_out[1:])
+
+
+def _is_running(folder: Path, earlier: RunRecord) -> bool:
+    """Returns whether that run may still be running. Unknown for other hosts, unless this is its requeued attempt."""
+    launch, before = launched(), earlier.launch
+    is_next = (
+        launch is not None
+        and before is not None
+        and earlier.host_name != socket.gethostname()
+        and launch.job is not None
+        and launch.job == before["job"]
+        and launch.attempt > before["attempt"]
+    )
+    # The lock is exact where containers share a machine, which see no process of one another.
+    return lock.is_held(folder) or (earlier.status == "running" and not is_next)
+
+
+def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
+    """What is learned must be what the checkpoint learned.
+
+    Raises:
+        ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
+    """
+    now, then = plain(composed.resolved), earlier.filled_config()  # as the record writes it: inf is null there
+    then, now = ({key: each.get(key) for key in ("seed", "workload")} for each in (then, now))
+    faults = []
+    for name, *values in differences(then, now):
+        old, new = ("null" if value is None else value for value in values)
+        way_out = f"Leave it at {old}, or start a new run without resume."
+        if old == SECRET_SHOWN:
+            way_out = "Type it again (secrets are not written down)."
+        faults.append(Fault(name, f"is {new} now and was {old} in the run to resume.", way_out))
+    if faults:
+        raise ConfigError(faults)
+
+
+_OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "memory.plateau_frac"})
+
+
+def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
+    """The micro-batch of a run that measured which one is fast enough: measured again it may come out as another.
+
+    Gradients summed over other parts are not the same bit for bit.
+    """
+    found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
+    if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
+        return []
+    is_asked_anew = any(key_value(text)[0] in _OF_THE_SIZE for text in later)
+    return [] if is_asked_anew else [f"memory.micro_batch={found['value']}"]
+
+
+def derived_overrides(earlier: RunRecord) -> list[str]:
+    """Overrides that give knobs the values which followed from the data of a run: the data may have changed since."""
+    return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
+
+
+def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Earlier overrides that no later one replaces, then the later ones.
+
+    Secrets were not written down, so overrides that held one can't be replayed. One that was a secret as a whole is
+    left out and named: the run may do without it.
+
+    Raises:
+        ConfigError: an override that held a secret beside other values was not typed again.
+    """
+    replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
+    kept, left_out, faults = [], [], []
+    for text in earlier:
+        key, value = key_value(text)
+        if key in replaced:
+            continue
+        if SECRET_SHOWN not in (value or ""):
+            kept.append(quoted(text))
+        elif unquoted(value) == SECRET_SHOWN:
+            left_out.append(key)
+        else:
+            problem = "holds a secret, and secrets are not written down."
+            faults.append(Fault(text, problem, f"Type it again with its secret: {text.partition('=')[0]}=..."))
+    if faults:
+        raise ConfigError(faults)
+    if left_out:
+        print(f"Left out, since secrets are not written down: {', '.join(left_out)}. Type them again.", file=sys.stderr)
+    return [*kept, *later]
+
+
+def _read(folder: Path, where: str) -> RunRecord:
+    try:
+        return RunRecord.read(folder)
+    except OSError as error:
+        problem = f"is no run folder: {error.strerror or error}."
+        raise ConfigError.of(where, problem, "Name one with a run.json.") from error
+    except ValueError as error:
+        raise ConfigError.of(where, str(error), "Name another run.") from error

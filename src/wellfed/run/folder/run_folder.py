@@ -1,0 +1,185 @@
+"""Creates the folder of a run, exclusively, somewhere that can be written; and removes it where nothing was run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from wellfed import record
+from wellfed.errors import ConfigError
+from wellfed.run.folder import lock
+
+RUN_FOLDER = "WELLFED_RUN_FOLDER"
+"""Environment variable by which rank 0 tells the ranks that Lightning starts where the run is written."""
+_RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
+_KEPT = ".before"
+"""Folder of the files that a run which goes on may have to put back."""
+_LARGE = 1 << 20
+_NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes."""
+
+    path: Path
+    is_new: bool
+    """Created for this run: removed again if nothing was run."""
+    warning: str | None = None
+    before: Mapping[Path, int | None] | None = None
+    """What the folder held already, and stays whatever happens: sizes of files, None for folders."""
+
+    def keep(self) -> RunFolder:
+        """The same, which `undo` can put back to how it is now. To be called by whoever holds the folder's lock."""
+        if self.is_new:
+            return self
+        shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
+        is_run = (self.path / record.FILE_NAME).exists()  # else the user's, with whatever is in it
+        places = self.path.rglob("*") if is_run else self.path.iterdir()
+        found = {place.relative_to(self.path): place for place in places}
+        sizes = {name: place.stat().st_size if place.is_file() else None for name, place in found.items()}
+        for name, size in sizes.items():
+            is_kept = is_run and size is not None and not found[name].is_symlink()
+            if is_kept and name.parts[0] not in _NEVER_REPLACED:
+                kept = self.path / _KEPT / name
+                with suppress(OSError):  # a disk that is read-only or full: what is written next tells
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    _link(found[name], kept)
+        return replace(self, before=sizes)
+
+    def keep_log(self, name: str) -> None:
+        """On another rank: leave the log beside that of the run, under another name."""
+        log = self.path / "train.log"
+        if self.path.name.startswith("rank") and log.exists():
+            with suppress(OSError):
+                log.replace(self.path.parent / name)
+
+    def done(self) -> None:
+        """What this run has written stays."""
+        shutil.rmtree(self.path / _KEPT, ignore_errors=True)
+
+    def undo(self) -> None:
+        """Nothing was run: what this run wrote goes, what it replaced comes back."""
+        if self.is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self.before is None:
+            return
+        for name, size in self.before.items():
+            kept = self.path / _KEPT / name
+            if size is not None and kept.exists():
+                os.truncate(kept, size)  # it may have grown under both its names
+                kept.replace(self.path / name)
+        self.done()
+        is_run = Path(record.FILE_NAME) in self.before
+        for place in list(self.path.rglob("*") if is_run else self.path.iterdir()):
+            if place.relative_to(self.path) in self.before or place.name == lock.FILE_NAME:
+                continue
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
+        if not is_run and self.before.get(Path(lock.FILE_NAME)) == 0:  # made by this run, before it looked
+            (self.path / lock.FILE_NAME).unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A copy; of a large file a second name, which costs no room: those are replaced or grow, and never change."""
+    if source.stat().st_size > _LARGE:
+        with suppress(OSError):  # a disk without such names
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
+
+
+def reserve(folder: Path) -> None:
+    """Keep room for the record of a run that ends on a full disk."""
+    (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no room
+
+
+def release(folder: Path) -> None:
+    """Give back what `reserve` has kept."""
+    with suppress(OSError):
+        (folder / _RESERVE).unlink(missing_ok=True)
+
+
+def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
+    """A folder of another rank than rank 0, in that of the run; in the temporary directory where that is not seen here.
+
+    Args:
+        folder_of_run: None = as Lightning's rank 0 has said (`RUN_FOLDER`).
+    """
+    told = os.environ.get(RUN_FOLDER)
+    folder = folder_of_run or (None if told is None else Path(told))
+    if folder is not None:
+        path = folder / f"rank{rank}"
+        shutil.rmtree(path, ignore_errors=True)  # of a rank that was killed
+        with suppress(OSError):
+            path.mkdir()
+            return RunFolder(path, is_new=True)
+    return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+
+
+def create(log_dir: Path, workload: str) -> RunFolder:
+    """A new ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``; under the temporary directory if that can't
+    be written. The last four digits are the fraction of the second, so names sort as the folders were created.
+
+    Raises:
+        ConfigError: neither can be written.
+    """
+    runs = log_dir / workload / "runs"
+    try:
+        return RunFolder(_create_in(runs), is_new=True)
+    except OSError as error:
+        # Users are kept apart in a shared temporary directory.
+        user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+        fallback = Path(tempfile.gettempdir()) / f"wellfed-{user}" / workload / "runs"
+        where, problem = f"paths.log_dir={log_dir}", f"can't be written ({error.strerror or error})"
+        way_out = "Set paths.log_dir to a folder that can be written."
+        try:
+            path = _create_in(fallback)
+        except OSError as second:
+            problem += f", nor can {fallback} ({second.strerror or second})."
+            raise ConfigError.of(where, problem, way_out) from second
+        return RunFolder(path, is_new=True, warning=f"{where} {problem}; this run goes to {path}. {way_out}")
+
+
+def open_given(path: Path, *, resume: bool) -> RunFolder:
+    """The folder the user named (hydra.run.dir), the job's of a multirun, or the one to resume in.
+
+    Raises:
+        ConfigError: it holds another run already, or can't be created.
+    """
+    if resume:
+        return _existing(path)
+    if (path / record.FILE_NAME).exists():
+        way_out = f"Name another folder, or go on with that run: resume={path}"
+        raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
+    is_new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"can't be created: {error.strerror}."
+        raise ConfigError.of(f"hydra.run.dir={path}", problem, "Name another folder.") from error
+    return RunFolder(path, is_new=True) if is_new else _existing(path)
+
+
+def _existing(path: Path) -> RunFolder:
+    return RunFolder(path, is_new=False)
+
+
+def _create_in(runs: Path) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    while True:
+        now = datetime.now()
+        path = runs / f"{now:%Y-%m-%d_%H-%M-%S}_{now.microsecond * 0x10000 // 1_000_000:04x}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path

@@ -1,0 +1,55 @@
+"""Makes the model of a finished run, with the weights that a checkpoint of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from wellfed import record
+from wellfed.config.build import build
+from wellfed.config.files import folder_lookup
+from wellfed.config.schema import PathsConfig
+from wellfed.errors import DataError
+
+
+def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
+    """The model on the CPU, in evaluation mode: ``torch.export``, ``.to("cuda")`` and all else is yours.
+
+    Calls what ``run.json`` names, as the run has done: load runs that you trust. Weights are loaded weights-only.
+
+    Args:
+        run: a run by its folder, by its name, the beginning of it, or ``last`` for the newest (in ``logs/*/runs``); its
+            ``best.ckpt`` is taken, else ``last.ckpt``. Or a checkpoint of one.
+        model_args: what `Datasets.model_args` gives; {} for a model that needs nothing of the data. None = the data are
+            read for it, as for the run.
+
+    Raises:
+        ConfigError, DataError: there is no such run or checkpoint, or its weights don't fit its model.
+    """
+    path = Path(run)
+    if not path.exists():
+        path = folder_lookup.checkpoint(str(run), Path(PathsConfig.log_dir), flag="a checkpoint file")
+    folder, names = (path.parent.parent, [path.name]) if path.is_file() else (path, ["best.ckpt", "last.ckpt"])
+    checkpoint = next((one for name in names if (one := folder / "checkpoints" / name).is_file()), None)
+    if checkpoint is None:
+        raise DataError(f"{path} has no checkpoint. Name a run folder, or a file of its checkpoints folder.")
+    try:
+        workload = record.RunRecord.read(folder).filled_config()["workload"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{checkpoint} has no run record beside it ({error}). Keep it in its run folder.") from error
+    if model_args is None:
+        data = None if workload["data"] is None else build(workload["data"], "workload.data")
+        model_args = getattr(data, "model_args", {})
+    model: nn.Module = build(workload["model"], "workload.model", **model_args)
+    weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    if not hasattr(model, "training_step"):  # a plain model is trained inside a module of the engine's
+        weights = {name.removeprefix("model."): value for name, value in weights.items()}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise DataError(f"{checkpoint} does not fit the model that run.json names: {error}") from error
+    return model.eval()

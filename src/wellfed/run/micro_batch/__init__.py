@@ -1,0 +1,1 @@
+"""The micro-batch of a run: memory predicted, and measured by real steps."""

@@ -1,0 +1,1 @@
+"""Objects of a run, made from its configuration: data, model, optimizer, loaders, callbacks."""

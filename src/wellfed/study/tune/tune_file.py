@@ -1,0 +1,122 @@
+"""Writes and reads ``tune.json``: what a tune was asked, and what it has found, for people and programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from wellfed.record import plain, write_atomically
+from wellfed.study.tune.gain import TuneGain
+from wellfed.study.tune.search import Step, TuneSearch
+
+FILE_NAME = "tune.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TurnsMeasured:
+    """Start and result, measured in turn."""
+
+    before: Sequence[float | None]
+    """Figures of the start, one a round; None: it did not end well."""
+    after: Sequence[float | None]
+    gain: TuneGain | None
+    seconds: float
+    """That all these trials took."""
+    problem: str | None = None
+    """The first that did not end well, in one line."""
+
+    @property
+    def result_holds(self) -> bool:
+        """The result ran in every round, and is not worse beyond noise; else the start stays."""
+        return None not in self.after and self.gain is not None and not self.gain.is_loss
+
+
+@dataclass(frozen=True)
+class TuneFile:
+    """A tune as it stands."""
+
+    name: str
+    workload: str
+    sample_unit: str
+    start: tuple[str, ...]
+    """As typed, with secrets as ``***``."""
+    objective: str
+    trial_steps: int
+    code: str
+    """The version of the code, as in the ledger."""
+    machine: str
+    flags: tuple[str, ...] = ()
+    """Of the command line, where configurations are searched."""
+    status: Literal["running", "done", "stopped"] = "running"
+    """``running`` and nobody writes to the folder: it was killed, and the same command goes on."""
+    ended_because: str | None = None
+    steps: Sequence[Mapping[str, Any]] = ()
+    """What was tried, in order; the start first."""
+    trial_seconds: float = 0.0
+    """Of these trials together."""
+    result: tuple[str, ...] = ()
+    """Overrides behind those of the start; none: the start itself."""
+    comparison: TurnsMeasured | None = None
+    """None: the start is the result, or it has not come to that."""
+    advice: Sequence[Mapping[str, Any]] = ()
+    written: tuple[str, ...] = ()
+    """Files of options."""
+    use: tuple[str, ...] = ()
+    """Words of the command that is recommended."""
+    unproven: tuple[str, ...] = ()
+    """Words of the command that runs the result, where its gain is within noise and the start is recommended."""
+
+    def write(self, folder: Path) -> None:
+        """Replace the file as a whole."""
+        write_atomically(folder / FILE_NAME, json.dumps(plain({"schema": SCHEMA, **asdict(self)}), indent=1) + "\n")
+
+    def differs_from(self, earlier: Mapping[str, Any]) -> list[str]:
+        """In what an earlier tune in the same folder measured otherwise; none: its figures can be gone on with."""
+        told = {"code": "the version of the code", "machine": "the machine", "trial_steps": "sweep.trial_steps"}
+        return [
+            f"{words} ({earlier.get(name)} -> {getattr(self, name)})"
+            for name, words in told.items()
+            if earlier.get(name) != getattr(self, name)
+        ]
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What is in the file; None where there is none that can be read."""
+    try:
+        found = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("schema") == SCHEMA else None
+
+
+def beside_of(found: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
+    """What a tune that is gone on with needed beside each trial, by its overrides."""
+    return {tuple(step["overrides"]): float(step.get("beside_seconds", 0.0)) for step in found["steps"]}
+
+
+def steps_of(search: TuneSearch) -> list[dict[str, Any]]:
+    """What was tried, as `TuneFile.steps` has it."""
+    return [_of_step(step) for step in search.steps]
+
+
+def _of_step(step: Step) -> dict[str, Any]:
+    change, trial = step.change, step.trial
+    return {
+        "turned": list(change.turned),
+        "overrides": list(change.overrides),
+        "because": change.because,
+        "finding": change.finding,
+        "status": trial.status,
+        "before": step.before,
+        "after": trial.figure,
+        "ci95": trial.ci95,
+        "gain": step.gain,
+        "is_kept": step.is_kept,
+        "why": step.why,
+        "seconds": trial.seconds,
+        "beside_seconds": round(trial.beside_seconds, 3),
+    }

@@ -1,0 +1,54 @@
+"""Begins each of ``memory.stages`` when its first epoch begins, and finds the one in which a resumed run was left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+
+from wellfed.contract import Datasets, FeatureModeName
+from wellfed.record import OnEvent
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.step.feature_table import FeatureStage
+
+
+class FeatureStages(pl.Callback):
+    """Must stand before callbacks that draw at the start of an epoch: nothing is drawn here.
+
+    State: the number of the stage, which only rises.
+    """
+
+    def __init__(
+        self, stages: Sequence[FeatureStage], data_for: Callable[[FeatureModeName], Datasets], on_event: OnEvent
+    ) -> None:
+        """
+        Args:
+            stages: by their epochs; the first is the one that training is set up for.
+            data_for: the data for a mode; loaders give them from the next epoch on.
+        """
+        self._stages, self._data_for, self._on_event = stages, data_for, on_event
+        self._number = 0
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Before the optimizer is made, whose state is loaded later.
+
+        The stage is that of the last batch that was trained on: between two epochs the next one's is yet to begin.
+        """
+        if trainer.state.fn == "fit":
+            self._begin(module, checkpoint.get("position", {}).get("epoch", 0))
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        epoch = trainer.current_epoch
+        if (facts := self._begin(module, epoch)) is not None:
+            self._on_event("stage", step=trainer.global_step, epoch=epoch, **facts)
+
+    def _begin(self, module: pl.LightningModule, epoch: int) -> dict[str, Any] | None:
+        """What has changed for this epoch, if anything."""
+        number = sum(stage.from_epoch <= epoch for stage in self._stages) - 1
+        if number <= self._number:
+            return None
+        assert isinstance(module, StepModule)
+        self._number, stage = number, self._stages[number]
+        data = self._data_for(stage.mode)
+        return module.begin_stage(stage, data.train, {"val": data.val, "test": data.test})

@@ -1,0 +1,106 @@
+"""Ends a run at the end of a step or a validation when a signal has asked for it; saves what a failure would lose."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+
+from wellfed.errors import first_line
+from wellfed.process import Stopped, StopRequest
+from wellfed.train.lightning.callbacks.clock import is_within_step
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.step.non_finite import NonFiniteLoss
+
+_LOG = logging.getLogger(__name__)
+AGREE_EVERY_STEPS = 10
+"""With several ranks, which must stop at the same step: asking one another costs a collective and a wait."""
+
+
+class StopAtStepEnd(pl.Callback):
+    """Must be the last callback: a checkpoint is written before the run ends."""
+
+    def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
+        self._request, self._before_stop = request, before_stop
+        self._is_stopping = self._has_stepped = False
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        # Lightning has put its own SIGTERM handler before ours: it would end the ranks without a checkpoint.
+        self._request.install()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._request.is_stepping = True
+        if trainer.world_size == 1 and batch_idx % trainer.accumulate_grad_batches == 0:
+            self._stop_if_asked(trainer)  # one that was lost on its way here
+            self._request.is_stepping = True
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if is_within_step(trainer):
+            return
+        self._has_stepped = True
+        if trainer.world_size == 1 or trainer.global_step % AGREE_EVERY_STEPS == 0:
+            self._stop_if_asked(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._request.is_stepping = True
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
+        is_asked = self._request.signum is not None
+        if trainer.world_size > 1:
+            is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
+        else:
+            self._request.is_stepping = False
+        if is_asked:
+            self._stop(trainer)
+            raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        self._is_stopping = True
+        self._before_stop(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._request.is_stepping = False
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        """Keeps the state after the last whole step, whatever ended the training, where the state is sound."""
+        self._request.is_stepping = False
+        is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
+        may_undo = not isinstance(exception, Stopped)  # a second signal is of someone who won't wait
+        if self._is_stopping or not is_sound or not _is_after_a_whole_step(trainer, module, may_undo):
+            return
+        try:
+            self._stop(trainer)
+        except Exception as error:  # noqa: BLE001  what ended the training must not be lost to it
+            _LOG.warning("The state after step %d could not be saved: %s", trainer.global_step, first_line(error))
+            _LOG.info("saving it", exc_info=True)
+
+
+def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:
+    """Whether the only rank's state is that after a step; puts it and the loader's position back there if need be.
+
+    A batch may have been delivered for a step that has not begun, or has changed no weight yet. In a stream there is no
+    way back to before it.
+    """
+    loader = trainer.train_dataloader
+    if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
+        return False
+    progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
+    steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)
+    if parts or "batch" not in position:
+        return False
+    is_before_epoch = steps == 0 and position["epoch"] < trainer.current_epoch
+    is_delivered = position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position
+    if progress.started != progress.processed:
+        step = module.step if isinstance(module, StepModule) else None
+        if not (may_undo and is_delivered and step is not None and step.undo()):
+            return False
+    if is_delivered:
+        loader.load_state_dict({**position, "batch": steps})
+        return True
+    return is_before_epoch or bool(position["batch"] == steps)

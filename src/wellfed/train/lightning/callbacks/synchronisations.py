@@ -1,0 +1,158 @@
+"""Finds the lines at which the host waits for the GPU in a step, by torch's own debug mode, while training warms up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import lightning
+import lightning.pytorch as pl
+import torch
+
+import wellfed
+from wellfed.errors import INSTALLED
+from wellfed.record import SynchronisationEntry
+from wellfed.train.lightning.callbacks.clock import is_within_step
+
+WATCHED_STEPS = 2
+"""Behind the first, of which allocator and libraries make what is left for good; all of the warm-up."""
+_SAYS = "called a synchronizing CUDA operation"
+_SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
+_OWN_THREADS = "wellfed"
+"""How the names of our threads begin: what these wait for is no step."""
+Side = Literal["user", "wellfed", "library", "machinery"]
+
+
+class Synchronisations(pl.Callback):
+    """Watches from the end of the first step to that of the third; `close` ends it whatever has happened.
+
+    Python's warnings are the whole process's: other ones, and those of our own threads, go the way they would go.
+
+    Args:
+        on_found: told the lines, once; empty = there are none. Not told where training ends before.
+    """
+
+    def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
+        self._on_found: Callable[[list[SynchronisationEntry]], None] | None = on_found
+        self._places: Counter[str] = Counter()
+        self._num_ended = 0
+        self._mode_before = 0
+        self._caught: warnings.catch_warnings[None] | None = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._on_found is None or is_within_step(trainer):
+            return
+        self._num_ended += 1
+        if self._num_ended == 1:
+            self._watch()
+        elif self._num_ended == 1 + WATCHED_STEPS:
+            self._tell()
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self.pause()
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if self._num_ended and self._on_found is not None:
+            self._watch()
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is watched any more."""
+        self._on_found = None
+        self.pause()
+
+    def _watch(self) -> None:
+        self._mode_before = torch.cuda.get_sync_debug_mode()
+        if self._mode_before != 0:  # somebody else watches
+            self.close()
+            return
+        self._caught = warnings.catch_warnings()
+        self._caught.__enter__()
+        warnings.filterwarnings("ignore", _SAYS_OF_ITSELF)
+        warnings.filterwarnings("always", _SAYS)
+        warnings.showwarning = self._show_to(warnings.showwarning)
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def pause(self) -> None:
+        """All is as it was; goes on behind a validation."""
+        caught, self._caught = self._caught, None
+        if caught is not None:
+            torch.cuda.set_sync_debug_mode(self._mode_before)
+            caught.__exit__(None, None, None)
+
+    def _tell(self) -> None:
+        on_found = self._on_found
+        self.close()
+        if on_found is not None:
+            found = self._places.most_common()
+            on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
+
+    def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
+        """What shows a warning; ``others`` go on to be shown as before."""
+
+        def show(message: Warning | str, *about: Any, **more: Any) -> None:
+            if not str(message).startswith(_SAYS):
+                others(message, *about, **more)
+            elif self._caught is not None and not threading.current_thread().name.startswith(_OWN_THREADS):
+                place = place_of(sys._getframe(1))
+                if place is not None:
+                    self._places[place] += 1
+
+        return show
+
+
+def place_of(frame: FrameType | None) -> str | None:
+    """``file:line`` of the user's nearest call, else that of a library which we have called, else ours; None where only
+    torch and Lightning are, or code that was compiled."""
+    of_library: str | None = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        side = side_of(name)
+        if side == "user" or (side == "library" and of_library is None):
+            place = f"{_short(name)}:{frame.f_lineno}"
+            if side == "user":
+                return place
+            of_library = place
+        elif side == "wellfed":
+            return of_library or f"wellfed/{Path(name).relative_to(_OURS)}:{frame.f_lineno}"
+        elif name.startswith(_COMPILES):
+            return None
+        frame = frame.f_back
+    return of_library
+
+
+_OURS, _TORCH, _LIGHTNING = (one.__path__[0] + os.sep for one in (wellfed, torch, lightning))
+_COMPILES = tuple(os.path.join(_TORCH, room) for room in ("_dynamo", "_inductor"))
+_PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], "<")
+
+
+@cache
+def side_of(file: str) -> Side:
+    """Whose code a file is."""
+    if file.startswith(_OURS):
+        return "wellfed"
+    if file.startswith((_TORCH, _LIGHTNING)) or "torchinductor" in file:
+        return "machinery"
+    if not INSTALLED.isdisjoint(Path(file).parts):
+        return "library"
+    return "machinery" if file.startswith(_PYTHON) else "user"
+
+
+def _short(file: str) -> str:
+    """Within the working folder, or among what is installed, from there on."""
+    path = Path(file)
+    for part in INSTALLED:
+        if part in path.parts:
+            return str(Path(*path.parts[path.parts.index(part) + 1 :]))
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

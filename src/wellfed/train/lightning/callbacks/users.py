@@ -1,0 +1,150 @@
+"""Puts the callbacks of a user's among ours, and has their errors say whose they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, WeightAveraging
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from wellfed.errors import WellfedError
+from wellfed.observe.timing.wall import Wall, is_within_steps
+from wellfed.train.lightning.callbacks.figures import name_in_metrics
+from wellfed.train.lightning.callbacks.together import Together
+from wellfed.train.lightning.in_step import HOOKS, IN_STEP, hooks_of
+from wellfed.train.lightning.other_lightning import not_lightnings
+
+_LOG = logging.getLogger(__name__)
+_AROUND_STEPS = ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end")
+_OF_STEPS = (*IN_STEP, *_AROUND_STEPS, "on_train_batch_start", "on_train_batch_end")
+_STATE = ("state_dict", "load_state_dict")
+
+
+def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
+    """Why it can't be called, and the way out; None where it can."""
+    name = f"{type(callback).__module__}.{type(callback).__qualname__}"
+    if not isinstance(callback, pl.Callback):
+        return not_lightnings(type(callback), "Callback") or (
+            f"{name} is no callback.",
+            "Name a class that inherits from lightning.pytorch.Callback.",
+        )
+    if strategy == "fsdp" and isinstance(callback, WeightAveraging):
+        return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
+    return None
+
+
+def is_average_beside_model(callback: pl.Callback) -> bool:
+    """Whether it keeps another copy of the weights where they are."""
+    return isinstance(callback, WeightAveraging) and callback._device is None
+
+
+def name_errors(callback: pl.Callback, name: str) -> None:
+    """Whatever it raises from now on says so."""
+    for hook in hooks_of(callback, (*HOOKS, *_STATE)):
+        own = getattr(callback, hook)
+        if getattr(own, "func", None) not in (_called, _timed):
+            setattr(callback, hook, partial(_called, callback, name, hook, own))
+
+
+def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **named: Any) -> Any:
+    try:
+        return own(*arguments, **named)
+    except WellfedError:
+        raise
+    except Exception as error:
+        logged = arguments[0].callback_metrics if arguments and isinstance(arguments[0], pl.Trainer) else {}
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(error, (RuntimeError, MisconfigurationException)) and monitor and monitor not in logged:
+            raise nobody_logs(f"{name}.monitor", monitor, logged) from error
+        error.add_note(f"In {hook} of the callback {name} ({type(callback).__name__}).")
+        raise
+
+
+def time_hooks(callback: pl.Callback, wall: Wall) -> None:
+    """From now on the time of each hook that the callback has is accounted for by ``ClassName.hook``."""
+    for hook in hooks_of(callback):
+        own = getattr(callback, hook)
+        if getattr(own, "func", None) is _timed:  # in an earlier pass
+            own = own.args[-1]
+        setattr(callback, hook, _timed_hook(wall, callback, hook, own))
+
+
+def timed_hooks_of(module: pl.LightningModule, hooks: Sequence[str], wall: Wall) -> dict[str, Callable[..., Any]]:
+    """The hooks among these that a LightningModule has itself, and its schedulers' steps, with their time accounted
+    for; to be set in place of its own."""
+    owned = {hook: getattr(module, hook) for hook in hooks_of(module, hooks, pl.LightningModule)}
+    timed = {hook: wraps(own)(_timed_hook(wall, module, hook, own)) for hook, own in owned.items()}
+    step = module.lr_scheduler_step
+
+    @wraps(step)  # Lightning asks whether the module has one of its own
+    def lr_scheduler_step(scheduler: Any, *metric: Any) -> None:
+        _timed(wall, f"{type(scheduler).__name__}.step", False, step, scheduler, *metric)
+
+    return {**timed, "lr_scheduler_step": lr_scheduler_step}
+
+
+def _timed_hook(wall: Wall, owner: Any, hook: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    name = f"{type(owner).__name__}.{hook}"
+    return partial(_timed, wall, name, not is_within_steps(name), own)
+
+
+def _timed(wall: Wall, name: str, settles: bool, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if settles:
+        wall.settle()
+    before = wall.switch(name)
+    try:
+        return own(*arguments, **named)
+    finally:
+        wall.back(before)
+
+
+def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
+    """What a monitor waits for is not among the figures."""
+    names = ", ".join(sorted(logged)) or "no figures so far"
+    meant = next((name for name in logged if name.replace("/", "_") == monitor.replace("/", "_")), None)
+    way_out = f"Set {where}={meant}." if meant else f"There are: {names}."
+    return WellfedError(f"{where}={monitor}: no figure is called {monitor}. {way_out}")
+
+
+def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
+    """The same for a training without epochs that count, validations and checkpoints: what costs time at each step."""
+    return [Together(callbacks, only=_OF_STEPS)] if callbacks else []
+
+
+class Last(pl.Callback):
+    """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
+
+    def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback], wall: Wall) -> None:
+        """``wall``: where the time of the users' hooks is accounted for."""
+        self._callbacks, self._users, self._wall = callbacks, users, wall
+
+    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        for user in self._users if stage == "fit" else ():
+            if user not in trainer.callbacks:
+                _LOG.warning(
+                    "callbacks: %s gives way to the one that %s.configure_callbacks returns.",
+                    type(user).__name__,
+                    type(module).__name__,
+                )
+        for callback in trainer.callbacks:
+            if not type(callback).__module__.startswith("wellfed."):
+                name_errors(callback, type(callback).__name__)
+                time_hooks(callback, self._wall)
+            if stage != "fit" and isinstance(callback, WeightAveraging):
+                # A checkpoint holds the averaged weights; one that has trained would put the others in their place.
+                callback._average_model = None
+        trainer.callbacks.append(Together(self._callbacks))
+
+
+def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
+    """Name, as in metrics.csv without ``val/``, and direction of the figures that callbacks and schedulers go by."""
+    found: list[tuple[Any, Any]] = [
+        (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
+    ]
+    found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
+    named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
+    return [(name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")]

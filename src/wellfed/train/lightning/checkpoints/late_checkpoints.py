@@ -1,0 +1,91 @@
+"""Writes checkpoints when all that belongs to a step is done: validation, the user's callbacks, schedulers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning.pytorch as pl
+
+from wellfed.train.lightning.callbacks.clock import is_within_step
+from wellfed.train.lightning.callbacks.users import monitored
+from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
+
+_LOG = logging.getLogger(__name__)
+
+
+class LateCheckpoints(Checkpoints):
+    """Writes what is due at a step after its validation, and at an epoch's last step when the epoch is over.
+
+    Only then have the callbacks that monitor a validation and the schedulers that go by it done their part; a
+    checkpoint from before would go on without it. Must stand behind the user's callbacks, see `users.Last`.
+    """
+
+    best_by_monitor = False
+    """What picks ``best.ckpt`` is the first figure of validation that the module's callbacks or schedulers go by."""
+    _step, _is_due = 0, False
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        super().on_train_start(trainer, module)
+        self._step = trainer.global_step
+        trainer.fit_loop.epoch_loop.when_over = self.save_if_due
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        for metric, mode in monitored(trainer) if self.best_by_monitor and not trainer.sanity_checking else ():
+            if f"val/{metric}" in self._metrics:
+                if (metric, mode) != (self.best_metric, self.best_mode):
+                    self.best_metric, self.best_mode = metric, mode
+                    self.best_value = self._read_best()
+                self.best_by_monitor = False  # it stays that one
+                break
+        super().on_validation_end(trainer, module)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
+        every = self._every_steps
+        is_due = (every is not None and self._step // every > before // every) or self._is_time(trainer)
+        self._is_due = self._is_due or is_due
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._is_due = self._is_due or self._every_steps is None
+
+    def save_if_due(self, trainer: pl.Trainer) -> None:
+        """To be called when a batch within an epoch is over, and before the user's callbacks begin an epoch."""
+        if self._is_due and not is_within_step(trainer):
+            self._is_due = False
+            self.save_last(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        super().on_train_end(trainer, module)
+        names = sorted(name for name in self._metrics if name.startswith("val/"))
+        if self.best_value is None and names and f"val/{self.best_metric}" not in names:
+            _LOG.warning(
+                "There is no best.ckpt: nobody logs val/%s. Set trainer.best_metric and best_mode; there are %s.",
+                self.best_metric,
+                ", ".join(names),
+            )
+
+
+class BeforeUsers(pl.Callback):
+    """Saves what `LateCheckpoints` has to save before the user's callbacks begin an epoch, or end the training.
+
+    What they do at its end (weights are replaced by their average) would not be there in a training that goes on.
+    """
+
+    def __init__(self, checkpoints: LateCheckpoints) -> None:
+        self._checkpoints = checkpoints
+        self._has_trained = False
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._has_trained = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
+        if self._has_trained:
+            trainer.fit_loop._restarting = False  # its setter makes it true where there is a max_steps
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._checkpoints.save_if_due(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._checkpoints.save_at_end(trainer)

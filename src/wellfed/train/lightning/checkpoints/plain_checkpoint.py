@@ -1,0 +1,103 @@
+"""Writes checkpoint files: beside their target, with a digest, and without what a weights-only load would refuse."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
+
+_LOG = logging.getLogger(__name__)
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
+_LEFT_OUT = object()
+
+
+FACTS = "trailer"
+"""Key of a checkpoint's content that goes to its trailer instead of the archive."""
+
+
+class DigestCheckpointIO(TorchCheckpointIO):
+    """Writes a file beside its target, with a trailer, and flushes it to disk.
+
+    Lightning's own writes the whole file to memory, then to the temporary directory, and moves it.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        facts = checkpoint.pop(FACTS, {})
+        if "://" in str(path) or storage_options is not None:  # not on a disk of this machine
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        is_users = not target.name.startswith(".")  # a run folder that was removed is not made again
+        target.parent.mkdir(parents=is_users, exist_ok=True)
+        facts = {"step": checkpoint.get("global_step"), **facts}
+        checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts)
+
+
+class PlainCheckpointIO(DigestCheckpointIO):
+    """Leaves out objects, such as those that ``save_hyperparameters`` collects, and says once which.
+
+    Otherwise a sound file could be loaded by no command: checkpoints are loaded weights-only, since unpickling an
+    object runs whatever code the file names.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        left_out: dict[str, str] = {}
+        super().save_checkpoint(plain(checkpoint, left_out), path, storage_options)
+        new = {name: kind for name, kind in left_out.items() if name not in self._told}
+        if new:
+            self._told.update(new)
+            _LOG.warning(
+                "Checkpoints are written without %s: they hold plain values and tensors alone, and are loaded "
+                "weights-only.",
+                ", ".join(f"{name} ({kind})" for name, kind in new.items()),
+            )
+
+
+def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
+    """The same tree of what a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
+
+    Paths become text, mappings dicts, numpy's numbers Python's. ``left_out`` gets dotted name and type of what is left
+    out. A list with such an entry is left out as a whole, as its other entries would change their places.
+    """
+    if type(content) is Counter:
+        return content
+    if isinstance(content, Mapping):
+        return _plain_mapping(content, left_out, name)
+    if type(content) in (list, tuple, set):
+        items = [plain(item, left_out, name) for item in content]
+        return _LEFT_OUT if any(item is _LEFT_OUT for item in items) else type(content)(items)
+    if isinstance(content, np.generic):
+        return content.item()
+    if isinstance(content, PurePath):
+        return str(content)
+    is_plain = type(content) in _PLAIN or type(content) in torch.serialization.get_safe_globals()
+    if content is None or isinstance(content, torch.Tensor) or is_plain:
+        return content
+    left_out[name] = type(content).__qualname__
+    return _LEFT_OUT
+
+
+def _plain_mapping(content: Mapping[Any, Any], left_out: dict[str, str], name: str) -> Any:
+    kept = {}
+    for key, value in content.items():
+        inner = f"{name}.{key}" if name else str(key)
+        plain_key, plain_value = plain(key, left_out, inner), plain(value, left_out, inner)
+        if plain_key is not _LEFT_OUT and plain_value is not _LEFT_OUT:
+            kept[plain_key] = plain_value
+    if type(content) is not OrderedDict:
+        return kept
+    ordered = OrderedDict(kept)  # a state_dict: torch keeps versions of its modules beside the entries
+    if hasattr(content, "_metadata"):
+        ordered._metadata = content._metadata  # type: ignore[attr-defined]
+    return ordered

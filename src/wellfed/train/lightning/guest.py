@@ -1,0 +1,188 @@
+"""Gives a user's own LightningModule ``trainer.on_nan`` and ``gpu.compile``, and a Trainer for its callbacks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from wellfed.observe.timing.wall import Wall
+from wellfed.record import OnEvent
+from wellfed.train.lightning.callbacks.clock import delivery_of, is_within_step
+from wellfed.train.lightning.callbacks.users import Last
+from wellfed.train.lightning.checkpoints.plain_checkpoint import PlainCheckpointIO
+from wellfed.train.lightning.trainer import TrainerOptions, make_trainer, overrides
+from wellfed.train.memory.oom import MemoryFailure, classify
+from wellfed.train.memory.step_start import StepStart
+from wellfed.train.step.compiled import Compiled
+from wellfed.train.step.non_finite import (
+    USUAL_CAUSES,
+    NonFiniteLoss,
+    OnNan,
+    all_finite,
+    as_scheduled,
+    between,
+    halve_rate,
+)
+
+
+def make_guest_trainer(
+    options: TrainerOptions,
+    callbacks: Sequence[pl.Callback],
+    folder: Path,
+    *,
+    users: Sequence[pl.Callback] = (),
+    last: Sequence[pl.Callback] = (),
+    loggers: Sequence[Any],
+    log_every: int = 50,
+    sanity_batches: int = 0,
+    wall: Wall | None = None,
+) -> pl.Trainer:
+    """As `make_trainer`, where a LightningModule or callbacks of the user's log by themselves.
+
+    ``last`` come behind ``users`` and behind the callbacks that a LightningModule brings.
+    """
+    return make_trainer(
+        options,
+        [*callbacks, Last(last, users, wall or Wall())],
+        folder,
+        users=users,
+        logger=loggers,
+        log_every_n_steps=log_every,
+        num_sanity_val_steps=sanity_batches,
+        plugins=[PlainCheckpointIO()],
+    )
+
+
+def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
+    """Compile the module's ``training_step``; one that can't be compiled is given up for good, with a warning.
+
+    For automatic optimization alone: a step that fails half way is done again, which must not have stepped.
+    """
+    compiled = Compiled(module.training_step, mode, on_failure)
+
+    @functools.wraps(module.training_step)
+    def training_step(*arguments: Any, **named: Any) -> Any:
+        try:
+            return compiled(*arguments, **named)
+        finally:
+            if compiled.has_compiled:
+                compiled.has_compiled, module.was_disturbed = False, True
+
+    module.training_step = training_step
+
+
+def builds_itself_later(module: pl.LightningModule) -> bool:
+    """Whether the module may make layers when a Trainer has it: its weights can't be compared or loaded before."""
+    return overrides(module, "setup") or overrides(module, "configure_model")
+
+
+class StepMemory(pl.Callback):
+    """Tells whether memory ran out in a training step, on the way of its batch to the device too."""
+
+    def __init__(self) -> None:
+        self.failure: MemoryFailure | None = None
+        self.samples = 0
+        """Of the step in which it did, on this rank."""
+        self._done: Any = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not is_within_step(trainer):
+            self._done = delivery_of(trainer, None)
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        step = delivery_of(trainer, None)
+        if trainer.training and step is not None and step is not self._done:
+            self.failure, self.samples = classify(exception), step.size
+
+
+def _keeping_halves(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a module's ``lr_scheduler_step`` that leaves a halved rate halved."""
+
+    @functools.wraps(step)
+    def lr_scheduler_step(scheduler: Any, *arguments: Any) -> Any:
+        with as_scheduled(scheduler.optimizer):
+            return step(scheduler, *arguments)
+
+    return lr_scheduler_step
+
+
+class NonFinite(pl.Callback):
+    """Ends training at a loss that is no finite number, or leaves out the optimizer steps of its batch, and puts
+    buffers back. A gradient that is no finite number is left out likewise, unless a scaler does that.
+
+    With ``raise`` the device is asked every ``every`` steps and before each checkpoint, which so never holds what came
+    of such a loss; with ``skip`` and ``halve_lr`` at every optimizer step.
+    """
+
+    def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
+        self._action, self._every, self._on_event = action, every, on_event
+        self._is_finite: Tensor | None = None
+        self._looked_at_step = 0
+        self._start: StepStart | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._looked_at_step = trainer.global_step
+        if self._action != "raise":
+            self._start = StepStart(module, module.device)
+        if self._action == "halve_lr":
+            module.lr_scheduler_step = _keeping_halves(module.lr_scheduler_step)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if self._start is not None and batch_idx % trainer.accumulate_grad_batches == 0:
+            self._is_finite = None
+            self._start.take()
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+        is_finite = torch.isfinite(loss.detach()).all()
+        self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
+        if self._start is None:
+            return
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            gradients = all_finite(weight.grad for weight in weights if weight.grad is not None)
+            self._is_finite = gradients if self._is_finite is None else self._is_finite & gradients
+        if self._is_all_finite(trainer):
+            return
+        self._start.restore_buffers()
+        for weight in weights:
+            weight.grad = None  # an optimizer leaves out what has no gradient
+        is_halved = self._action == "halve_lr" and halve_rate(optimizer)
+        self._on_event("nan", step=trainer.global_step + 1, action="halve_lr" if is_halved else "skip")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        if trainer.global_step // self._every > self._looked_at_step // self._every:
+            self._look(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        self._look(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._look(trainer)
+        if self._action == "halve_lr":
+            vars(module).pop("lr_scheduler_step", None)  # a later training wraps it again
+
+    def _look(self, trainer: pl.Trainer) -> None:
+        if self._action != "raise":
+            return
+        first, self._looked_at_step = self._looked_at_step + 1, trainer.global_step
+        is_finite, self._is_finite = self._is_all_finite(trainer), None
+        if not is_finite:
+            raise NonFiniteLoss(
+                f"The training loss was not a finite number {between(first, trainer.global_step)}. "
+                f"{USUAL_CAUSES} trainer.on_nan=skip or halve_lr leave such steps out."
+            )
+
+    def _is_all_finite(self, trainer: pl.Trainer) -> bool:
+        """Of all ranks since the last question; waits for the device."""
+        decision = self._is_finite is None or bool(self._is_finite)
+        if trainer.world_size > 1:
+            decision = trainer.strategy.reduce_boolean_decision(decision, all=True)
+        return decision

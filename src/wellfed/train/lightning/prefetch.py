@@ -1,0 +1,81 @@
+"""Puts device prefetch between a loader and the module that trains on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from wellfed import batches
+from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.lightning.trainer import overrides
+from wellfed.train.memory import oom
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def prefetched(
+    loader: Any, module: pl.LightningModule, device: torch.device, ahead: int, *, what: str = "training"
+) -> Iterator[Any]:
+    """The loader, or one that copies ``ahead`` of its batches to the device before they are asked for.
+
+    A user's LightningModule with a ``transfer_batch_to_device`` of its own has its batches moved by that, once each.
+    One that changes batches before they are moved (``on_before_batch_transfer``) can't have them moved ahead.
+    """
+    if ahead == 0:
+        yield loader
+        return
+    if overrides(module, "on_before_batch_transfer"):
+        _LOG.warning(
+            "loader.device_prefetch=%d is not used for %s: %s changes batches in on_before_batch_transfer. Do that in "
+            "the data set, or in on_after_batch_transfer.",
+            ahead,
+            what,
+            type(module).__name__,
+        )
+        yield loader
+        return
+    ours = module if isinstance(module, StepModule) else None
+    own: Callable[[Any, torch.device, int], Any] | None = None
+    if ours is None and overrides(module, "transfer_batch_to_device"):
+        own = module.transfer_batch_to_device
+    move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
+    prefetcher = DevicePrefetcher(
+        loader,
+        device,
+        ahead,
+        move=move,
+        before_move=ours.weigh if ours and what == "training" else None,
+        no_room=no_room,
+        on_less=_warn_of_fewer if ours is None else ours.fewer_ahead if ours.goes_on(what == "training") else None,
+    )
+    before = vars(module).get("transfer_batch_to_device")  # that of another loader's
+    if own is not None:
+        # Lightning asks for every batch, those of other loaders too.
+        module.transfer_batch_to_device = lambda batch, where, number: (
+            batch if batch is prefetcher.latest else own(batch, where, number)
+        )
+    try:
+        yield prefetcher
+    finally:
+        prefetcher.close()
+        if before is not None:
+            module.transfer_batch_to_device = before
+        elif own is not None:
+            del module.transfer_batch_to_device
+
+
+def no_room(error: Exception) -> str | None:
+    """What an error says, where it is that memory did not suffice."""
+    failure = oom.classify(error)
+    return None if failure is None else failure.message
+
+
+def _warn_of_fewer(ahead: int, message: str) -> None:
+    _LOG.warning("No room on the device for another batch: %d ahead of the step from here on. %s", ahead, message)

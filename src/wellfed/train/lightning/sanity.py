@@ -1,0 +1,138 @@
+"""Evaluates a few batches of validation and test before the first step, so that what is broken there shows at once."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from torchmetrics import Metric
+
+from wellfed.batches import Delivery
+from wellfed.train.lightning.ceiling import put_back, replaced
+from wellfed.train.lightning.module import StepModule
+
+Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
+"""Opens a few batches of a split."""
+_OF_ALL_BATCHES = ("compute", "on_validation_epoch_end", "on_test_epoch_end")
+"""Functions that get what a whole split gave: a few batches may be too few for them."""
+
+
+class SanityCheck(pl.Callback):
+    """Must be the first callback. Afterwards buffers, generators and metrics are as they were; nothing is logged.
+
+    A run that goes on from a checkpoint has been through it. The validation of a user's LightningModule is Lightning's
+    own sanity check (``num_sanity_val_steps``), which calls its hooks as everywhere. Of its test, which Lightning knows
+    no such thing of, the end is left out: there it may write its results.
+    """
+
+    def __init__(
+        self,
+        splits: Mapping[str, Few],
+        found: Callable[[str, Mapping[str, float]], None],
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        """
+        Args:
+            found: gets the metrics of a few batches of each split of a `StepModule`.
+            generators: of the user's own, that are drawn from when a split is read.
+        """
+        self._splits, self._found, self._generators = splits, found, generators
+        self._trying: str | None = None
+        self._until_end = ExitStack()
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._trying = "val"
+        self._until_end.enter_context(self._put_back(module))
+
+    def on_sanity_check_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._until_end.close()
+        self._trying = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.global_step > 0:
+            return
+        for split, few in self._splits.items():
+            self._trying = split
+            with self._put_back(module), few() as deliveries, torch.no_grad():
+                module.eval()
+                if isinstance(module, StepModule):
+                    metrics = _metrics(trainer, module, split, deliveries)
+                    self._trying = None
+                    self._found(split, metrics)
+                elif split == "test":
+                    _try_test(trainer, module, deliveries)
+        self._trying = None
+
+    @contextmanager
+    def _put_back(self, module: pl.LightningModule) -> Iterator[None]:
+        drawn = [generator.get_state() for generator in self._generators]
+        try:
+            with put_back(module, only_buffers=True):
+                yield
+        finally:
+            for generator, state in zip(self._generators, drawn, strict=True):
+                generator.set_state(state)
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        if self._trying is None:
+            return
+        frames = traceback.walk_tb(exception.__traceback__)
+        needs_more = any(frame.f_code.co_name in _OF_ALL_BATCHES for frame, _ in frames)
+        way_out = "; trainer.sanity_batches=0 tries none" if needs_more else ""
+        exception.add_note(f"in the {self._trying} batches that are tried before training{way_out}")
+
+
+def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
+    step = trainer.strategy.validation_step if split == "val" else trainer.strategy.test_step
+    module.evaluation.reset()
+    try:
+        for number, delivery in enumerate(deliveries):
+            step(delivery, number)
+        return module.evaluation.compute()
+    finally:
+        module.evaluation.reset()
+
+
+def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Iterable[Delivery]) -> None:
+    loggers, trainer.loggers = trainer.loggers, [DummyLogger()]
+    trainer.testing = True
+    try:
+        with _forgetting(module):
+            module.on_test_start()
+            module.on_test_epoch_start()
+            for number, delivery in enumerate(deliveries):
+                batch = trainer.strategy.batch_to_device(getattr(delivery, "batch", delivery), module.device, 0)
+                takes_number = len(inspect.signature(module.test_step).parameters) > 1
+                module.on_test_batch_start(batch, number)
+                output = trainer.strategy.test_step(batch, *([number] if takes_number else []))
+                module.on_test_batch_end(output, batch, number)
+    finally:
+        trainer.training, trainer.loggers = True, loggers
+
+
+@contextmanager
+def _forgetting(module: pl.LightningModule) -> Iterator[None]:
+    """The module logs nothing; afterwards its metrics are empty, and its lists and dicts hold what they held."""
+    instead = {name: lambda *arguments, **named: None for name in ("log", "log_dict")}
+    held = {name: value.copy() for name, value in vars(module).items() if _is_plain(name, value)}
+    try:
+        with replaced(module, instead):
+            yield
+    finally:
+        for name, value in vars(module).items():
+            if name in held and _is_plain(name, value):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(held[name])
+        for part in module.modules():
+            if isinstance(part, Metric):
+                part.reset()
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    return not name.startswith("_") and type(value) in (list, dict, set)

@@ -1,0 +1,220 @@
+"""Computes the metrics of a split: means of what the loss gives, torchmetrics, the workload's own evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from wellfed.contract import Batch, Evaluation, FeatureSource, LossOutput
+from wellfed.errors import ConfigError, reason_of
+from wellfed.train.memory import oom
+from wellfed.train.step.compiled import Loss
+
+_LOG = logging.getLogger(__name__)
+_MOST_ENTRIES = 100
+"""Of a metric with a figure for each class."""
+
+
+class Means:
+    """Loss and `LossOutput.metrics`; each batch counts by its weight, so the size of batches changes nothing."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, int] = {}
+
+    def add(self, output: LossOutput, weight: int) -> None:
+        """Add a batch's figures, which are means over this weight."""
+        if weight == 0:
+            return  # a mean over nothing is no number
+        for name, value in {**output.metrics, "loss": output.loss}.items():
+            weighted = value.detach().double().reshape(()) * weight
+            self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
+            self._weights[name] = self._weights.get(name, 0) + weight
+
+    def compute(self) -> dict[str, float]:
+        """One transfer to the host."""
+        if not self._sums:
+            return {}
+        sums = torch.stack(list(self._sums.values())).tolist()
+        return {name: value / self._weights[name] for name, value in zip(self._sums, sums, strict=True)}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Sums of figures and of weights."""
+        return self._sums, self._weights
+
+    def merge(self, states: Sequence[tuple[dict[str, Tensor], dict[str, int]]]) -> None:
+        self.reset()
+        for sums, weights in states:
+            for name, value in sums.items():
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
+                self._weights[name] = self._weights.get(name, 0) + weights[name]
+
+
+class TorchMetrics:
+    """Metrics of torchmetrics, which are given `LossOutput.predictions` and ``targets``."""
+
+    def __init__(self, metrics: Metric | MetricCollection) -> None:
+        self._metrics = metrics if isinstance(metrics, MetricCollection) else MetricCollection(metrics)
+        for metric in self._all():
+            metric.sync_on_compute = False  # ranks may have taken in different numbers of batches: see `merge`
+        self._warned_of: set[str] = set()
+
+    def _all(self) -> Iterator[Any]:
+        """Those within others, too."""
+        return (module for module in self._metrics.modules() if isinstance(module, Metric))
+
+    def reset(self) -> None:
+        self._metrics.reset()
+
+    def update(self, output: LossOutput, model: nn.Module) -> None:
+        """Take a batch in.
+
+        Raises:
+            ConfigError: the model's loss gives nothing to compare.
+        """
+        predictions, targets = output.predictions, output.targets
+        if predictions is None:
+            problem = f"{type(model).__name__}.loss gives no predictions for them."
+            way_out = "Return LossOutput(loss, predictions=..., targets=...): what the metrics' update takes."
+            raise ConfigError.of("workload.metrics", problem, way_out)
+        if isinstance(predictions, Mapping):
+            tensors, given = predictions.values(), dict(predictions)
+            self._move_to(tensors)
+            self._metrics.update(**given)
+        else:
+            arguments = (predictions,) if targets is None else (predictions, targets)
+            self._move_to(arguments)
+            self._metrics.update(*arguments)
+
+    def _move_to(self, arguments: Any) -> None:
+        device = next((value.device for value in arguments if isinstance(value, Tensor)), None)
+        if device is not None:
+            self._metrics.to(device)
+
+    def compute(self) -> dict[str, float]:
+        """Numbers by name; of one with several ``name_0``, ``name_1`` and so on."""
+        found: dict[str, float] = {}
+        for name, value in self._metrics.compute().items():
+            figures = torch.as_tensor(value).detach().cpu()
+            if figures.numel() == 1:
+                found[name] = float(figures)
+            elif figures.dim() == 1 and len(figures) <= _MOST_ENTRIES:
+                found |= {f"{name}_{number}": float(one) for number, one in enumerate(figures)}
+            elif name not in self._warned_of:
+                self._warned_of.add(name)
+                _LOG.warning("The metric %s is no number but of shape %s: left out.", name, tuple(figures.shape))
+        return found
+
+    def state(self) -> list[dict[str, Any]]:
+        """Of each metric its own."""
+        return [dict(metric.metric_state) for metric in self._all()]
+
+    def merge(self, states: Sequence[list[dict[str, Any]]]) -> None:
+        """As torchmetrics itself does it between ranks that have seen equally many batches."""
+        for number, metric in enumerate(self._all()):
+            for name, reduce in metric._reductions.items():
+                setattr(metric, name, _reduced([state[number][name] for state in states], reduce, metric.device))
+            metric._computed, metric._update_count = None, max(1, metric._update_count)
+
+
+def _reduced(values: list[Any], reduce: Any, device: torch.device) -> Any:
+    if isinstance(values[0], Tensor) and not any(isinstance(value, list) for value in values):
+        stacked = torch.stack([value.to(device) for value in values])
+        return stacked if reduce is None else reduce(stacked)
+    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return [item.to(device) if isinstance(item, Tensor) else item for item in flat]
+
+
+def is_of_torchmetrics(evaluation: Any) -> bool:
+    """Whether a workload gives metrics of torchmetrics in the place of an evaluation."""
+    return isinstance(evaluation, (Metric, MetricCollection))
+
+
+def can_be_shared(evaluation: Evaluation | Any | None) -> bool:
+    """Whether it is known how what several ranks have taken in goes together."""
+    if evaluation is None or is_of_torchmetrics(evaluation):
+        return True
+    return all(callable(getattr(evaluation, name, None)) for name in ("state", "merge"))
+
+
+class SplitMetrics:
+    """All that is computed of a split, by one name each; the workload's own evaluation goes before the others."""
+
+    def __init__(self, model: nn.Module, evaluation: Evaluation | Any | None = None, metrics: Any = None) -> None:
+        """
+        Args:
+            evaluation: the workload's; may be metrics of torchmetrics.
+            metrics: of torchmetrics, beside it.
+        """
+        self._model, self._loss = model, Loss(model, "none", lambda message: None, needs_gradient=False)
+        self.own: Evaluation | None = None if is_of_torchmetrics(evaluation) else evaluation
+        given: list[Any] = [each for each in (evaluation if self.own is None else None, metrics) if each is not None]
+        self.means, self.metrics = Means(), [TorchMetrics(each) for each in given]
+        self.takes_loss: bool = getattr(self.own, "with_loss", True) or bool(self.metrics)
+        self._has_taken_loss = False
+        self.best_metric: str = "loss" if self.own is None else self.own.best_metric
+        self.best_mode: Literal["max", "min"] = "min" if self.own is None else self.own.best_mode
+
+    @property
+    def parts(self) -> list[Any]:
+        """Each with a state of its own."""
+        return [self.means, *self.metrics, *([] if self.own is None else [self.own])]
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part.reset()
+
+    def update(self, batch: Batch, weight: int, features: FeatureSource | None) -> None:
+        """Take a batch in, of which the model's loss is a mean over ``weight``."""
+        output = self._output(batch) if self.takes_loss else None
+        if output is not None:
+            self.means.add(output, weight)
+            for metrics in self.metrics:
+                metrics.update(output, self._model)
+        if self.own is not None:
+            self.own.update(self._model, batch, *(() if features is None else (features,)))
+
+    def _output(self, batch: Batch) -> LossOutput | None:
+        """What the loss gives; None from the first batch on where the split is of another kind than training's."""
+        try:
+            output = self._loss(batch)
+        except Exception as error:
+            is_needed = self.own is None or bool(self.metrics) or self._has_taken_loss
+            if is_needed or oom.classify(error, takes_suspects=True) is not None:
+                raise
+            self.takes_loss = False
+            _LOG.warning(
+                "Of this split there is no loss beside %s: %s.loss can't take its batches (%s). with_loss = False in "
+                "that class leaves it out without a word.",
+                type(self.own).__name__,
+                type(self._model).__name__,
+                reason_of(error),
+            )
+            return None
+        self._has_taken_loss = True
+        return output
+
+    def compute(self) -> dict[str, float]:
+        """The figures of all that was taken in; waits for the device."""
+        found = {name: value for part in self.parts for name, value in part.compute().items()}
+        return {name: float(value) for name, value in found.items()}
+
+    def state(self) -> list[Any]:
+        return [part.state() for part in self.parts]
+
+    def merge(self, states: Sequence[list[Any]]) -> None:
+        for part, own in zip(self.parts, zip(*states, strict=True), strict=True):
+            part.merge(list(own))
+
+    def artifacts(self, folder: Path) -> dict[str, Path]:
+        """The files that the workload's evaluation writes."""
+        return {} if self.own is None else dict(self.own.artifacts(folder))

@@ -1,0 +1,204 @@
+"""Lightning's Trainer with our callbacks, and what a run does with it: training, weights from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
+from lightning.pytorch.profilers import PassThroughProfiler
+
+from wellfed.train.lightning.callbacks.together import Together
+from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
+from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """How long and where; every field is decided."""
+
+    accelerator: Literal["cpu", "gpu"]
+    devices: int
+    strategy: Literal["auto", "ddp", "fsdp"]
+    precision: str
+    max_epochs: int | None
+    max_steps: int | None
+    max_time_s: float | None
+    gradient_clip: float | None
+    validate_every_steps: int | None
+    deterministic: bool
+    channels_last: bool = False
+    tf32: bool = False
+    cudnn_benchmark: bool = False
+    num_nodes: int = 1
+    accumulate: int = 1
+    """Parts in which a user's LightningModule is handed the batch of a step."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: processes that train together, one a device."""
+        return self.num_nodes * self.devices
+
+
+def set_backend_flags(options: TrainerOptions) -> None:
+    """TF32 and cuDNN, once a process. The older API alone: torch 2.13 raises when both are used, and Lightning reads
+    this one."""
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    if options.accelerator == "gpu":
+        torch.backends.cudnn.allow_tf32 = options.tf32
+        torch.backends.cudnn.benchmark = options.cudnn_benchmark
+
+
+def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
+    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do.
+
+    ``more`` are Lightning's arguments, and ``users``: callbacks that stand behind ours, each on its own.
+    """
+    quiet_lightning()
+    users = more.pop("users", ())
+    strategy: Any = options.strategy
+    if strategy == "fsdp":
+        from wellfed.train.lightning.sharding import fsdp_strategy
+
+        strategy = fsdp_strategy()
+    trainer = pl.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=strategy,
+        precision=options.precision,
+        max_epochs=-1 if options.max_epochs is None else options.max_epochs,
+        max_steps=-1 if options.max_steps is None else options.max_steps,
+        max_time=None if options.max_time_s is None else timedelta(seconds=options.max_time_s),
+        gradient_clip_val=options.gradient_clip,
+        check_val_every_n_epoch=None if options.validate_every_steps else 1,
+        val_check_interval=options.validate_every_steps and options.validate_every_steps * options.accumulate,
+        accumulate_grad_batches=options.accumulate,
+        deterministic=options.deterministic or None,
+        callbacks=[Together([Settled(), ExactResume(), *callbacks]), *users],
+        profiler=NoProfiler(),
+        default_root_dir=str(folder),
+        use_distributed_sampler=False,
+        num_sanity_val_steps=more.pop("num_sanity_val_steps", 0),
+        logger=more.pop("logger", False),
+        enable_checkpointing=any(isinstance(user, Checkpoint) for user in users),
+        enable_progress_bar=any(isinstance(user, ProgressBar) for user in users),
+        enable_model_summary=False,
+        plugins=more.pop("plugins", [DigestCheckpointIO()]),
+        **more,
+    )
+    with suppress(ImportError):  # a Lightning with other insides than those it was written for
+        from wellfed.train.lightning.loop import StepLoop
+
+        lightnings = trainer.fit_loop.epoch_loop
+        trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
+    return trainer
+
+
+class NoProfiler(PassThroughProfiler):
+    """Measures nothing: Lightning's own enters a generator around each hook, dozens of times a step."""
+
+    _nothing: AbstractContextManager[None] = nullcontext()
+
+    def profile(self, action_name: str) -> AbstractContextManager[None]:
+        return self._nothing
+
+
+class Settled(pl.Callback):
+    """Waits for the device once, before training.
+
+    Lightning hands a model to DDP on a stream of its own (`DDPStrategy._setup_model`), which sends the weights of rank
+    0 to the others there, and nothing orders the first step, on another stream, after that.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        device = trainer.strategy.root_device
+        if device.type == "cuda" and trainer.world_size > 1:
+            torch.cuda.synchronize(device)
+
+
+def quiet_lightning() -> None:
+    """Lightning's notes go to our log file; tips about its own products go nowhere."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Said of the inline loader, which needs no workers; about our loaders Lightning knows nothing.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+    # Figures are handed over at the end of an epoch, however short it is.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
+    # The ceiling run has nothing to validate; frozen encoders stay in eval mode on purpose; torch's own deprecation.
+    warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
+    warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # What a checkpoint holds as its weights is the average.
+    warnings.filterwarnings("ignore", message=".*WeightAveraging callback, but loading a checkpoint outside.*")
+
+
+def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | None:
+    """Optimizer steps of the whole run; None if only time limits it, or nobody knows how long an epoch is."""
+    known = None not in (options.max_epochs, steps_per_epoch)
+    of_epochs = options.max_epochs * steps_per_epoch if known else None  # type: ignore[operator]
+    return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
+
+
+def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
+    """What ended a training that ended well, as a knob with its value or as the name of a callback."""
+    if options.max_steps is not None and trainer.global_step >= options.max_steps:
+        return f"trainer.max_steps={options.max_steps}"
+    if options.max_epochs is not None and trainer.current_epoch >= options.max_epochs:
+        return f"trainer.max_epochs={options.max_epochs}"
+    stopped = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message]
+    if stopped:
+        reason = str(stopped[0].stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+        return f"{type(stopped[0]).__name__}: {reason}"
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
+    if options.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
+        return f"trainer.max_time_s={options.max_time_s:g}"
+    return None
+
+
+def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
+    """Timing events of the device, None where the host's clock is the truth."""
+    if device.type != "cuda":
+        return None
+    return lambda: torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:
+    """Train; go on from a checkpoint if there is one. Checkpoints are loaded weights-only."""
+    if checkpoint is not None:
+        trainer.callbacks.append(GoOn(loader))
+    trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+
+
+def overrides(module: pl.LightningModule, hook: str) -> bool:
+    """Whether a user's LightningModule has a hook of its own, or one of its LightningDataModule's."""
+    return hook in vars(module) or getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
+
+
+def has_step(module: pl.LightningModule, split: str) -> bool:
+    """Whether a user's LightningModule evaluates this split."""
+    return overrides(module, {"val": "validation_step", "test": "test_step"}[split])
+
+
+def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[str]:
+    """Names in which a checkpoint's weights and the module's differ, with both shapes; a few at most."""
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    other = {name: tuple(value.shape) for name, value in state_dict.items()}
+    names = [name for name in own | other if own.get(name) != other.get(name)]
+    return [f"{name}: {other.get(name, 'absent')} there, {own.get(name, 'absent')} here" for name in names[:3]]
+
+
+def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
+    """Put a checkpoint's weights into the module. Loads weights-only."""
+    state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    module.load_state_dict(state["state_dict"])

@@ -1,0 +1,57 @@
+"""Lists what holds device memory between two steps, part by part, and what would hold less, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from wellfed.contract import FeatureSource
+from wellfed.train.memory.features import DeviceTable, HostTable
+from wellfed.units import show_bytes
+
+
+def bytes_by_part(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None, buckets: int = 0
+) -> dict[str, int]:
+    """Bytes of what a step needs before any activation; of the optimizer what it holds by now.
+
+    Args:
+        buckets: bytes in which ranks sum gradients.
+    """
+    weights = list(model.parameters())
+    states = () if optimizer is None else (value for state in optimizer.state.values() for value in state.values())
+    return {
+        "parameters": sum(each.nbytes for each in [*weights, *model.buffers()]),
+        "gradients": sum(each.nbytes for each in weights if each.requires_grad),
+        "gradient buckets": buckets,
+        "optimizer state": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
+        "feature table": features.table.nbytes if isinstance(features, DeviceTable) else 0,
+    }
+
+
+def largest_parts(parts: Mapping[str, int]) -> str:
+    """``Largest parts: optimizer state 4.1 GiB, parameters 2.0 GiB.``"""
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return f"Largest parts: {', '.join(f'{name} {show_bytes(size)}' for name, size in ordered if size)}."
+
+
+def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahead: int) -> list[str]:
+    """What can be typed to hold less, with the bytes that it spares, the most first."""
+    spared: dict[str, int] = {}
+    if precision != "bf16-true":
+        halves = ("parameters", "gradients", "optimizer state")
+        spared["gpu.precision=bf16-true"] = sum(parts[name] for name in halves) // 2
+    if parts["feature table"]:
+        spared["memory.features=dynamic"] = parts["feature table"]
+    typed = [f"{change} ({show_bytes(size)} less)" for change, size in sorted(spared.items(), key=lambda one: -one[1])]
+    return typed + ([f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else [])
+
+
+def way_out_of_host(features: FeatureSource | None) -> str:
+    """What can be typed where the host of a card ran out of memory: the step's own parts are on the card."""
+    ways = ["fewer loader.num_workers", "a smaller loader.prefetch_factor", "a machine with more memory"]
+    if isinstance(features, HostTable):
+        ways.insert(0, f"memory.features=dynamic ({show_bytes(features.table.nbytes)} less)")
+    return f"It is the host's memory, not the card's. Next: {'; or '.join(ways)}."

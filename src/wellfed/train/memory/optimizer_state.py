@@ -1,0 +1,150 @@
+"""Makes an optimizer's state before the first batch, and tells whether a step was applied in part."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.train.memory import oom
+
+_LOG = logging.getLogger(__name__)
+_RATES = ("lr", "weight_decay")
+"""What moves a weight whose gradient is zero."""
+
+
+def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    """Let the optimizer make its state now, by a step with rate 0 on zero gradients; whether it did.
+
+    Weights stay as they are, bit for bit, and so does what later steps make of them: it is tried on a small copy of the
+    optimizer first, and left where that comes out otherwise (an optimizer that keeps its first gradient, say). Also
+    left: a state that is there already, as that of all weights but those that have only now begun to be trained. The
+    peak of memory is that of an ordinary step.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room; nothing has changed, though torch may have counted changes of weights.
+    """
+    of_all = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    known = list(optimizer.state)
+    weights = [weight for weight in of_all if weight not in optimizer.state]
+    with torch.random.fork_rng(devices={weight.device for weight in weights if weight.is_cuda}):
+        if not weights or not _is_a_fresh_start(optimizer):
+            return False
+        # As those of nn.Embedding(sparse=True).
+        sparse_modules = [module for module in model.modules() if getattr(module, "sparse", False) is True]
+        sparse = {weight for module in sparse_modules for weight in module.parameters(recurse=False)}
+        try:
+            for weight in of_all:
+                weight.grad = None  # that of the step before would change what is there
+            for weight in weights:
+                weight.grad = _no_change(weight) if weight in sparse else torch.zeros_like(weight)
+            _step_in_place(optimizer)
+        except BaseException:
+            for weight in [weight for weight in optimizer.state if weight not in known]:
+                del optimizer.state[weight]
+            raise
+        finally:
+            for weight in weights:
+                weight.grad = None
+    return True
+
+
+class BeforeStep:
+    """What an optimizer has before a step: whether the step has begun to change it, where it then fails."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._had_state, self._counts = optimizer, bool(optimizer.state), _counts(optimizer)
+
+    def is_as_it_was(self) -> bool:
+        """Whether the step can be done again. States that it was about to make are gone: of a weight that has one of
+        several, the next step would take all of them to be there."""
+        if not self._had_state:
+            self._optimizer.state.clear()
+        return _counts(self._optimizer) == self._counts
+
+
+def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Torch's counts of changes of all weights and states, and numbers that an optimizer keeps of them or of groups."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states = [value for state in [*optimizer.state.values(), *optimizer.param_groups] for value in state.values()]
+    return [
+        each._version if isinstance(each, Tensor) else each
+        for each in [*weights, *states]
+        if isinstance(each, (Tensor, int, float))
+    ]
+
+
+def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
+    """Let its step work on one weight after the other: slower, without temporaries of the size of all; whether that
+    changes anything."""
+    has_changed = False
+    for group in optimizer.param_groups:
+        foreach = group.get("foreach", False)
+        if foreach is None:  # torch's choice then: all at once on a GPU
+            foreach = all(weight.is_cuda for weight in group["params"])
+        if foreach and not group.get("fused"):
+            group["foreach"] = False
+            has_changed = True
+    return has_changed
+
+
+def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
+    """One step that changes no weight, after which the counts of steps are 0 where it has begun them."""
+    known = set(optimizer.state)
+    kept = [(group, name, group[name]) for group in optimizer.param_groups for name in _RATES if name in group]
+    try:
+        for group, name, rate in kept:
+            group[name] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        optimizer.step()
+    finally:
+        for group, name, rate in kept:
+            group[name] = rate
+    for weight, state in optimizer.state.items():
+        count = None if weight in known else state.get("step")
+        if isinstance(count, Tensor):
+            count.zero_()
+        elif count is not None:
+            state["step"] = type(count)(0)
+
+
+def _is_a_fresh_start(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether three steps of a small copy come out the same with and without `_step_in_place` before them."""
+    try:
+        plain, begun = (_three_steps(optimizer, begins=begins) for begins in (False, True))
+    except Exception as error:  # an optimizer of the user's own, which training will meet
+        if oom.classify(error) is not None:
+            raise
+        _LOG.info("the optimizer's state is made by its first step: a step of a small copy failed (%r)", error)
+        return False
+    return all(torch.equal(one, other) for one, other in zip(plain, begun, strict=True))
+
+
+def _three_steps(optimizer: torch.optim.Optimizer, *, begins: bool) -> list[Tensor]:
+    weights: list[Tensor] = []
+    groups: list[dict[str, Any]] = []
+    draw = torch.Generator().manual_seed(1)
+    for group in optimizer.param_groups:
+        weights.append(torch.randn(3, 2, generator=draw).to(group["params"][0].detach()).requires_grad_())
+        options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        groups.append({**options, "params": [weights[-1]]})
+    make: Any = type(optimizer)
+    copy, is_sparse = make(groups), isinstance(optimizer, torch.optim.SparseAdam)
+    if begins:
+        for weight in weights:
+            weight.grad = _no_change(weight) if is_sparse else torch.zeros_like(weight)
+        _step_in_place(copy)
+    for _ in range(3):
+        for weight in weights:
+            gradient = torch.randn(3, 2, generator=draw).to(weight)
+            weight.grad = gradient.to_sparse(1) if is_sparse else gradient
+        copy.step()
+    return [weight.detach() for weight in weights]
+
+
+def _no_change(weight: Tensor) -> Tensor:
+    """A sparse gradient without entries."""
+    indices = torch.empty((1, 0), dtype=torch.long, device=weight.device)
+    values = weight.detach().new_empty((0, *weight.shape[1:]))
+    return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)

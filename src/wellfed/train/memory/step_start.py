@@ -1,0 +1,84 @@
+"""Saves what a training step changes besides the weights, so that a step done again is the same step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed import generators
+from wellfed.train.memory.snapshot import LARGE_BYTES
+
+
+class StepStart:
+    """Random generators and buffers as they were when a step began.
+
+    A buffer beyond ``LARGE_BYTES`` that the first step leaves as it is (a mask, a table) is copied again only when
+    torch has counted a change of it: copies of all would cost the memory of all for nothing.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device = device
+        self._buffers = [
+            _Buffer(module, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._generators: dict[str, Any] = {}
+
+    is_taken = False
+    """There is a start to go back to; to be set to False where a step is over."""
+
+    def take(self) -> None:
+        """The step begins now; does not wait for the device, but for a moment before the second step."""
+        self.is_taken = False  # copies may run out of memory themselves
+        self._generators = generators.state(self._device)
+        for buffer in self._buffers:
+            buffer.take()
+        self.is_taken = True
+
+    def restore(self) -> None:
+        """Everything as it was at the latest `take`; nothing to do before the first, or where that has failed."""
+        if not self.is_taken:
+            return
+        generators.restore(self._generators, self._device)
+        self.restore_buffers()
+
+    def restore_buffers(self) -> None:
+        """Buffers as they were at the latest `take`."""
+        for buffer in self._buffers:
+            buffer.restore()
+
+
+class _Buffer:
+    """One buffer of a module, which may also be replaced by another tensor."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module, self._name = module, name
+        self._tensor: Tensor | None = None
+        self._copy: Tensor | None = None
+        self._version = -1
+        self._stays: bool | None = None
+        """Of a large one: the first step has left it as it was; None = it is not known yet."""
+
+    @torch.no_grad()
+    def take(self) -> None:
+        tensor = self._module._buffers[self._name]
+        if tensor is not None and tensor is self._tensor and tensor._version == self._version:
+            if self._stays is None and self._copy is not None and tensor.nbytes > LARGE_BYTES:
+                self._stays = torch.equal(tensor, self._copy)  # kernels may write to it without torch's counting
+            if self._stays:
+                self._copy = None
+                return
+        else:
+            self._stays = None if self._tensor is None else False
+        self._tensor, self._copy = tensor, None if tensor is None else tensor.clone()
+        self._version = -1 if tensor is None else tensor._version
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        if self._tensor is not None and self._copy is not None:
+            self._tensor.copy_(self._copy)
+        self._module._buffers[self._name] = self._tensor

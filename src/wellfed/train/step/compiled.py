@@ -1,0 +1,119 @@
+"""Compiles what a step computes, and goes on without where that fails."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from wellfed.contract import Batch, LossOutput
+from wellfed.errors import WellfedError
+from wellfed.train.memory import oom
+from wellfed.train.step.loss_faults import explained, output_of
+
+_LOG = logging.getLogger(__name__)
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""``gpu.compile`` modes in which torch records CUDA graphs."""
+
+
+class Compiled:
+    """A function that torch compiles; where it can't, that is given up for good, with a warning.
+
+    One that fails half way is called again: what it has done by then must not matter.
+    """
+
+    def __init__(self, function: Callable[..., Any], mode: str, on_failure: Callable[[str], None]) -> None:
+        """``mode`` is that of ``gpu.compile``; ``none`` leaves the function as it is."""
+        self._function, self._on_failure = function, on_failure
+        self._compiled: Callable[..., Any] | None = None
+        if mode != "none":
+            self._compiled = torch.compile(function, mode=mode)
+        self._has_graphs = mode in WITH_CUDA_GRAPHS
+        self.has_compiled = False
+        """Turns true when a call has compiled something (a new shape does); reset by who reads it."""
+
+    @property
+    def overwrites(self) -> bool:
+        """Each call writes to the memory of what the one before has returned, and of the gradients that came of it:
+        CUDA graphs have their results in one place. What is needed longer must be copied.
+        """
+        return self._compiled is not None and self._has_graphs
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """What the function returns."""
+        if self._compiled is None:
+            return self._function(*arguments, **named)
+        before = _compiled_graphs()
+        try:
+            return self._compiled(*arguments, **named)
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
+            self._compiled, self.has_compiled = None, True
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            _LOG.warning("gpu.compile failed (%s); going on without it.", first)
+            self._on_failure(first)
+        finally:
+            self.has_compiled = self.has_compiled or _compiled_graphs() != before
+        return self._function(*arguments, **named)
+
+
+class Loss(Compiled):
+    """``model.loss``, compiled where asked."""
+
+    def __init__(
+        self, model: nn.Module, mode: str, on_failure: Callable[[str], None], *, needs_gradient: bool = True
+    ) -> None:
+        """``needs_gradient``: a backward pass follows wherever torch records one."""
+        super().__init__(model.loss, mode, on_failure)  # type: ignore[arg-type]
+        self._model, self._needs_gradient = model, needs_gradient
+
+    def __call__(self, batch: Batch) -> LossOutput:
+        """Returns the model's loss for the batch.
+
+        Raises:
+            ModelError: a mistake in the model or the data that can be explained.
+        """
+        name = f"{type(self._model).__name__}.loss"
+        try:
+            if self._compiled is None:
+                given = self._function(batch)
+            else:
+                if self._has_graphs:
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                given = super().__call__(batch)
+        except WellfedError:
+            raise
+        except Exception as error:
+            explanation = explained(error, name, batch, self._model)
+            if explanation is None:
+                raise
+            raise explanation from error
+        return output_of(given, name, needs_gradient=self._needs_gradient)
+
+
+def _compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether torch.compile could not compile, and not the code that it compiles failed."""
+    from torch._dynamo import exc
+    from torch._inductor import exc as inductor
+
+    known: list[type[Exception]] = [exc.TorchDynamoException]
+    known += [kind for name in ("InductorError", "CppCompileError") if (kind := getattr(inductor, name, None))]
+    if isinstance(error, tuple(known)):
+        return True
+    if oom.classify(error) is not None:
+        return False
+    # Errors of some types pass through the compiler as they are; the code's own are raised when it runs.
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" for frame, _ in frames)

@@ -1,0 +1,104 @@
+"""Computes a step in its precision: types of weights and inputs, autocast, scaled gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.train.memory import oom
+
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_NOTHING = nullcontext()
+
+
+class Precision:
+    """What ``gpu.precision`` means within a step; the scaler is of gradients, which fp16 loses where they are small."""
+
+    def __init__(self, name: str, device_type: str, scaler: torch.amp.GradScaler | None = None) -> None:
+        self.name, self.scaler = name, scaler
+        self._has_scaled = False
+        """The scaler is set up: by the first loss, and `update` asserts that it is."""
+        self.dtype = torch.bfloat16 if name == "bf16-true" else None
+        """Of weights and inputs; None = each has its own."""
+        # Without the cache, cast weights are gone after each use: a cached one would live to the end of the forward.
+        autocast = _AUTOCAST.get(name)
+        self._autocast = None if autocast is None else torch.autocast(device_type, autocast, cache_enabled=False)
+
+    @classmethod
+    def for_training(cls, name: str, device_type: str) -> Precision:
+        """With a scaler of its own where gradients are fp16."""
+        return cls(name, device_type, torch.amp.GradScaler(device_type) if name == "16-mixed" else None)
+
+    def dtype_of(self, tensor: Tensor) -> torch.dtype:
+        """The type that a weight or an input has in a step."""
+        return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """The model with its weights in the type of the precision."""
+        return model if self.dtype is None else model.to(self.dtype)
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """Within it the forward pass is computed."""
+        if self._autocast is not None:
+            return self._autocast
+        return _NOTHING if self.dtype is None else _default_dtype(self.dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """What the backward pass begins with."""
+        if self.scaler is None:
+            return loss
+        self._has_scaled = True
+        return self.scaler.scale(loss)
+
+    def unscale(self, optimizer: torch.optim.Optimizer, *, clips: bool) -> None:
+        """Give gradients their true size, before they are clipped.
+
+        Raises:
+            RuntimeError: a fused optimizer does that itself, in its step: too late for clipping.
+        """
+        if self.scaler is None:
+            return
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            self.scaler.unscale_(optimizer)
+        elif clips:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} is fused, which does not allow for gradient clipping under gpu.precision="
+                f"{self.name}: it takes the scale off gradients within its step. Set workload.optimizer.fused=false, "
+                "or trainer.gradient_clip=null."
+            )
+
+    def scaler_state(self) -> list[Tensor]:
+        """What `step` changes besides weights and the optimizer's states."""
+        scaler = self.scaler
+        found = () if scaler is None else (scaler._scale, scaler._growth_tracker)  # no public tensor of them
+        return [each for each in found if each is not None]
+
+    def step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
+        """The optimizer's step, which may ask for gradients more than once."""
+        if self.scaler is None:
+            optimizer.step(gradients)  # type: ignore[arg-type]
+            return
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError(f"LBFGS can't be used with gpu.precision={self.name}. Set gpu.precision=32-true.")
+        try:
+            gradients()
+            self.scaler.step(optimizer)
+        except Exception as error:
+            if self._has_scaled and oom.classify(error, takes_suspects=True) is not None:
+                self.scaler.update(self.scaler.get_scale())  # else it refuses a step that is done again
+            raise
+        self.scaler.update()
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,346 @@
+"""Trains on one batch: the optimizer step that training, `fit`, the probe before training and the rehearsal all run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.contract import FeatureSource
+from wellfed.errors import ModelError
+from wellfed.record import OnEvent, ignore_event
+from wellfed.train.memory import breakdown, oom
+from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.memory.optimizer_state import allocate
+from wellfed.train.memory.step_start import StepStart
+from wellfed.train.memory.thrash import Thrash
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss_faults import add_place
+from wellfed.train.step.micro_batches import MicroBatch, Preparation
+from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.ranks import Ranks
+from wellfed.train.step.retry import StepRetry
+from wellfed.train.step.totals import Totals
+
+
+class StepListener:
+    """Hears what goes on within a step, and may change gradients; this one does nothing."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """What a micro-batch adds to the loss of the step; its backward pass comes next."""
+
+    def after_backward(self) -> None:
+        """The backward pass of a micro-batch is done; with a scaler its gradients are scaled."""
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are whole, in their true size, and not clipped yet."""
+
+
+class _NoWeight(Exception):
+    """The samples of the step count nothing, on no rank: nothing is masked, or all is padding."""
+
+
+class TrainStep:
+    """Call it with a delivery; the weights change.
+
+    Args:
+        micro: sizes of micro-batches; they may change from step to step.
+        features: asked for the source of feature rows at each micro-batch.
+        ladder: ways of needing less memory; None = a failure of memory is nothing that is known here.
+        retry_on_oom: False = the first failure ends the run, and nothing is kept for doing a step again.
+        may_adapt: False = the same, though all is prepared for doing a step again.
+        batches_ahead: copied to the device ahead of the step, for what is said of memory.
+        listener: told what goes on, again where a step is done again.
+        number: of the step before the first, for events.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss: Loss,
+        prepare: Preparation,
+        micro: MicroBatches,
+        precision: Precision,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        features: Callable[[], FeatureSource | None] = lambda: None,
+        totals: Totals | None = None,
+        gradient_clip: float | None = None,
+        on_nan: OnNan = "raise",
+        ladder: Ladder | None = None,
+        retry_on_oom: bool = False,
+        may_adapt: bool = True,
+        batches_ahead: int = 0,
+        listener: StepListener | None = None,
+        on_event: OnEvent = ignore_event,
+        number: int = 0,
+    ) -> None:
+        self.number = number
+        self.num_micro_batches = self.largest = self.samples = 0
+        """Of the latest step on this rank: micro-batches, samples of the largest, samples as the model counts them."""
+        self.was_disturbed = False
+        """A step compiled or was done again: its time is no figure. Reset by who reads it."""
+        self.totals = totals or Totals()
+        self._model, self._optimizer, self._loss, self._prepare, self._micro = model, optimizer, loss, prepare, micro
+        self._precision, self._device, self._features = precision, device, features
+        self._ranks = ranks = ranks or Ranks()
+        self._clip = ranks.clipping(optimizer, gradient_clip) if gradient_clip else None
+        self._on_nan, self._on_event = on_nan, on_event
+        self._batches_ahead, self._listener = batches_ahead, listener
+        self._trained = list(model.parameters())  # to find them takes a walk through all modules
+        self._is_finite: Tensor | None = None
+        self._is_left_out = False
+        self._num_empty = 0
+        self._is_undoable = False
+        """A step is under way that has changed no weight yet."""
+        self._may_split = ladder is not None and retry_on_oom and may_adapt
+        self._is_split_checked = False
+        self._start = StepStart(model, device) if retry_on_oom or on_nan != "raise" else None
+        self._takes_start = not (retry_on_oom and ladder is not None)  # else `StepRetry` does
+        self._retry = StepRetry(
+            ladder,
+            self._start if retry_on_oom else None,
+            forget=self._forget,
+            way_out=self._way_out,
+            on_event=on_event,
+            ranks=ranks,
+            may_adapt=may_adapt,
+        )
+        is_watched = device.type == "cuda" and retry_on_oom and may_adapt
+        self._thrash = Thrash(device) if is_watched else None
+
+    def __call__(self, delivery: Delivery) -> Tensor:
+        """The loss, as it was before the step.
+
+        Raises:
+            OutOfMemoryExhausted: memory does not suffice, in no way that is left.
+            DataError: the step has micro-batches, or may come to have, and the batch can't be cut.
+        """
+        self.number += 1
+        self._retry.step = self.number
+        self._is_left_out = False
+        self._check_split(delivery)
+        losses: list[Tensor] = []
+
+        def passes() -> Tensor:
+            loss = self.forward_backward(delivery, self.split(delivery))
+            self._ranks.make_room()
+            return loss
+
+        def gradients() -> Tensor:
+            """An optimizer may ask for them more than once."""
+            if self._start is not None and self._takes_start:
+                self._start.take()
+            self._is_undoable = not losses
+            with torch.enable_grad():  # its step may run without
+                losses.append(self._retry.gradients(passes))
+            self.totals.hold()
+            self._ranks.average_gradients()
+            if self._on_nan != "raise":
+                self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
+            if self._is_left_out:
+                self._leave_out()
+            listener = self._listener
+            self._precision.unscale(self._optimizer, clips=self._clip is not None or listener is not None)
+            if listener is not None:
+                listener.before_optimizer_step(self._optimizer)
+            if self._clip is not None:
+                self._clip()
+            self._is_undoable = False
+            return losses[-1]
+
+        def step() -> bool:
+            self._precision.step(self._optimizer, gradients)
+            return self._thrash is not None and self._thrash.after_step()
+
+        self._ranks.begin_step()
+        try:
+            is_thrashing = self._retry.optimizer_step(self._optimizer, step, self._precision.scaler_state)
+        except _NoWeight:
+            self._is_undoable = False
+            return self._changed_nothing()
+        self.totals.commit()
+        if self._is_left_out:
+            is_halved = self._on_nan == "halve_lr" and halve_rate(self._optimizer)
+            self._on_event("nan", step=self.number, action="halve_lr" if is_halved else "skip")
+        if is_thrashing:
+            message = "the allocator had to give its cache back to the device in successive steps"
+            self._on_event("thrash", step=self.number, message=message)
+            self._retry.go_down_without_failure()
+        if self._loss.has_compiled or self._retry.has_retried:
+            self._loss.has_compiled = self._retry.has_retried = False
+            self.was_disturbed = True
+        return losses[0]
+
+    def undo(self) -> bool:
+        """Puts generators and buffers back to the start of a step that an error has ended before it changed a weight.
+
+        Returns whether it could. Gradients are gone.
+        """
+        if not self._is_undoable or self._start is None or not self._start.is_taken:
+            return False
+        self._is_undoable = False
+        self._forget()
+        self._start.restore()
+        return True
+
+    def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
+        """Make the gradients of all micro-batches, in place of what is there; their loss."""
+        listener = self._listener
+        self._forget()
+        self.num_micro_batches, self.largest, self.samples = len(parts), 0, 0
+        self._is_finite = None
+        for number, part in enumerate(parts):
+            self.largest = max(self.largest, part.size)
+            with self._ranks.micro_batch(number, len(parts)):
+                with self._precision.forward():
+                    loss = self._ranks.forward(self._weighted_loss, delivery, part)
+                if listener is not None:
+                    listener.before_backward(loss)
+                with nullcontext() if part.share else self._ranks.without_gradients(self._trained):
+                    self._ranks.backward(self._precision.scale(loss))
+                del loss  # nor what its graph has kept
+                if listener is not None:
+                    listener.after_backward()
+            if len(parts) > 1 and number == 0 and self._loss.overwrites:
+                for weight in self._trained:  # into memory of their own, where those of later ones are added to them
+                    weight.grad = None if weight.grad is None else weight.grad.clone()
+        return self.totals.pending("loss")
+
+    def _weighted_loss(self, delivery: Delivery, part: MicroBatch) -> Tensor:
+        """What a micro-batch adds to the loss of the step; notes its figures."""
+        ranks = self._ranks
+        batch = batches.to_device(part.batch, self._device)
+        batch = self._prepare(batch, delivery, part.number * ranks.size + ranks.number, self._features())
+        try:
+            output = self._loss(batch)
+        except ModelError as error:
+            add_place(error, delivery, "train", part.number * self.largest if ranks.size == 1 else None)
+            raise
+        if not delivery.is_padding:
+            self.samples += part.size if output.num_samples is None else output.num_samples
+        if not part.share:  # a mean over nothing is no number
+            self.totals.add("loss", torch.zeros_like(output.loss), 1)
+            for name, value in output.metrics.items():
+                self.totals.add(name, torch.zeros_like(value), 1)
+            return output.loss.nan_to_num(0.0, 0.0, 0.0) * 0
+        # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.
+        factor = part.share * ranks.size
+        overwrites = self._loss.overwrites
+        self.totals.add("loss", output.loss, factor, is_overwritten=overwrites)
+        for name, value in output.metrics.items():
+            self.totals.add(name, value, factor, is_overwritten=overwrites)
+        if self._on_nan != "raise":
+            is_finite = torch.isfinite(output.loss.detach())
+            self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+        return output.loss if factor == 1 else output.loss * factor  # also its backward is a kernel less
+
+    def split(self, delivery: Delivery) -> list[MicroBatch]:
+        """The micro-batches of a delivery, each with what it counts of the step.
+
+        Those that count nothing are left out. Of several ranks each has one at least, and where ranks must do equally
+        many, all: what its passes give is replaced by zeros.
+
+        Raises:
+            _NoWeight: all of them count nothing, on all ranks.
+        """
+        sizes = self._sizes(delivery)
+        parts = self._prepare.split(delivery.batch, sizes)
+        weights = [0] * len(parts) if delivery.is_padding else self._prepare.weights(delivery, parts, sizes)
+        if self._ranks.size > 1 and not self._prepare.has_own_weight:
+            total: float = delivery.total
+        else:
+            total = self._ranks.total(sum(weights))
+            if not total:
+                raise _NoWeight
+        found = enumerate(zip(parts, sizes, weights, strict=True))
+        made = [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in found]
+        if self._ranks.has_equal_parts:
+            return made
+        return [part for part in made if part.share] or made[:1]
+
+    def weigh(self, delivery: Delivery) -> None:
+        """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
+        if self._prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:
+            self._prepare.weigh(delivery, self._sizes(delivery))
+
+    def allocate_state(self) -> None:
+        """Let the optimizer make its state now, if it can, with what `__call__` does where memory does not suffice."""
+        self._retry.step = self.number
+        self._retry.optimizer_state(self._optimizer, partial(allocate, self._optimizer, self._model))
+
+    def _sizes(self, delivery: Delivery) -> list[int]:
+        """Samples of each micro-batch."""
+        if not self._ranks.has_equal_parts:
+            return self._micro.sizes(delivery.size)
+        largest_share = -(-delivery.total // self._ranks.size)
+        return self._micro.sizes(delivery.size, num_parts=-(-largest_share // self._micro.size))
+
+    def _forget(self) -> None:
+        """What an earlier step, or an earlier try of this one, has left."""
+        self.totals.drop()
+        for weight in self._trained:
+            weight.grad = None
+
+    def _check_split(self, delivery: Delivery) -> None:
+        """Raises a DataError in the first step if its batch can't be cut where it must be, or may have to be."""
+        if self._is_split_checked or delivery.is_padding:
+            return
+        self._is_split_checked = True
+        if self._micro.size < delivery.size or (self._may_split and self._micro.may_step_down):
+            self._prepare.check_split(delivery.batch, delivery.size)
+
+    def _is_whole_step_finite(self) -> Tensor:
+        """Returns whether the loss is, and the gradients where no scaler looks at them; on the device."""
+        is_finite = torch.tensor(True) if self._is_finite is None else self._is_finite
+        if self._precision.scaler is None:
+            gradients = [weight.grad for weight in self._trained if weight.grad is not None]
+            is_finite = is_finite & all_finite(gradients).to(is_finite.device)
+        return is_finite
+
+    def _changed_nothing(self) -> Tensor:
+        """Ends a step without weight: it counts as a step, and changes neither weights nor the optimizer's state."""
+        self._forget()
+        self.num_micro_batches = self.largest = self.samples = 0
+        self._num_empty += 1
+        if self._num_empty & (self._num_empty - 1) == 0:  # the 1st, 2nd, 4th and so on: there may be many
+            self._on_event("empty_step", step=self.number, count=self._num_empty)
+        return torch.zeros((), device=self._device)
+
+    def _leave_out(self) -> None:
+        """A step with a loss or gradient that is not finite changes nothing, and no buffer."""
+        assert self._start is not None
+        self._start.restore_buffers()
+        for weight in self._trained:
+            if self._precision.scaler is not None and weight.grad is not None:
+                weight.grad.fill_(float("nan"))  # a scaler skips such a step by itself, and asserts without gradients
+            else:
+                weight.grad = None  # an optimizer leaves out what has no gradient
+        self.totals.drop(held=True)
+
+    def _way_out(self, kind: oom.Kind) -> str:
+        """What holds the memory, and what else can be done about it than was tried."""
+        if kind == "host_oom" and self._device.type != "cpu":
+            return breakdown.way_out_of_host(self._features())
+        parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features(), self._ranks.bucket_bytes)
+        less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
+        more = "a machine with more memory" if kind == "host_oom" else "a card with more memory (gpu=...)"
+        ways = [*less, more, "a smaller workload.model, which learns something else"]
+        return f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """``model.param_groups()`` where the model has it, else one group of all trainable parameters."""
+    offered = getattr(model, "param_groups", None)
+    if callable(offered):
+        return list(offered())
+    return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}]

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.end_to_end.commands import only_folder, record_of, run
+from wellfed.cli import main as cli
+from wellfed.cli.commands import add
+from wellfed.errors import ConfigError
+
+BLANK = Path(add.__file__).parents[1] / "blank"
+FILES = [
+    *(f"src/workloads/mine/{name}" for name in ("__init__.py", "model.py", "data.py", "README.md")),
+    "configs/workload/mine.yaml",
+]
+
+QUIET = ("logger=none", "telemetry=none")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one workload, to which the command adds."""
+    root = project_with(tmp_path / "project", "recsys", "workloads.recsys.model.Recommender")
+    monkeypatch.setenv("WELLFED_PROJECT", str(root))
+    return root
+
+
+def project_with(root: Path, default: str, target: str) -> Path:
+    (root / "configs" / "workload").mkdir(parents=True)
+    (root / "configs" / "train.yaml").write_text(f"defaults:\n- run_schema\n- gpu: auto\n- workload: {default}\n")
+    (root / "configs" / "workload" / f"{default}.yaml").write_text(f"model:\n  _target_: {target}\n")
+    return root
+
+
+def files(root: Path) -> list[str]:
+    """Without those that were there before."""
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    return sorted(found - {"configs/train.yaml", "configs/workload/recsys.yaml"})
+
+
+def test_what_is_written(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["add", "workload", "mine"]) == 0
+    assert files(project) == sorted(FILES)
+    out = capsys.readouterr().out
+    assert all(file in out for file in FILES)
+    assert "python src/train.py workload=mine trainer.max_steps=50" in out
+
+
+def test_only_the_names_are_changed(project: Path):
+    """What `make check` says of the files here holds for those that are written."""
+    add.write_workload("mine")
+    for file in FILES:
+        name = "workload.yaml" if file.endswith(".yaml") else Path(file).name
+        text, template = (project / file).read_text(), (BLANK / name).read_text()
+        assert "blank" not in text, file
+        if file.endswith(".py"):
+            assert text == template
+        else:
+            assert text.replace("workloads.mine", "wellfed.cli.blank").replace("mine", "blank") == template
+    written = yaml.safe_load((project / FILES[-1]).read_text())
+    assert written["name"] == "mine"
+    assert [written[part]["_target_"].rpartition(".")[0] for part in ("model", "data")] == [
+        "workloads.mine.model",
+        "workloads.mine.data",
+    ]
+
+
+def test_all_files_are_in_the_tree():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "."], cwd=BLANK, capture_output=True)
+    if listed.returncode:
+        pytest.skip("no git, or no repository")
+    assert {"__init__.py", "model.py", "data.py", "README.md", "workload.yaml"} == set(listed.stdout.decode().split())
+
+
+@pytest.mark.parametrize(
+    ("default", "target", "home"),
+    [
+        ("my_nets", "my_nets.model.Net", "my_nets"),
+        ("cats", "my_nets.cats.model.Net", "my_nets"),
+        ("cats", "my_nets.models.resnet.model.Net", "my_nets.models.resnet"),
+    ],
+)
+def test_a_new_one_goes_beside_the_default_one_or_below_it(tmp_path: Path, default: str, target: str, home: str):
+    root = project_with(tmp_path, default, target)
+    add.write_workload("mine", root)
+    assert root.joinpath("src", *home.split("."), "mine", "model.py").is_file()
+    assert f"_target_: {home}.mine.model.Network" in (root / "configs" / "workload" / "mine.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "python -m wellfed add: add what? There is: workload (model, data and yaml"),
+        (["workloads", "mine"], "add workloads: there is no such thing to add. There is: workload"),
+        (["workload"], "add workload: under which name?"),
+    ],
+)
+def test_a_command_that_says_too_little_is_told_what_there_is(
+    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+):
+    assert cli.main(["add", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "python -m wellfed add workload my_workload" in err
+    assert files(project) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("My-Net", "my_net"),
+        ("MyNet2", "my_net2"),
+        ("3d nets", "my_3d_nets"),
+        ("class", "my_class"),
+        ("None", "none"),
+        ("on", "my_on"),
+        ("null", "my_null"),
+        ("nan", "my_nan"),
+        ("Réseau 4 GPU!", "reseau_4_gpu"),
+        ("日本", "my_workload"),
+        ("", "my_workload"),
+        ("../up", "up"),
+        ("a.b", "a_b"),
+        ("a/b", "a_b"),
+        ("__init__", "init"),
+        ("trailing_", "trailing"),
+        ("a__b", "a_b"),
+        ("x" * 41, "x" * 40),
+        ("3" * 60, "my_" + "3" * 37),
+        ("mine\n", "mine"),
+    ],
+)
+def test_a_name_that_will_not_do_is_refused_with_one_that_will(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str, better: str
+):
+    assert cli.main(["add", "workload", name]) == 2
+    err = capsys.readouterr().err
+    assert "small letters" in err
+    assert f"Write python -m wellfed add workload {better}.\n" in err
+    assert files(project) == []
+    assert cli.main(["add", "workload", better]) == 0
+
+
+@pytest.mark.parametrize(
+    "there", ["src/workloads/mine/notes.txt", "src/workloads/mine.py", "configs/workload/mine.yaml"]
+)
+def test_nothing_is_written_over(project: Path, capsys: pytest.CaptureFixture[str], there: str):
+    (project / there).parent.mkdir(parents=True, exist_ok=True)
+    (project / there).write_text("my work")
+    assert cli.main(["add", "workload", "mine"]) == 2
+    err = capsys.readouterr().err
+    assert "is there already. Take another name" in err
+    assert files(project) == [there]
+    assert (project / there).read_text() == "my work"
+
+
+def test_a_link_that_leads_nowhere_is_not_followed(project: Path):
+    link = project / "configs" / "workload" / "mine.yaml"
+    link.symlink_to(project / "elsewhere")
+    with pytest.raises(ConfigError, match="is there already"):
+        add.write_workload("mine")
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("last", range(5))
+def test_what_stops_in_the_middle_leaves_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, last: int
+):
+    written: list[Path] = []
+
+    def write(path: Path, text: str) -> None:
+        path.write_text(text[: len(text) // 2])
+        written.append(path)
+        if len(written) > last:
+            raise error
+
+    monkeypatch.setattr(add, "_write", write)
+    with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
+        add.write_workload("mine")
+    if isinstance(error, OSError):
+        assert "can't be written: No space left on device" in str(raised.value)
+    assert files(project) == []
+    assert not (project / "src" / "workloads" / "mine").exists()
+
+
+def test_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "configs" / "workload").mkdir(parents=True)
+    (tmp_path / "configs" / "train.yaml").touch()
+    monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
+    with pytest.raises(ConfigError, match="does not tell where workloads are: .* Run from a full clone"):
+        add.write_workload("mine")
+
+
+@pytest.fixture
+def beside(project: Path, tmp_path: Path) -> tuple[Path, dict[str, str], list[str]]:
+    """Where runs of an added workload stand, and what lets the entry scripts of this clone find it."""
+    add.write_workload("mine")
+    return tmp_path, {"PYTHONPATH": str(project / "src")}, ["--config-dir", str(project / "configs")]
+
+
+@pytest.mark.slow
+def test_it_trains_at_once_and_learns(beside: tuple[Path, dict[str, str], list[str]]):
+    cwd, found, flags = beside
+    done = run("train.py", *flags, "workload=mine", "trainer.max_steps=50", *QUIET, cwd=cwd, **found)
+    assert done.code == 0, done.text
+    assert "25.6 % are of the commonest" in done.text
+    record = record_of(only_folder(cwd, "mine"))
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", 50, 12_608)
+    assert record["metrics"]["test/accuracy"] > 2 * 0.256
+
+
+@pytest.mark.slow
+def test_help_shows_it_and_jobs_sweep_over_it(beside: tuple[Path, dict[str, str], list[str]]):
+    cwd, found, flags = beside
+    done = run("train.py", *flags, "--help", cwd=cwd, **found)
+    assert "mine" in next(line for line in done.out.splitlines() if line.split()[:1] == ["workload"])
+    quick = (*QUIET, "trainer.max_steps=2", "workload.data.num_rows=600")
+    many = run("train.py", *flags, "-m", "workload=mine", "workload.model.hidden=8,16", *quick, cwd=cwd, **found)
+    assert many.code == 0, many.text
+    records = [record_of(path.parent) for path in sorted(cwd.glob("logs/**/run.json"))]
+    assert sorted(record["config"]["workload"]["model"]["hidden"] for record in records) == [8, 16]
+
+
+@pytest.mark.slow
+def test_a_file_of_ones_own_and_one_that_is_damaged(beside: tuple[Path, dict[str, str], list[str]]):
+    cwd, found, flags = beside
+    lines = ["length,width,kind", *(f"{row % 7},{row},{'ab'[row % 2]}" for row in range(40))]
+    (cwd / "my.csv").write_text("\n".join(lines))
+    words = (*flags, "workload=mine", "workload.data.path=my.csv", "trainer.max_steps=2", *QUIET)
+    done = run("train.py", *words, cwd=cwd, **found)
+    assert done.code == 0, done.text
+    assert "40 rows of 2 classes" in done.text
+    (cwd / "my.csv").write_text("\n".join([*lines, "5,wide,a"]))
+    done = run("train.py", *words, f"paths.log_dir={cwd / 'other'}", cwd=cwd, **found)
+    assert done.code == 2
+    assert "my.csv, line 42, column width: 'wide' is no finite number." in done.err
+    assert "Traceback" not in done.text
+    assert not list((cwd / "other").rglob("run.json"))

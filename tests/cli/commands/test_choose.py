@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kit import made
+from wellfed import project
+from wellfed.cli import main as cli
+from wellfed.config.compose import compose
+from wellfed.config.files import option_file
+from wellfed.record import RunRecord
+from wellfed.study.sweep.ledger import Read
+from wellfed.study.sweep.ranking import leaderboard
+
+NONE_AHEAD = {"prefetch_factor": None, "persistent_workers": False, "timeout_s": 0}
+LOADERS: Mapping[str, dict[str, Any]] = {
+    "inline": {"backend": "inline", "num_workers": 0, "pin_memory": False, "device_prefetch": 0, **NONE_AHEAD},
+    "torch": {"backend": "torch", "num_workers": 0, "pin_memory": True, "device_prefetch": 0, **NONE_AHEAD},
+    "torch with workers": {
+        "backend": "torch",
+        "num_workers": 4,
+        "pin_memory": True,
+        "device_prefetch": 2,
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+        "timeout_s": 60,
+        "worker_threads": 1,
+    },
+    "threads": {
+        "backend": "threads",
+        "num_workers": 6,
+        "pin_memory": True,
+        "device_prefetch": 2,
+        "prefetch_factor": 8,
+        "persistent_workers": False,
+        "timeout_s": 0,
+        "worker_threads": None,
+    },
+    "processes": {
+        "backend": "processes",
+        "num_workers": 3,
+        "pin_memory": False,
+        "device_prefetch": 0,
+        "prefetch_factor": 4,
+        "persistent_workers": True,
+        "timeout_s": 0,
+        "worker_threads": 2,
+    },
+}
+SWEEP = made.sweep_file()
+ROWS = made.rows(SWEEP)
+BOARD = leaderboard(SWEEP, Read(tuple(ROWS), ()))
+BEST = BOARD.ranked[0]
+
+
+@pytest.fixture(autouse=True)
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project's, which alone is written to."""
+    copy = tmp_path / "project" / "configs"
+    shutil.copytree(project.configs(), copy)
+    (copy.parent / "src").symlink_to(project.sources())
+    monkeypatch.setenv(project.VARIABLE, str(copy.parent))
+    return copy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return made.write(tmp_path / "logs" / "recsys" / "sweeps" / "quick", SWEEP, ROWS)
+
+
+def tree(configs: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(configs)): path.read_bytes() for path in configs.rglob("*") if path.is_file()}
+
+
+def with_plan(folder: Path, loader: Mapping[str, Any]) -> None:
+    plan = {**made.PLAN, **{f"loader.{knob}": value for knob, value in loader.items()}}
+    made.write_record(folder / BEST.folder, plan=plan)
+
+
+def choose_from(folder: Path, *words: str, name: str = "mine") -> int:
+    return cli.main(["choose", str(folder), "--name", name, *words])
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_two_files_are_options_with_the_planned_values(folder: Path, configs: Path, kind: str):
+    with_plan(folder, LOADERS[kind])
+    assert choose_from(folder) == 0
+    found = compose(["loader=mine", "memory=mine"], config_dir=configs).resolved
+    planned = {**LOADERS[kind], "worker_threads": LOADERS[kind].get("worker_threads")}
+    assert found["loader"] == {**planned, "skip_ids": [], "max_skipped": 0, "shuffle_buffer": None}
+    memory = found["memory"]
+    assert (memory["features"], memory["micro_batch"], memory["accumulate"]) == ("cache", 512, None)
+    assert (memory["checkpoint_activations"], memory["on_oom"], memory["plateau_frac"]) == (False, "retry", 0.8)
+    assert memory["micro_batch_steps"] == [256, 128]
+
+
+def test_samples_that_are_known_bad_are_no_part_of_an_option(folder: Path, configs: Path):
+    assert choose_from(folder) == 0
+    written = yaml.safe_load((configs / "loader" / "mine.yaml").read_text())
+    assert not {"skip_ids", "max_skipped", "shuffle_buffer"} & set(written)
+
+
+def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: Path, configs: Path):
+    assert choose_from(folder) == 0
+    for group in ("loader", "memory"):
+        lines = (configs / group / "mine.yaml").read_text().splitlines()
+        assert lines[0] == f"# python -m wellfed choose {folder} --name mine"
+        assert lines[1] == f"# Record {BEST.folder} of 2026-11-21T18:00:00+00:00: {shlex.join(BEST.overrides)}"
+        assert f"rank {BEST.label} of 17, on {made.MACHINE}." in lines[2]
+        assert all(above.startswith("#") for above, line in pairwise(lines) if line[0] != "#")
+    text = (configs / "loader" / "mine.yaml").read_text()
+    assert "# measured: why loader.num_workers\nnum_workers: 6\n" in text
+
+
+def test_what_was_chosen_and_how_to_use_it_are_told(folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]):
+    assert choose_from(folder) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{BEST.point}: ")
+    assert f"Written: {configs / 'loader' / 'mine.yaml'}, {configs / 'memory' / 'mine.yaml'}\n" in out
+    use = out.splitlines()[-1]
+    assert use.startswith("Use it: python src/train.py loader=mine memory=mine ")
+    words = shlex.split(use)[4:]
+    assert {"workload=recsys", "workload.data.scale=0.5", "gpu.precision=bf16-mixed"} < set(words)
+    assert not any(word.startswith(("loader=b", "loader=a", "memory=cache")) for word in words)
+    assert compose(words, config_dir=configs).resolved["gpu"]["precision"] == "bf16-mixed"
+
+
+def test_where_configurations_are_searched_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sweep = made.sweep_file(flags=("--config-dir", "my configs"))
+    folder = made.write(tmp_path / "sweep", sweep, ROWS)
+    assert choose_from(folder) == 0
+    assert "Use it: python src/train.py --config-dir 'my configs' loader=mine" in capsys.readouterr().out
+
+
+def test_a_tie_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sweep = made.sweep_file({"loader": ("balanced", "aggressive")})
+    less, best = sweep.points
+    rows = [made.row(less, 99.9, peak_memory_gib=3.0), made.row(best, 100.0, peak_memory_gib=5.0)]
+    tied = made.write(tmp_path / "tied", sweep, rows)
+    assert choose_from(tied) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{best.id}: ")
+    assert f"1 other point can't be told apart from it (rank 1=); {less.id} needs the least memory" in out
+
+
+def test_another_point_can_be_chosen(folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]):
+    other = BOARD.ranked[-1]
+    made.write_record(folder / other.folder, plan={**made.PLAN, "loader.num_workers": 2})
+    assert choose_from(folder, "--point", other.point) == 0
+    assert capsys.readouterr().out.startswith(f"{other.point}: ")
+    assert yaml.safe_load((configs / "loader" / "mine.yaml").read_text())["num_workers"] == 2
+
+
+@pytest.mark.parametrize("name", ["4090", "on", "yes", "null", "a/b", "../up", "", "a.b", "a b", "Off", "é", "mine\n"])
+def test_a_name_that_will_not_do_leaves_nothing(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    before = tree(configs.parent)
+    assert choose_from(folder, "--force", name=name) == 2
+    err = capsys.readouterr().err
+    assert "becomes the name of a file and an option" in err
+    assert "Write --name my_" in err
+    assert tree(configs.parent) == before
+
+
+@pytest.mark.parametrize("name", ["baseline", "auto", "cache", "tight", "balanced"])
+@pytest.mark.parametrize("words", [(), ("--force",)])
+def test_a_shipped_option_is_never_replaced(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], name: str, words: tuple[str, ...]
+):
+    before = tree(configs)
+    assert choose_from(folder, *words, name=name) == 2
+    err = capsys.readouterr().err
+    assert "that others rely on; it is not replaced" in err
+    assert f"Write --name my_{name}." in err
+    assert tree(configs) == before
+
+
+@pytest.mark.parametrize("there", ["loader", "memory"])
+def test_one_of_both_files_that_is_there_is_kept_without_force(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], there: str
+):
+    (configs / there / "mine.yaml").write_text("# my work\n")
+    before = tree(configs)
+    assert choose_from(folder) == 2
+    err = capsys.readouterr().err
+    assert f"{configs / there / 'mine.yaml'}: there already. Add --force, or take another name." in err
+    assert tree(configs) == before
+    assert choose_from(folder, "--force") == 0
+    assert "my work" not in (configs / there / "mine.yaml").read_text()
+    compose(["loader=mine", "memory=mine"], config_dir=configs)
+
+
+def test_without_an_ok_point_nothing_is_written(tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]):
+    before = tree(configs)
+    folder = made.write(tmp_path / "sweep", SWEEP, [made.failed_row(point, "oom") for point in SWEEP.points])
+    assert choose_from(folder) == 2
+    assert "no point has a rate (24 oom), so there is nothing to choose." in capsys.readouterr().err
+    assert tree(configs) == before
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ("zzz", "sweep quick has 24 points, and none is called so. Near it: "),
+        (next(row.point for row in ROWS if row.status == "oom"), "has no rate; it is oom: CUDA ran out of memory"),
+    ],
+)
+def test_an_unknown_or_failed_point_leaves_nothing(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], point: str, message: str
+):
+    before = tree(configs)
+    assert choose_from(folder, "--point", point) == 2
+    captured = capsys.readouterr()
+    assert f"--point {point}: {message}" in captured.err
+    assert captured.out == ""
+    assert tree(configs) == before
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"schema": 99}'])
+def test_a_record_that_can_not_be_read_leaves_nothing(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], text: str | None
+):
+    path = folder / BEST.folder / "run.json"
+    path.unlink() if text is None else path.write_text(text)
+    before = tree(configs)
+    assert choose_from(folder) == 2
+    err = capsys.readouterr().err
+    assert f"point {BEST.point}: its record can't be read" in err
+    assert "sweep.retry=[ok]" in err
+    assert tree(configs) == before
+
+
+def test_a_disk_that_is_full_leaves_both_files_as_they_were(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    (configs / "loader" / "mine.yaml").write_text("# my work\n")
+    before = tree(configs)
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if target == configs / "memory" / "mine.yaml":
+            raise OSError(28, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(option_file.Path, "replace", replace)
+    assert choose_from(folder, "--force") == 2
+    assert "can't be written: No space left on device." in capsys.readouterr().err
+    assert tree(configs) == before
+
+
+def test_secrets_stay_masked(tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str]):
+    """Nobody of the files of a sweep knows them."""
+    sweep = made.sweep_file(
+        {"loader": ("balanced",), "+workload.data.token": ("***1", "***2")},
+        ("workload=recsys", "+workload.data.password='***'"),
+    )
+    rows = [made.row(point, rate) for point, rate in zip(sweep.points, (100.0, 200.0), strict=True)]
+    assert choose_from(made.write(tmp_path / "sweep", sweep, rows)) == 0
+    typed = "workload=recsys '+workload.data.password='\"'\"'***'\"'\"'' loader=balanced '+workload.data.token=***2'"
+    for group in ("loader", "memory"):
+        assert typed in (configs / group / "mine.yaml").read_text()
+    use = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert {"+workload.data.password='***'", "+workload.data.token=***2"} < set(use)
+
+
+def test_the_sweep_is_found_by_name(
+    folder: Path, tmp_path: Path, configs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["choose", "quik", "--name", "mine"]) == 2
+    assert "Did you mean quick?" in capsys.readouterr().err
+    assert cli.main(["choose", "quick", "--name", "mine"]) == 0
+    assert (configs / "memory" / "mine.yaml").is_file()
+
+
+def test_no_value_reaches_terminal_or_yaml_as_a_control_character(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]
+):
+    with_plan(folder, LOADERS["inline"])
+    record = RunRecord.read(folder / BEST.folder)
+    record.started_at = "\x1b[31mnow\x07"
+    for planned in record.plan.values():
+        planned["because"] = "\x1b[2J\n evil"
+    record.write(folder / BEST.folder)
+    assert choose_from(folder) == 0
+    captured = capsys.readouterr()
+    texts = [
+        captured.out,
+        captured.err,
+        *((configs / group / "mine.yaml").read_text() for group in ("loader", "memory")),
+    ]
+    assert not any(set(text) & {"\x1b", "\x07"} for text in texts)
+    assert any("\\x1b[31mnow" in text for text in texts)

@@ -1,0 +1,116 @@
+"""``python -m wellfed diagnose RUN``: the findings of a run again, from its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.evidence_of import evidence, walled
+from wellfed.cli import main as cli
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs of one workload, the newer of which waits for its data."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "logs" / "recsys" / "runs"
+    for name, more in {
+        "2026-01-01_00-00-00_aaaa": {"ceiling": 1.01, "wall": walled(steps_s=1.0)},
+        "2026-01-02_00-00-00_bbbb": {"wait_ms": 30.0, "plan": {"loader.num_workers": 1}},
+    }.items():
+        (folder / name).mkdir(parents=True)
+        evidence(**more).record.write(folder / name)
+    return folder
+
+
+def test_the_newest_run_is_meant_where_none_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diagnose"]) == 0
+    out = capsys.readouterr().out
+    assert "2026-01-02_00-00-00_bbbb\nok: 100 steps in " in out
+    assert "too_few_workers (high): 74.8 % of each step waits for data" in out
+    assert "wait 74.8 %" in out
+
+
+@pytest.mark.parametrize("by", ["name", "folder"])
+def test_a_run_is_named_or_its_folder_is(runs: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
+    name = "2026-01-01_00-00-00_aaaa"
+    before = (runs / name / "run.json").read_bytes()
+    assert cli.main(["diagnose", name if by == "name" else str(runs / name)]) == 0
+    assert "healthy (info): Stop tuning: 99.0 % of the ceiling" in capsys.readouterr().out
+    assert (runs / name / "run.json").read_bytes() == before
+    assert sorted(path.name for path in (runs / name).iterdir()) == ["run.json"]
+
+
+def test_findings_as_json_and_nothing_else(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diagnose", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == "ok"
+    assert found["findings"][0]["id"] == "too_few_workers"
+    assert found["findings"][0]["change"][0].startswith("loader.num_workers=")
+
+
+def test_what_is_no_run_is_told_with_what_there_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diagnose", "2026-01-01_00-00-00_aaab"]) == 2
+    error = capsys.readouterr().err
+    assert "is neither a folder nor the name of a run in logs/*/runs. Did you mean 2026-01-01_00-00-00_aaaa?" in error
+    assert error.index("bbbb") < error.rindex("aaaa")  # the newest first
+    assert cli.main(["diagnose", str(runs)]) == 2
+    assert "is a folder without run.json, so no run's" in capsys.readouterr().err
+
+
+def test_a_record_of_another_schema_is_told_as_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs / "2026-01-01_00-00-00_aaaa"
+    (folder / "run.json").write_text('{"schema": 7}')
+    assert cli.main(["diagnose", str(folder)]) == 2
+    assert "has schema 7; this version of wellfed reads schema 1" in capsys.readouterr().err
+
+
+def test_where_there_are_no_runs_the_first_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["diagnose"]) == 2
+    assert "logs: there is no run in it yet. python src/train.py makes one." in capsys.readouterr().err
+
+
+def smi(path: Path, util: int = 20) -> Path:
+    rows = "".join(f"2024/05/01 12:34:{second:02d}.789, 0, NVIDIA H200, {util} %\n" for second in range(60))
+    path.write_text("timestamp, index, name, utilization.gpu [%]\n" + rows)
+    return path
+
+
+def test_curves_of_nvidia_smi_have_a_verdict_and_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = smi(tmp_path / "gpus.csv")
+    assert cli.main(["diagnose", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "GPU 0 (NVIDIA H200): utilisation 20 % on average: starved" in out
+    assert "causes need a run" in out
+    assert "python -m wellfed diagnose, if it is a run of wellfed" in out
+    assert cli.main(["diagnose", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["file"], found["gpus"]["0"]["verdict"]) == (str(path), "starved")
+
+
+def test_the_telemetry_of_a_run_is_read_and_its_folder_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs / "2026-01-01_00-00-00_aaaa"
+    rows = "".join(f"{at},5,train,0,90\n" for at in range(50))
+    (folder / "telemetry.csv").write_text("time_s,step,phase,gpu,util_pct\n" + rows)
+    assert cli.main(["diagnose", str(folder / "telemetry.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "well used" in out
+    assert f"the telemetry of a run, whose folder knows more: python -m wellfed diagnose {folder}" in out
+    assert cli.main(["diagnose", str(folder / "run.json")]) == 2
+    assert f"python -m wellfed diagnose {folder}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "said"), [("none.csv", "can't be read: No such file"), ("notes.md", "no column of")])
+def test_what_is_no_curve_is_a_message_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    (tmp_path / "notes.md").write_text("# notes\n")
+    assert cli.main(["diagnose", str(tmp_path / name)]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""

@@ -1,0 +1,69 @@
+"""``python -m wellfed fit`` on a CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from wellfed.cli import main as cli
+from wellfed.cli.commands import fit as app
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+
+SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workload.model.encoder_dim=16")
+
+
+def test_it_prints_a_row_a_size_and_what_to_type(capsys):
+    assert app.main([*SMALL, "gpu=8gb", "target_util_pct=85", "workload.effective_batch_size=64"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.strip() and line.split()[0].replace(",", "").isdigit()]
+    assert rows[0][0] == "1"
+    assert "Stopped by" in out
+    assert "target_util_pct=85 was ignored" in out
+    assert "Use it: python src/train.py workload.data.scale=0.02" in out
+    assert "memory.micro_batch=" in out
+
+
+def test_as_json(capsys):
+    assert app.main([*SMALL, "gpu=8gb", "gpu.precision=bf16-mixed", "workload.effective_batch_size=32", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["micro_batch"] in [probe["size"] for probe in found["probes"]]
+    assert found["budget_gib"] == 7.2
+
+
+def test_a_budget_that_holds_nothing_is_exit_2(capsys):
+    assert app.main([*SMALL, "gpu=8gb", "gpu.memory_gib=0.0001"]) == EXIT_NOTHING_RUN
+    assert "Not even one sample fits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "101", "much", "nan", ""])
+def test_a_target_that_is_no_percentage_is_refused(text):
+    with pytest.raises(ConfigError, match="Write target_util_pct=85"):
+        app.main([*SMALL, f"target_util_pct={text}"])
+
+
+def test_a_typo_needs_no_torch():
+    script = "import sys; from wellfed.cli.main import main; print(main(['fit', 'gpu=9gb']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "2 False"
+
+
+@pytest.mark.simulated(mib=8192, lost_after=40)
+def test_a_card_that_is_lost_meanwhile_is_said(capsys):
+    assert cli.main(["fit", *SMALL]) == 1
+    out, err = capsys.readouterr()
+    assert "Stopped by" not in out
+    assert "\nCUDA error: unspecified launch failure\n" in err
+    assert "dmesg" in err
+
+
+@pytest.mark.simulated(mib=2)
+def test_a_card_that_does_not_even_take_the_model_is_said(capsys):
+    assert cli.main(["fit", *SMALL]) == 3
+    assert "\nCUDA out of memory." in capsys.readouterr().err
+
+
+@pytest.mark.simulated
+def test_what_it_runs_on_is_said_where_that_is_not_what_one_would_think(capsys):
+    assert app.main([*SMALL, "workload.effective_batch_size=16"]) == 0
+    assert "Warning: The GPU is simulated" in capsys.readouterr().err

@@ -1,0 +1,384 @@
+"""``python -m wellfed monitor``: in a terminal, in a pipe, in the background; what ends it; what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.commands import ROOT
+from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.kit.watched import a100, h200
+from wellfed.cli import main as cli
+from wellfed.cli.commands import monitor
+from wellfed.monitor.seen_gpus import Sight
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+TWO = Scenario([h200("GPU-1", power_limit_w=700, processes=[(4711, 5.0, "/bin/train")]), a100("GPU-2", util=90)])
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "look_around", lambda: Sight((), "library not found"))
+
+
+def test_without_nvml_it_watches_the_host_and_says_why(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["monitor", "--for", "1050ms", "--interval", "100ms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "Watching the host alone for 1.05 s.",
+        "No GPU figures (NVML: library not found). python -m wellfed doctor says what is missing.",
+    ]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d host CPU \d+ % of \d+ cores, memory [\d.]+/[\d.]+ GiB", lines[2])
+    assert re.fullmatch(r"Watched for 1\.\d s\.", lines[3])
+    assert lines[4] == "How busy a GPU was is not known (NVML: library not found)."
+    assert lines[-1] == "What is missing: python -m wellfed doctor"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "-3"], "--for/--seconds: -3: must be a time from 0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C"),
+        (["--seconds", "nan"], "--for/--seconds: nan: must be"),
+        (["--seconds", "inf"], "--for/--seconds: inf: must be"),
+        (["--seconds", "soon"], "--for/--seconds: soon: must be"),
+        (["--for", "5mins"], "--for/--seconds: 5mins: must be a time from 0 on, as 90, 90s, 5min, 2h"),
+        (["--interval", "0.05"], "--interval: 0.05: must be a time from 0.1s on, as 1, 1s, 200ms"),
+        (["--interval", "nan"], "--interval: nan: must be"),
+        (["--gpus", "0;1"], "--gpus: 0;1: must be numbers with commas between them, as 0,1"),
+        (["--gpus", ""], "--gpus: : must be numbers"),
+    ],
+)
+def test_what_is_no_time_and_no_number_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["monitor", *words])
+    assert ended.value.code == 2
+    assert f"error: argument {message}" in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_stays_as_it_is(no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "curves.csv"
+    path.write_text("mine")
+    assert cli.main(["monitor", "--seconds", "5", "--csv", str(path)]) == 2
+    assert "is not overwritten. Name another file:" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_the_readings_are_in_the_file(no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my curves.csv"
+    assert cli.main(["monitor", "--seconds", "0.5", "--interval", "0.1", "--csv", str(path)]) == 0
+    rows = table(path)
+    assert {row["gpu"] for row in rows} == {"-1"}
+    assert 3 <= len(rows) <= 6
+    assert capsys.readouterr().out.endswith(f"{path} has the readings of the host alone.\n")  # diagnose takes GPUs
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Put back: a command that a signal has ended ignores those that follow."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("signum", "seconds", "code"), [("SIGINT", "0", 0), ("SIGINT", "60", 130), ("SIGTERM", "0", 143)]
+)
+def test_a_signal_ends_it_with_the_summary(
+    no_gpu: None, signum: str, seconds: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), getattr(signal, signum)))
+    timer.start()
+    assert cli.main(["monitor", "--seconds", seconds, "--interval", "0.1"]) == code
+    out = capsys.readouterr().out
+    assert "Watched for " in out
+    assert "CPU: mean " in out
+
+
+def test_a_signal_while_it_looks_for_gpus_ends_it_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waits() -> Sight:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+        return Sight((), "late")
+
+    monkeypatch.setattr(monitor, "look_around", waits)
+    assert cli.main(["monitor"]) == 143
+    assert capsys.readouterr().out == ""
+
+
+def test_a_driver_that_takes_its_time_is_worth_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waits() -> Sight:
+        time.sleep(0.05)
+        return Sight((), "library not found")
+
+    monkeypatch.setattr(monitor, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(monitor, "look_around", waits)
+    assert cli.main(["monitor", "--seconds", "0.1"]) == 0
+    assert capsys.readouterr().out.startswith("Looking for GPUs ...\n")
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def variables(driver: FakeDriver, scenario: Scenario, **more: str) -> dict[str, str]:
+    known = {name: value for name, value in driver.environment(scenario).items() if name not in ("COLUMNS", "NO_COLOR")}
+    return {**known, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "LC_ALL": "C.UTF-8", **more}
+
+
+COMMAND = (sys.executable, "-m", "wellfed", "monitor")
+
+
+@contextmanager
+def in_pipe(environ: dict[str, str], *words: str) -> Iterator[subprocess.Popen[str]]:
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ}
+    with subprocess.Popen([*COMMAND, *words], **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_in_a_pipe_it_is_a_line_a_second_flushed_and_sigterm_brings_the_summary(fake_driver: FakeDriver) -> None:
+    with in_pipe(variables(fake_driver, TWO), "--seconds", "0", "--interval", "0.1") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = [process.stdout.readline() for _ in range(6)]  # comes while it runs
+        process.send_signal(signal.SIGTERM)
+        begun = process.stdout.readline()
+        while re.match(r"\d\d:", begun):  # of two signals at once the second may be seen first
+            begun = process.stdout.readline()
+        process.send_signal(signal.SIGINT)  # which changes nothing any more
+        rest, err = begun + process.stdout.read(), process.stderr.read()
+        process.wait(timeout=20)
+    assert (process.returncode, err) == (143, "")
+    assert "".join(first[:4]) == (
+        "Watching 2 GPUs and the host until Ctrl-C.\n"
+        "GPU 0 NVIDIA H200, 140.5 GiB\n"
+        "GPU 1 NVIDIA H200, 140.5 GiB\n"
+        "GPU 0 is used by train (pid 4711, 5,120 MiB)\n"
+    )
+    assert first[4].startswith("GPU 1 does not offer sm_active_pct, ")
+    figures = "gpu0 util 60 %, SM 60 %, memory 5.0/140.5 GiB, power 350/700 W, SM/mem 1980/3201 MHz, PCIe in/out "
+    assert re.match(r"\d\d:\d\d:\d\d " + figures, first[5])
+    assert "GPU 0 NVIDIA H200: utilisation 60 % on average: room left.\n" in rest
+    assert "GPU 1 NVIDIA H200: utilisation 90 % on average: well used.\n" in rest
+    assert not CONTROL.search("".join(first) + rest)
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_ends_it_quietly(fake_driver: FakeDriver) -> None:
+    with in_pipe(variables(fake_driver, TWO), "--seconds", "60") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no /dev/full")
+def test_an_output_that_is_full_is_told_as_an_error(fake_driver: FakeDriver) -> None:
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, "--seconds", "3"]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables(fake_driver, TWO), check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "Nothing more can be shown: No space left on device.\n")
+
+
+@pytest.mark.slow
+def test_several_gpus_are_written_and_some_can_be_chosen(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    path, environ = tmp_path / "curves.csv", variables(fake_driver, TWO, CUDA_VISIBLE_DEVICES="0")
+    with in_pipe(environ, "--seconds", "2", "--gpus", "1", "--csv", str(path)) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("Watching 1 GPU and the host for 2 s.\n")
+    assert out.endswith(f"The curves again: python -m wellfed diagnose {path}\n")
+    rows = table(path)
+    assert {row["gpu"] for row in rows} == {"1", "-1"}
+    assert {row["util_pct"] for row in rows if row["gpu"] == "1"} - {""} == {"90"}  # the last has its energy alone
+    times_s = [float(row["time_s"]) for row in rows]
+    assert times_s == sorted(times_s)
+
+
+@pytest.mark.slow
+def test_watching_eight_gpus_costs_little_of_a_core(fake_driver: FakeDriver) -> None:
+    eight = Scenario([h200(f"GPU-{number}") for number in range(8)])
+    with in_pipe(variables(fake_driver, eight), "--seconds", "0") as process:
+        assert process.stdout is not None
+        while not re.match(r"\d\d:", process.stdout.readline()):
+            pass
+        watched, began_s = psutil.Process(process.pid), time.monotonic()
+        before = watched.cpu_times()
+        time.sleep(5)
+        after, passed_s = watched.cpu_times(), time.monotonic() - began_s
+    cpu_frac = (after.user + after.system - before.user - before.system) / passed_s
+    assert cpu_frac < 0.1  # 0.006 was measured
+
+
+@pytest.mark.slow
+def test_without_an_output_the_file_is_written(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    command = f"{sys.executable} -m wellfed monitor --seconds 1 --csv {path} >&-"
+    done = subprocess.run(["bash", "-c", command], env=variables(fake_driver, TWO), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row["gpu"] for row in table(path)} == {"0", "1", "-1"}
+
+
+class Terminal80:
+    """A terminal of 80 columns and 24 lines that runs a command, and what stands on it."""
+
+    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
+        import fcntl
+        import pty
+        import termios
+
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.sent = ""
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", *command], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+
+    def until(self, condition: Callable[[str], object], timeout_s: float = 30.0) -> None:
+        """Read until it holds of all that was sent, or of the end."""
+        give_up_at_s = time.monotonic() + timeout_s
+        while not condition(self.sent):
+            left_s = give_up_at_s - time.monotonic()
+            assert left_s > 0, self.sent
+            if select.select([self._ours], [], [], left_s)[0] and not self._read():
+                return
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def end(self) -> int:
+        """The exit code, when all is read."""
+        self.until(lambda sent: False)
+        os.close(self._ours)
+        return self.process.wait(timeout=20)
+
+    def screen(self) -> list[str]:
+        """The lines as they stand, those that have scrolled away too."""
+        lines, row, column = [""], 0, 0
+        for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", self.sent):
+            if code == "\r":
+                column = 0
+            elif code == "\n":
+                row, lines = row + 1, lines + [""] * (row + 2 - len(lines))
+            elif code == "\x1b[1A":
+                row -= 1
+            elif code == "\x1b[2K":
+                lines[row] = ""
+            elif text:
+                lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
+                column += len(text)
+        return [line.rstrip() for line in lines]
+
+    def _read(self) -> bool:
+        try:
+            part = os.read(self._ours, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            return False
+        self.sent += part.decode()
+        return bool(part)
+
+
+has_terminals = pytest.mark.skipif(sys.platform != "linux", reason="needs setsid and a pseudo-terminal of Linux")
+
+
+@pytest.mark.slow
+@has_terminals
+def test_in_a_terminal_a_table_is_drawn_over_and_the_summary_takes_its_place(fake_driver: FakeDriver) -> None:
+    swinging = Scenario([h200("GPU-1", util=Wave(2.0, 0.5, 10, 90)), FakeGpu("GPU-2", "evil \x1b[31mname", util=30)])
+    terminal = Terminal80([*COMMAND, "--seconds", "4"], variables(fake_driver, swinging))
+    terminal.until(lambda sent: re.search(r"\n[23] s of 4 s.*?\nhost CPU", sent.replace("\x1b[2m", "\n"), re.DOTALL))
+    lines = terminal.screen()
+    head = next(place for place, line in enumerate(lines) if re.match(r"[23] s of 4 s", line))
+    assert lines[head + 1].split()[:4] == ["GPU", "util", "%", "SM"]
+    assert [line.split()[0] for line in lines[head + 2 : head + 6 : 2]] == ["0", "1"]
+    assert all(set(lines[row].strip()) <= set("▁▂▃▄▅▆▇█ ") for row in (head + 3, head + 5))
+    assert all(len(line) <= 80 for line in lines[head:])
+    assert terminal.end() == 0
+    assert "\x1b[31mname" not in terminal.sent
+    assert re.search(r"\x1b\[3[123]m *\d+\x1b", terminal.sent)  # utilisation has its colour
+    assert terminal.sent.rindex("\x1b[?25h") > terminal.sent.rindex("\x1b[?25l")
+    lines = terminal.screen()
+    assert lines[:3] == [
+        "Watching 2 GPUs and the host for 4 s.",
+        "GPU 0 NVIDIA H200, 140.5 GiB",
+        "GPU 1 evil \\x1b[31mname, 80.0 GiB",
+    ]
+    assert not any(re.match(r"\d s of 4 s", line) for line in lines)
+    summary = lines.index(next(line for line in lines if line.startswith("Watched for 4.")))
+    assert any(line.startswith("GPU 1 does not offer sm_active_pct, ") for line in lines[3:summary])
+    assert lines[summary + 1].startswith("GPU 0 NVIDIA H200: utilisation ")
+
+
+@pytest.mark.slow
+@has_terminals
+def test_ctrl_c_ends_it_and_the_terminal_is_as_before(fake_driver: FakeDriver) -> None:
+    terminal = Terminal80([*COMMAND], variables(fake_driver, TWO, NO_COLOR="1"))
+    terminal.until(lambda sent: re.search(r"[3-9] s, until Ctrl-C", sent))
+    terminal.type("\x03")
+    assert terminal.end() == 0
+    assert any(line.startswith("GPU 1 NVIDIA H200: utilisation 90 %") for line in terminal.screen())
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.sent)
+
+
+@pytest.mark.slow
+@has_terminals
+def test_a_dumb_terminal_gets_plain_lines(fake_driver: FakeDriver) -> None:
+    terminal = Terminal80([*COMMAND, "--seconds", "2"], variables(fake_driver, TWO, TERM="dumb"))
+    assert terminal.end() == 0
+    assert not CONTROL.search(terminal.sent.replace("\r\n", "\n"))
+    assert len(re.findall(r"^\d\d:\d\d:\d\d gpu0 ", terminal.sent, re.MULTILINE)) == 2
+
+
+@pytest.mark.slow
+@has_terminals
+def test_in_the_background_it_draws_nothing_and_tells_the_end(fake_driver: FakeDriver) -> None:
+    script = f"set -m; {sys.executable} -m wellfed monitor --seconds 2 & sleep 0.2; echo prompt; wait; echo code $?"
+    terminal = Terminal80(["bash", "-c", script], variables(fake_driver, TWO))
+    assert terminal.end() == 0
+    assert "\x1b" not in terminal.sent
+    assert "prompt" in terminal.sent
+    assert "of 2 s" not in terminal.sent
+    assert "GPU 1 NVIDIA H200: utilisation 90 % on average: well used." in terminal.sent
+    assert "code 0" in terminal.sent
+
+
+@pytest.mark.slow
+@has_terminals
+def test_nohup_leaves_lines_in_its_file(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    script = f"cd {tmp_path}; nohup {sys.executable} -m wellfed monitor --seconds 2"
+    assert Terminal80(["bash", "-c", script], variables(fake_driver, TWO)).end() == 0
+    text = (tmp_path / "nohup.out").read_text()
+    assert len(re.findall(r"^\d\d:\d\d:\d\d gpu0 ", text, re.MULTILINE)) == 2
+    assert not CONTROL.search(text)

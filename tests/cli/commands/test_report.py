@@ -1,0 +1,139 @@
+"""``python -m wellfed report``: the reports of a run again, and two runs side by side, from files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.evidence_of import evidence
+from tests.test_record import dead_pid
+from wellfed.cli import main as cli
+from wellfed.record import RunRecord
+
+A, B = "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs of one workload, the newer of which waits for its data."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "logs" / "recsys" / "runs"
+    for name, wait_ms in {A: 0.0, B: 30.0}.items():
+        (folder / name).mkdir(parents=True)
+        evidence(wait_ms=wait_ms, plan={"loader.num_workers": 1}).record.write(folder / name)
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_both_reports_of_the_newest_run_are_written_beside_its_record(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (runs / B / "run.json").read_bytes()
+    assert cli.main(["report"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("ok: 100 steps")
+    assert f"Written: logs/recsys/runs/{B}/report.md, logs/recsys/runs/{B}/report.html" in out
+    assert names(runs / B) == ["report.html", "report.md", "run.json"]
+    assert "too_few_workers" in (runs / B / "report.html").read_text()
+    assert "too_few_workers" in (runs / B / "report.md").read_text()
+    assert (runs / B / "run.json").read_bytes() == before
+    assert names(runs / A) == ["run.json"]
+
+
+def test_two_runs_are_shown_side_by_side(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", A, str(runs / B)]) == 0
+    out = capsys.readouterr().out
+    assert "A trains 4.0 times as fast as B (95 % interval 3.9 to 4.1)." in out
+    assert "wait, of the mean step" in out
+    assert "B: too_few_workers" in out
+    page = runs.parents[1] / f"comparison_{A}_{B}.html"
+    assert f"Written: logs/{page.name}" in out
+    assert "A trains 4.0 times as fast as B" in page.read_text()
+    assert names(runs / A) == names(runs / B) == ["run.json"]
+
+
+def test_they_are_written_elsewhere_when_asked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", A, "--out", "new/folder"]) == 0
+    assert cli.main(["report", A, B, "--out", "new/folder"]) == 0
+    assert names(Path("new/folder")) == [f"comparison_{A}_{B}.html", "report.html", "report.md"]
+    assert names(runs / A) == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((A, B, A), "are 3 runs, and a page shows one, or two side by side. Name at most two."),
+        ((A, "--out", "page.html"), "--out page.html: is the name of a file; the pages have theirs. Name a folder."),
+        ((A, A), "is the same run. Name another one to compare it with."),
+        ((A, "2026-01-02_00-00-00_bbbc"), "Did you mean 2026-01-02_00-00-00_bbbb?"),
+        (
+            (A, "--out", "file/under"),
+            "can't be written to: Not a directory. Write elsewhere: --out FOLDER.",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_the_way_out(
+    runs: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    Path("file").write_text("")
+    assert cli.main(["report", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_that_still_runs_and_one_that_was_killed_have_reports_that_say_so(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = RunRecord.start(A)
+    for pid, told in ((record.pid, f"It still runs (process {record.pid} on "), (dead_pid(), "Its process is gone")):
+        record.pid = pid
+        record.write(runs / A)
+        assert cli.main(["report", A]) == 0
+        assert told in capsys.readouterr().out
+        assert told in (runs / A / "report.html").read_text()
+        assert told in (runs / A / "report.md").read_text()
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1, "run_id"', '{"schema": 2, "run_id": "x"}'])
+def test_a_damaged_record_is_told(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (runs / A / "run.json").write_text(text)
+    for words in (["report", A], ["report", A, B], ["diagnose", A]):
+        assert cli.main(words) == 2
+        error = capsys.readouterr().err
+        assert "can't be read: " in error
+        assert "has schema 2; this version of wellfed reads schema 1." in error or "is not a run record" in error
+
+
+def test_long_names_and_the_same_name_twice_have_a_page_each(runs: Path) -> None:
+    written = []
+    for first, second in (("x" * 200, "y" * 200), ("x" * 200, "y" * 199 + "z"), (A, B)):
+        for workload, name in (("recsys", first), ("forecast", first), ("recsys", second)):
+            folder = Path("logs", workload, "runs", name)
+            folder.mkdir(parents=True, exist_ok=True)
+            evidence(workload=workload).record.write(folder)
+        for other in (f"logs/forecast/runs/{first}", f"logs/recsys/runs/{second}"):
+            assert cli.main(["report", f"logs/recsys/runs/{first}", other, "--out", "pages"]) == 0
+            written.append(names(Path("pages")))
+    assert [len(pages) for pages in written] == [1, 2, 2, 3, 4, 5]  # the third is the first again
+    assert f"comparison_recsys_{A}_forecast_{A}.html" in written[-1]
+
+
+def test_a_table_that_can_not_be_read_is_told(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = Path.open
+
+    def refusing(self: Path, *words: Any, **options: Any) -> Any:
+        if self.name == "telemetry.csv":
+            raise PermissionError(13, "Permission denied")
+        return open_(self, *words, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert cli.main(["diagnose", A]) == 0
+    told = capsys.readouterr().err
+    assert told.endswith(f"{A}/telemetry.csv: can't be read (Permission denied): what it tells is left out.\n")
+    assert told.count("\n") == 1

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from wellfed.config.faults.examine import examine
+from wellfed.config.schema import EvaluateConfig, RunConfig
+
+
+@pytest.fixture
+def job(make_config):
+    config = OmegaConf.structured(make_config())
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def test_a_sound_one_becomes_dataclasses(job):
+    config, faults = examine(job)
+    assert faults == []
+    assert isinstance(config, RunConfig)
+    assert config.workload.model["loss"] == 1.0
+
+
+def test_it_is_left_as_it_is(job):
+    job.seed = "${nope}"
+    OmegaConf.update(job, "gpu.foo", 3, force_add=True)  # as +gpu.foo=3 does
+    before = OmegaConf.to_yaml(job)
+    assert len(examine(job)[1]) == 2
+    assert OmegaConf.to_yaml(job) == before
+
+
+def test_holes_do_not_hide_rules(job):
+    job.workload.name = "???"
+    job.seed = "${nope}"
+    job.trainer.devices = 0
+    assert [fault.where for fault in examine(job)[1]] == ["seed=${nope}", "workload.name", "trainer.devices=0"]
+
+
+def test_rules_about_a_hole_are_not_told(job):
+    job.workload.effective_batch_size = "???"
+    job.memory.micro_batch = 4
+    assert [fault.where for fault in examine(job)[1]] == ["workload.effective_batch_size"]
+
+
+def test_faults_that_mention_what_is_in_doubt_are_not_told(job):
+    job.loader.num_workers = 0
+    job.loader.prefetch_factor = 4
+    job.seed = -1
+    assert len(examine(job)[1]) == 2
+    assert [fault.where for fault in examine(job, {"loader.num_workers"})[1]] == ["seed=-1"]
+    assert len(examine(job, {"loader.num_worker"})[1]) == 2
+
+
+def test_holes_inside_lists_and_free_nodes(job):
+    job.workload.model = {"_target_": "wellfed.contract.LossOutput", "loss": ["${nope}", {"a": "???"}]}
+    wheres = [fault.where for fault in examine(job)[1]]
+    assert wheres == ["workload.model.loss[0]=${nope}", "workload.model.loss[1].a"]
+
+
+def test_an_interpolation_of_the_wrong_type(job):
+    job.seed = "${workload.name}"
+    (fault,) = examine(job)[1]
+    assert fault.where == "seed=${workload.name}"
+    assert "could not be converted" in fault.problem
+
+
+def test_strangers_anywhere_but_in_free_nodes(job):
+    for dotted in ("foo", "workload.schedule.bar", "workload.data.val"):
+        OmegaConf.update(job, dotted, 1, force_add=True)
+    assert [fault.where for fault in examine(job)[1]] == ["workload.schedule.bar=1", "foo=1"]
+
+
+def test_no_schema():
+    (fault,) = examine(OmegaConf.create({"seed": 3}))[1]
+    assert "run_schema" in fault.way_out
+
+
+def test_evaluation():
+    assert examine(OmegaConf.structured(EvaluateConfig))[1] == []
+    (fault,) = examine(OmegaConf.structured(EvaluateConfig(checkpoint=" ")))[1]
+    assert (fault.where, fault.problem) == ("checkpoint=", "must not be empty.")

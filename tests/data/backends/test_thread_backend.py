@@ -1,0 +1,341 @@
+import os
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+import wellfed
+from tests.kit import sets
+from wellfed.data.backends import thread_backend
+from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.data.backends.batch_request import BatchRequest
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+from wellfed.errors import DataError
+
+WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+TWO = LoaderSettings("threads", 2, 2)
+
+
+def loader(dataset, plan, **more):
+    return sets.loader_of(dataset, plan, shuffle=False, **more)
+
+
+@pytest.fixture
+def live_workers():
+    """The workers of this test that are alive: other tests may have left some that hang."""
+    before = set(threading.enumerate())
+    return lambda: [
+        thread for thread in set(threading.enumerate()) - before if thread.name.startswith("wellfed-loader")
+    ]
+
+
+class Recording(sets.Fetching):
+    """Notes the first index of what it is asked for; waits where told."""
+
+    def __init__(self, wait=lambda first: None):
+        self.asked, self.wait = [], wait
+
+    def fetch(self, indices, rng):
+        self.asked.append(int(indices[0]))
+        self.wait(self.asked[-1])
+        return super().fetch(indices, rng)
+
+
+def requests(number):
+    return (BatchRequest(0, batch, torch.tensor([batch])) for batch in range(number))
+
+
+def given_by_threads(dataset, number, *plan, **more):
+    plan = LoaderSettings("threads", *plan, **more)
+    return thread_backend.built_by_threads(BatchBuilder(dataset, 1), requests(number), plan, number)
+
+
+def test_threads_build_no_more_than_asked_ahead():
+    data = Recording()
+    given = given_by_threads(data, 20, 2, 3)
+    assert next(given).batch["index"] == 0
+    given.close()
+    assert len(data.asked) <= 7  # one handed out, six ahead
+
+
+def test_one_is_built_ahead_while_the_step_has_the_other():
+    built = threading.Event()
+    given = given_by_threads(Recording(lambda first: first and built.set()), 20, 1, 1)
+    next(given)
+    assert built.wait(10)
+    given.close()
+
+
+def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_workers):
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
+    release = threading.Event()
+    data = Recording(lambda first: first and release.wait())
+    given = given_by_threads(data, 20, 2, 5)
+    next(given)
+    left_behind = live_workers()
+    given.close()
+    release.set()
+    for thread in left_behind:
+        thread.join()
+    assert len(data.asked) <= 3  # one delivered, one in each thread's hands
+
+
+@pytest.mark.parametrize(("number", "workers"), [(1, 1), (5, 2), (20, 3)])
+def test_no_more_is_asked_for_ahead_than_there_is(number, workers, monkeypatch):
+    wanted, add = [], thread_backend._ChunkQueue.add
+    monkeypatch.setattr(
+        thread_backend._ChunkQueue, "add", lambda chunks, length: wanted.append(length) or add(chunks, length)
+    )
+    given = given_by_threads(sets.Fetching(), number, workers, 1_000_000)
+    assert [built.batch["index"].item() for built in given] == list(range(number))
+    assert len(wanted) <= 2 * (number + workers)
+
+
+def test_who_hangs_is_not_looked_for_where_that_was_not_asked():
+    given = given_by_threads(sets.Breaking("hang", 0), 1, 1, 1, timeout_s=0.05, finds_stuck_sample=False)
+    with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.05 s"):
+        next(given)
+
+
+def test_threads_end_with_the_epoch_and_with_an_early_close(live_workers):
+    made = loader(sets.Fetching(), TWO)
+    assert len(list(made)) == 6
+    assert live_workers() == []
+    delivered = iter(made)
+    next(delivered)
+    assert len(live_workers()) == 2
+    made.close()
+    assert live_workers() == []
+
+
+def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next(live_workers):
+    made = loader(sets.Fetching(), TWO)
+    first = iter(made)
+    next(first)
+    second = iter(made)
+    assert next(second).index == 1
+    del first
+    assert [delivery.index for delivery in second] == [2, 3, 4, 5]
+    assert live_workers() == []
+
+
+def test_a_worker_that_is_late_without_hanging_is_a_data_error_naming_the_knob():
+    data = sets.Slow()
+    builder = BatchBuilder(data, 1)
+    plan = LoaderSettings("threads", 1, 1, timeout_s=0.5)
+    builder.dataset.fetch = lambda indices, rng: (
+        threading.Event().wait(0.3 * len(indices)) or super(sets.Slow, data).fetch(indices, rng)
+    )
+    given = thread_backend.built_by_threads(builder, [BatchRequest(0, 0, torch.arange(4))], plan, 1)
+    with pytest.raises(DataError, match=r"within loader\.timeout_s=0\.5 s: .* Set loader\.timeout_s higher"):
+        next(given)
+
+
+def test_a_timeout_of_the_data_itself_is_not_taken_for_ours():
+    class FileServer(sets.Fetching):
+        def fetch(self, indices, rng):
+            raise TimeoutError("the file server")
+
+    (built,) = given_by_threads(FileServer(), 1, 1, 1, timeout_s=5)
+    assert built.lost[0].reason.startswith("TimeoutError: the file server")
+
+
+HANG = """
+import threading, torch
+from wellfed.errors import DataError
+from wellfed.data import thread_backend
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+
+thread_backend._STOP_S = 0.01
+
+class Data(list):
+    def fetch(self, indices, rng):
+        threading.Event().wait()
+
+made = train_loader(Data([0, 1, 2]), batch_size=3, seed=1, settings=LoaderSettings("threads", 1, 1, timeout_s=0.02))
+try:
+    next(iter(made))
+except DataError:
+    print("stuck, and on to the exit", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_for_ever_does_not_keep_python_from_ending():
+    done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, env=WITH_SOURCE, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "stuck, and on to the exit\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_worker_threads_do_not_multiply_the_threads_of_torch():
+    counts = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        given = given_by_threads(Recording(lambda first: counts.append(torch.get_num_threads())), 4, 2, 2)
+        assert len(list(given)) == 4
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert counts == [1] * 4
+
+
+@pytest.fixture
+def wanted(monkeypatch):
+    """Lengths of the chunks that workers are asked for."""
+    lengths, add = [], thread_backend._ChunkQueue.add
+    monkeypatch.setattr(
+        thread_backend._ChunkQueue, "add", lambda chunks, length: lengths.append(length) or add(chunks, length)
+    )
+    return lengths
+
+
+def test_batches_that_are_soon_built_are_asked_for_when_half_of_them_are_used_up(monkeypatch, wanted):
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
+    for number, built in enumerate(given_by_threads(sets.Fetching(), 23, 1, 8), 1):
+        assert built.batch["index"] == number - 1
+        assert number + 4 <= sum(wanted) <= number + 8
+    assert wanted[:9] == [1] * 9
+    assert set(wanted[9:]) == {4}
+
+
+def test_batches_that_take_their_time_are_asked_for_one_by_one(monkeypatch, wanted):
+    monkeypatch.setattr(thread_backend, "_SOON_S", 0)
+    assert len(list(given_by_threads(sets.Fetching(), 23, 1, 8))) == 23
+    assert set(wanted) == {1}
+
+
+def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
+    for num_workers, prefetch in ((1, 1), (2, 1), (1, 3), (2, 5), (3, 8)):
+        wanted.clear()
+        for number, _ in enumerate(given_by_threads(sets.Fetching(), 23, num_workers, prefetch)):
+            assert sum(wanted) <= 1 + number + num_workers * prefetch
+        assert max(wanted) == max(1, prefetch // 2)
+
+
+@pytest.mark.parametrize("soon_s", [0, float("inf")], ids=["one-by-one", "several"])
+@pytest.mark.parametrize(("num_workers", "prefetch"), [(1, 8), (2, 4), (2, 16), (3, 7)])
+def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
+    monkeypatch, soon_s, num_workers, prefetch, live_workers
+):
+    monkeypatch.setattr(thread_backend, "_SOON_S", soon_s)
+
+    def noise(made, num_epochs):
+        return [delivery.batch["noise"].item() for _ in range(num_epochs) for delivery in made]
+
+    def one_each(plan):
+        return train_loader(sets.Fetching(), batch_size=1, seed=1, settings=plan)
+
+    expected, made = noise(one_each(LoaderSettings()), 2), one_each(LoaderSettings("threads", num_workers, prefetch))
+    assert noise(made, 2) == expected
+    for position in range(1, sets.SIZE):
+        made.load_state_dict({"epoch": 0, "batch": 0})
+        delivered = iter(made)
+        seen = [next(delivered).batch["noise"].item() for _ in range(position)]
+        state = made.state_dict()
+        assert state == {"epoch": 0, "batch": position}
+        made.load_state_dict(state)
+        assert seen + noise(made, 1) == expected[: sets.SIZE]
+    made.close()
+    assert live_workers() == []
+
+
+def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monkeypatch):
+    monkeypatch.setattr(thread_backend, "_SOON_S", 0.05)
+    taken, in_time = threading.Event(), []
+
+    def wait(first):
+        if first == 17:  # the second of the four 16-19
+            threading.Event().wait(0.06)
+        if first == 18:
+            in_time.append(taken.wait(10))
+
+    for built in given_by_threads(Recording(wait), 23, 1, 8):
+        if built.batch["index"] == 17:
+            taken.set()
+    assert in_time == [True]
+
+
+@pytest.mark.parametrize("bad", [17, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (18, 19, 21))])
+@pytest.mark.parametrize("how", ["hang", "raise"])
+def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_other(monkeypatch, how, bad):
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
+    plan, told = LoaderSettings("threads", 1, 8, timeout_s=0.4), []
+    made = loader(
+        sets.Breaking(how, bad), plan, batch_size=1, max_skipped=1, on_event=lambda kind, **facts: told.append(facts)
+    )
+    with pytest.raises(DataError, match=rf"all samples of training batch {bad} of epoch 0 are left out"):
+        list(made)
+    assert [(facts["index"], facts["batch"]) for facts in told] == [(bad, bad)]
+    assert made.state_dict() == {"epoch": 0, "batch": bad, "skipped": [bad]}
+    given = given_by_threads(sets.Breaking(how, bad), 23, 1, 8, timeout_s=0.4)
+    found = [(built.batch and built.batch["index"].item(), [one.index for one in built.lost]) for built in given]
+    assert found == [(None, [bad]) if number == bad else (number, []) for number in range(23)]
+
+
+def test_a_batch_that_was_delivered_is_kept_by_nobody(monkeypatch):
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
+    alive = []
+
+    class Watched(sets.Records):
+        def fetch(self, indices, rng):
+            record = super().fetch(indices, rng)
+            alive.append(weakref.ref(record))
+            return record
+
+    for number, built in enumerate(given_by_threads(Watched(), 23, 1, 8), 1):
+        assert built.batch.index == number - 1
+        del built
+        if number > 1:
+            assert alive[number - 2]() is None
+
+
+def test_requests_are_read_by_one_worker_at_a_time_and_in_order():
+    def slowly():
+        for request in requests(23):
+            threading.Event().wait(0.001)
+            yield request
+
+    given = thread_backend.built_by_threads(BatchBuilder(sets.Slow(), 1), slowly(), LoaderSettings("threads", 3, 4), 23)
+    assert [built.batch["index"].item() for built in given] == list(range(23))
+
+
+def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for(live_workers):
+    def breaks():
+        yield from requests(2)
+        raise MemoryError("no room for the order")
+
+    given = thread_backend.built_by_threads(
+        BatchBuilder(sets.Fetching(), 1), breaks(), LoaderSettings("threads", 2, 4), 8
+    )
+    assert [next(given).batch["index"].item() for _ in range(2)] == [0, 1]
+    with pytest.raises(MemoryError, match="no room for the order"):
+        next(given)
+    assert live_workers() == []
+
+
+def test_an_empty_queue_of_the_data_itself_is_not_taken_for_a_late_batch():
+    class Queueing(sets.Fetching):
+        def fetch(self, indices, rng):
+            if len(indices) > 1:
+                raise queue.Empty
+            return super().fetch(indices, rng)
+
+    given = thread_backend.built_by_threads(
+        BatchBuilder(Queueing(), 1),
+        [BatchRequest(0, 0, torch.arange(4))],
+        LoaderSettings("threads", 1, 1, timeout_s=5),
+        1,
+    )
+    with pytest.raises(queue.Empty) as caught:
+        next(given)
+    assert "no one sample is at fault" in caught.value.__notes__[0]

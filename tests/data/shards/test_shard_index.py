@@ -1,0 +1,144 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.shards.test_tar_members import packed
+from wellfed.data.shards.shard_index import find_shards, index_shards, split_name
+from wellfed.data.shards.shard_reader import ShardReader
+from wellfed.errors import DataError
+
+PARTS = ("wav", "cls")
+
+
+def clips(numbers):
+    return [
+        pair
+        for number in numbers
+        for pair in ((f"c/{number}.wav", bytes([number]) * (number + 1)), (f"c/{number}.cls", b"7"))
+    ]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Two shards of three and two clips."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name, numbers in (("0.tar", (1, 2, 3)), ("1.tar", (4, 5))):
+        (folder / name).write_bytes(packed([*clips(numbers), ("README", b"no sample's"), (".hidden.wav", b"")]))
+    return folder
+
+
+def indexed(folder, **more):
+    return index_shards(find_shards(folder), PARTS, folder.parent / "cache", **more)
+
+
+def test_names_with_dots_of_their_own_take_no_room_for_each_other(tmp_path):
+    """Each has a part of its own: a table of samples by parts would have a million places here."""
+    files = [(f"{number}.of.{number}.wav", b"") for number in range(1000)] + clips((1,))
+    (tmp_path / "0.tar").write_bytes(packed(files))
+    assert indexed(tmp_path).keys == ("c/1",)
+    assert sum(file.stat().st_size for file in tmp_path.parent.glob("cache/shards/*/*")) < 500_000
+
+
+def test_hidden_files_are_no_shards(shards):
+    (shards / "._0.tar").write_bytes(b"what a Mac leaves beside a file")
+    assert [path.name for path in find_shards(shards)] == ["0.tar", "1.tar"]
+
+
+def test_members_that_share_a_key_are_a_sample(shards):
+    index = indexed(shards)
+    assert index.keys == ("c/1", "c/2", "c/3", "c/4", "c/5")
+    assert index.shards.tolist() == [0, 0, 0, 1, 1]
+    assert index.parts["wav"][1].tolist() == [2, 3, 4, 5, 6]
+    assert index.damages == ()
+
+
+def test_samples_are_read_in_any_order(shards):
+    reader = ShardReader(indexed(shards), "wav")
+    assert [bytes(each) for each in reader.read(np.array([4, 0, 2, 0]))] == [b"\5" * 6, b"\1\1", b"\3" * 4, b"\1\1"]
+    assert reader.read(np.array([], np.int64)) == []
+    table = np.zeros((2, 2), np.uint8)
+    reader.fill(np.array([0, 0]), table)
+    assert (table == 1).all()
+
+
+def test_a_sample_without_the_part_is_told_when_it_is_read(shards):
+    (shards / "2.tar").write_bytes(packed([("x.cls", b"1")]))
+    index = indexed(shards)
+    assert index.parts["wav"][1].tolist()[-1] == -1
+    with pytest.raises(DataError, match=r"2\.tar: the sample 'x' has no \.wav"):
+        ShardReader(index, "wav").read(np.array([5]))
+
+
+def test_a_changed_shard_is_indexed_again_and_the_others_are_not(shards):
+    indexed(shards)
+    entries = {path: path.stat().st_mtime_ns for path in shards.parent.glob("cache/shards/*/manifest.json")}
+    (shards / "1.tar").write_bytes(packed(clips((8, 9, 10))))
+    assert indexed(shards).keys == ("c/1", "c/2", "c/3", "c/8", "c/9", "c/10")
+    after = {path: path.stat().st_mtime_ns for path in shards.parent.glob("cache/shards/*/manifest.json")}
+    assert len(entries) == 2
+    assert len(after) == 3
+    assert entries.items() <= after.items()
+
+
+def test_damage_is_counted_told_and_left_out(shards):
+    content = packed([*clips((6, 7)), ("../up.wav", b"1")])
+    content[content.index(b"c/6.cls")] ^= 0xFF
+    (shards / "2.tar").write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"2\.tar, byte \d+: its header is damaged.* 2 damaged members .* none is allowed"
+    ):
+        indexed(shards)
+    with pytest.raises(DataError, match="1 are allowed"):
+        indexed(shards, max_damaged=1)
+    index = indexed(shards, max_damaged=2)
+    assert index.keys[-2:] == ("c/6", "c/7")
+    assert index.parts["cls"][1].tolist()[-2:] == [-1, 1]
+    assert len(index.damages) == 2
+    assert "leads out of its folder" in index.damages[1]
+
+
+def test_a_part_that_comes_twice_is_damage(shards):
+    (shards / "2.tar").write_bytes(packed([("a.wav", b"1"), ("a.wav", b"22")]))
+    index = indexed(shards, max_damaged=1)
+    assert index.parts["wav"][1].tolist()[-1] == 1
+    assert "comes twice" in index.damages[0]
+
+
+def test_shards_without_the_parts_are_refused(tmp_path):
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "0.tar").write_bytes(packed([("a.jpg", b"1")]))
+    with pytest.raises(DataError, match=r"no member of 1 shard ends in \.wav or \.cls"):
+        indexed(folder)
+
+
+def test_a_folder_without_shards_says_how_they_are_made(tmp_path):
+    with pytest.raises(DataError, match=r"has no \.tar files.*python -m wellfed shards"):
+        find_shards(tmp_path)
+    with pytest.raises(DataError, match="neither a folder nor a file"):
+        find_shards(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a/b.seg.PNG", ("a/b", "seg.png")),
+        ("./a.wav", ("a", "wav")),
+        ("a.b/c.wav", ("a.b/c", "wav")),
+        ("README", None),
+        (".hidden.wav", None),
+        ("a/b.", None),
+    ],
+)
+def test_keys_end_at_the_first_dot_of_the_files_name(name, found):
+    assert split_name(name) == found
+
+
+def test_a_shard_that_is_gone_is_told(shards):
+    reader = ShardReader(indexed(shards), "wav")
+    shutil.rmtree(Path(shards))
+    with pytest.raises(DataError, match="can't be read"):
+        reader.read(np.array([0]))

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.kit.sets import SIZE, Failing, Fetching
+from wellfed.data import device_prefetch
+from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+from wellfed.errors import DataError
+
+CPU = torch.device("cpu")
+PLANS = [
+    LoaderSettings(),
+    LoaderSettings("threads", num_workers=2, prefetch_factor=2),
+    LoaderSettings("processes", num_workers=1, prefetch_factor=2, persistent_workers=True),
+]
+
+
+def loader(plan=PLANS[0], data=None, batch_size=4):
+    return train_loader(data or Fetching(), batch_size=batch_size, seed=5, settings=plan)
+
+
+def ids(deliveries):
+    return [delivery.batch["index"].tolist() for delivery in deliveries]
+
+
+def two_epochs(batches):
+    return [(one.epoch, one.index, one.batch["index"].tolist()) for _ in range(2) for one in batches]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.backend)
+@pytest.mark.parametrize("ahead", [1, 3, 50])
+def test_the_same_deliveries_in_the_same_order(plan, ahead):
+    prefetcher = DevicePrefetcher(loader(plan), CPU, ahead)
+    try:
+        assert two_epochs(prefetcher) == two_epochs(loader())
+    finally:
+        prefetcher.close()
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_the_position_is_that_of_what_was_handed_out(stop):
+    whole = two_epochs(loader())
+    prefetcher = DevicePrefetcher(loader(), CPU, 4)
+    deliveries = iter(prefetcher)
+    for _ in range(stop):
+        next(deliveries)
+    state = prefetcher.state_dict()
+    prefetcher.close()
+    assert state == {"epoch": 0, "batch": stop}
+    resumed = DevicePrefetcher(loader(), CPU, 4)
+    resumed.load_state_dict(state)
+    again = (
+        two_epochs(resumed) if stop < 6 else [(one.epoch, one.index, one.batch["index"].tolist()) for one in resumed]
+    )
+    assert again[: len(whole) - stop] == whole[stop:]
+    # The one that was stopped goes on there too.
+    assert ids(prefetcher)[0] == whole[stop][2]
+    prefetcher.close()
+
+
+def test_no_more_than_asked_is_read_ahead():
+    fetched = []
+
+    class Watched(Fetching):
+        def fetch(self, indices, rng):
+            fetched.append(len(fetched))
+            return super().fetch(indices, rng)
+
+    prefetcher = DevicePrefetcher(loader(data=Watched()), CPU, 2)
+    deliveries = iter(prefetcher)
+    next(deliveries)
+    until_s = time.monotonic() + 5
+    while len(fetched) < 4 and time.monotonic() < until_s:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert len(fetched) == 4  # one handed out, two ahead, and one for which there is no place yet
+    prefetcher.close()
+
+
+def test_batches_are_moved_beside_the_step_and_handed_out_as_moved():
+    threads = set()
+
+    def move(batch, device):
+        threads.add(threading.current_thread().name)
+        return {**batch, "moved": True}
+
+    prefetcher = DevicePrefetcher(loader(), CPU, 2, move=move)
+    for delivery in prefetcher:
+        assert delivery.batch["moved"]
+        assert prefetcher.latest is delivery.batch
+    assert threads == {"wellfed-device-prefetch"}
+
+
+@pytest.mark.parametrize("plan", PLANS[:2], ids=lambda plan: plan.backend)
+def test_an_error_comes_out_where_its_batch_would(plan):
+    bad = int(loader().__iter__().__next__().batch["index"][0])
+    expected = ids(loader())
+    prefetcher = DevicePrefetcher(loader(plan, Failing(bad)), CPU, 3)
+    with pytest.raises(DataError, match=f"sample {bad}"):
+        list(prefetcher)
+    last = expected[-1][0]
+    prefetcher = DevicePrefetcher(loader(plan, Failing(last)), CPU, 3)
+    seen = []
+
+    def read():
+        for delivery in prefetcher:
+            seen.append(delivery.batch["index"].tolist())  # noqa: PERF401  one by one, up to the error
+
+    with pytest.raises(DataError, match=f"sample {last}"):
+        read()
+    assert seen == expected[:-1]
+    prefetcher.close()
+
+
+def test_what_is_dropped_half_way_leaves_no_thread():
+    before = set(threading.enumerate())
+
+    def running():
+        return [thread for thread in threading.enumerate() if thread not in before]
+
+    prefetcher = DevicePrefetcher(loader(PLANS[1]), CPU, 2)
+    for _ in prefetcher:
+        break
+    prefetcher.close()
+    until_s = time.monotonic() + 5
+    while running() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert running() == []
+
+
+def test_a_data_set_that_hangs_does_not_keep_close_waiting():
+    hang = threading.Event()
+
+    class Hanging(Fetching):
+        def fetch(self, indices, rng):
+            hang.wait(30)
+            return super().fetch(indices, rng)
+
+    prefetcher = DevicePrefetcher(loader(data=Hanging()), CPU, 1)
+    deliveries = iter(prefetcher)
+    threading.Thread(target=lambda: next(deliveries, None), daemon=True).start()
+    time.sleep(0.05)
+    began_s = time.monotonic()
+    prefetcher.close()
+    assert time.monotonic() - began_s < 15
+    hang.set()
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.backend)
+def test_a_slow_batch_when_training_ends_is_left_to_its_thread(plan, monkeypatch, tmp_path):
+    monkeypatch.setattr(device_prefetch, "_STOP_S", 0.05)
+    go_on, expected, before = tmp_path / "go on", ids(loader()), set(threading.enumerate())
+
+    class Slow(Fetching):
+        def fetch(self, indices, rng):
+            if indices.tolist() in expected[2:4]:
+                until_s = time.monotonic() + 30
+                while not go_on.exists() and time.monotonic() < until_s:
+                    time.sleep(0.01)
+            return super().fetch(indices, rng)
+
+    read = loader(plan, Slow())
+    prefetcher = DevicePrefetcher(read, CPU, 2)
+    deliveries = iter(prefetcher)
+    assert [next(deliveries).index for _ in range(2)] == [0, 1]
+    (left,) = (each for each in set(threading.enumerate()) - before if each.name == "wellfed-device-prefetch")
+    deliveries.close()
+    prefetcher.close()
+    read.close()
+    assert left.is_alive()  # at its batch still
+    assert read.state_dict() == {"epoch": 0, "batch": 2}
+    go_on.touch()
+    assert ids(read) == expected[2:]  # for the ceiling, say
+    left.join(10)
+    assert not left.is_alive()
+    assert read.state_dict() == {"epoch": 0, "batch": 6}
+    read.close()
+
+
+class Reusing:
+    """Hands out views of one pinned buffer, and poisons what it handed out before."""
+
+    def __init__(self, size=4096, width=2048):
+        self.rows = torch.arange(size, dtype=torch.float32).unsqueeze(1).expand(size, width)
+        self.buffer = torch.empty(256, width).pin_memory()
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index], torch.tensor(index)
+
+    def fetch(self, indices, rng):
+        self.buffer.fill_(float("nan"))
+        view = self.buffer[: len(indices)]
+        torch.index_select(self.rows, 0, indices, out=view)
+        return view, indices.pin_memory()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_buffers_may_be_used_again_on_both_sides(ahead):
+    device = torch.device("cuda", 0)
+    width = 64 if torch.cuda.get_device_name().startswith("Simulated") else 2048  # a real one is to be kept busy
+    data = Reusing(width=width)
+    prefetcher = DevicePrefetcher(train_loader(data, batch_size=256, seed=1, settings=LoaderSettings()), device, ahead)
+    weight = torch.ones(width, width, device=device)
+    for _ in range(5):
+        for delivery in prefetcher:
+            rows, indices = delivery.batch
+            for _ in range(8):  # work in flight while the next batches are copied
+                torch.mm(rows, weight)
+            wrong = (rows != indices.unsqueeze(1)).any()
+            del rows, delivery  # its memory is free for a batch that is copied meanwhile
+            assert not wrong
+    prefetcher.close()
+
+
+@pytest.mark.gpu
+def test_copies_run_beside_the_step():
+    device = torch.device("cuda", 0)
+    data = Reusing(size=2048, width=65536)
+    loader = train_loader(data, batch_size=256, seed=1, settings=LoaderSettings())
+    prefetcher = DevicePrefetcher(loader, device, 2)
+    for delivery in prefetcher:
+        assert delivery.batch[0].device.type == "cuda"
+        assert delivery.batch[0].shape[1] == 65536
+    prefetcher.close()
+
+
+def test_every_layout_of_a_batch_keeps_its_type():
+    from tests.kit.sets import Records
+
+    for delivery in DevicePrefetcher(loader(data=Records()), CPU, 1):
+        assert type(delivery.batch).__name__ == "Record"
+    assert SIZE == 23

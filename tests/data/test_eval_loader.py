@@ -1,0 +1,122 @@
+"""Batches of a split that is evaluated: the same whoever builds them, and for any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit import sets
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.settings import LoaderSettings
+from wellfed.errors import DataError
+
+PLANS = {
+    "threads": LoaderSettings("threads", 2, 2),
+    "processes": LoaderSettings("processes", 2, 2),
+    "persistent": LoaderSettings("processes", 1, 2, persistent_workers=True),
+    "torch": LoaderSettings("torch", 1, 2),
+}
+
+
+def taken(made: EvalLoader) -> list[Any]:
+    return [
+        (one.index, one.total, {name: values.tolist() for name, values in one.batch.items()})
+        for one in made
+        if not one.is_padding
+    ]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_whoever_builds_them_the_batches_are_the_same_in_each_pass(name: str) -> None:
+    expected = taken(EvalLoader(sets.Fetching(), 4, seed=1))
+    assert [index for _, _, batch in expected for index in batch["index"]] == list(range(sets.SIZE))
+    made = EvalLoader(sets.Fetching(), 4, seed=1, settings=PLANS[name])
+    assert next(iter(made)).index == 0  # a pass that is given up
+    for _ in range(2):
+        assert taken(made) == expected
+    made.close()
+
+
+def test_where_other_ranks_would_wait_the_rest_of_a_failed_pass_is_padding_that_carries_the_error() -> None:
+    made = EvalLoader(sets.Failing(10), 4, seed=1, world_size=2)  # of the batches 0, 2 and 4
+    first, second, third = made
+    assert (first.index, first.failure) == (0, None)
+    for padding in (second, third):
+        assert padding.is_padding
+        assert "evaluation sample 10 could not be loaded" in str(padding.failure)
+    other = EvalLoader(sets.Failing(10), 4, seed=1, rank=1, world_size=2)
+    assert [(one.index, one.failure) for one in other] == [(1, None), (3, None), (5, None)]
+
+
+class Where(sets.Fetching):
+    def fetch(self, indices: torch.Tensor, rng: Any) -> Any:
+        return {"process": torch.full_like(indices, os.getpid())}
+
+
+def test_worker_processes_that_live_on_serve_each_pass_and_end_with_the_loader() -> None:
+    made = EvalLoader(Where(), 4, seed=1, settings=PLANS["persistent"])
+    passes = [{process for _, _, batch in taken(made) for process in batch["process"]} for _ in range(2)]
+    assert passes[0] == passes[1]
+    assert os.getpid() not in passes[0]
+    made.close()
+    for process in passes[0]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_no_more_workers_than_batches_and_none_for_one() -> None:
+    plan = LoaderSettings("processes", 8, 2)
+    made = EvalLoader(Where(), 12, seed=1, settings=plan)
+    assert len({process for _, _, batch in taken(made) for process in batch["process"]}) == 2
+    assert len(made._source._processes._processes) == 2
+    (only,) = EvalLoader(Where(), 30, seed=1, settings=plan)
+    assert set(only.batch["process"].tolist()) == {os.getpid()}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_ranks_share_the_batches_and_have_as_many_deliveries(name: str, world_size: int) -> None:
+    ranks = [
+        EvalLoader(sets.Fetching(), 4, seed=1, settings=PLANS[name], rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    together = sorted((one for rank in ranks for one in taken(rank)), key=lambda one: one[0])
+    assert together == taken(EvalLoader(sets.Fetching(), 4, seed=1))
+    for rank in ranks:
+        kinds = [one.is_padding for one in rank]
+        assert len(kinds) == len(rank) == -(-6 // world_size)
+        assert not any(kinds[:-1])
+
+
+def test_a_split_of_one_sample_or_none() -> None:
+    one = torch.arange(1.0)
+    assert [len(EvalLoader(one, 4, seed=1, rank=rank, world_size=2)) for rank in (0, 1)] == [1, 1]
+    assert [
+        [delivery.is_padding for delivery in EvalLoader(one, 4, seed=1, rank=rank, world_size=2)] for rank in (0, 1)
+    ] == [
+        [False],
+        [True],
+    ]
+    assert list(EvalLoader([], 4, seed=1, settings=PLANS["processes"], rank=1, world_size=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "how", "reason"),
+    [
+        (PLANS["threads"], sets.Breaking, "raise", "OSError: truncated"),
+        (PLANS["processes"], sets.BreakingItems, "raise", "OSError: truncated"),
+        (PLANS["processes"], sets.BreakingItems, "kill", "its worker process was killed by SIGKILL"),
+        (LoaderSettings("threads", 1, 2, timeout_s=0.25), sets.Breaking, "hang", "it did not come within loader"),
+    ],
+    ids=["threads", "processes", "kill", "hang"],
+)  # fmt: skip
+def test_a_sample_that_fails_in_a_worker_is_named(plan: LoaderSettings, kind: Any, how: str, reason: str) -> None:
+    made = EvalLoader(kind(how, 6), 4, seed=1, settings=plan)
+    with pytest.raises(
+        DataError, match=rf"^{kind.__name__}: evaluation sample 6 could not be loaded \(batch 1\): {reason}"
+    ):
+        list(made)
+    made.close()

@@ -1,0 +1,397 @@
+"""Prepared data on disk, with real processes, a real full disk and real damage."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wellfed
+from wellfed.data.prepared import BLOCK_BYTES, MANIFEST, NUM_BLOCKS, digest, nobody_uses, prepared, read_manifest
+from wellfed.errors import DataError
+
+module = importlib.import_module("wellfed.data.prepared")  # `wellfed.data.prepared` is the function
+
+SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+BUILDER = """
+import multiprocessing, sys, time
+from pathlib import Path
+from wellfed.data.prepared import prepared
+cache, source, log = map(Path, sys.argv[1:4])
+def build(folder):
+    with log.open("a") as file:
+        file.write("begun\\n")
+    (folder / "half").write_bytes(b"x" * 1000)
+    if "fork" in sys.argv:
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=False).start()
+    print("building", flush=True)
+    sys.stdin.readline()
+    (folder / "whole").write_bytes(source.read_bytes())
+print(prepared(cache, "images", [source], {}, build), flush=True)
+sys.stdin.readline()
+"""
+
+
+class Builder:
+    """Writes what it is given, and counts."""
+
+    def __init__(self, **members: bytes) -> None:
+        self.members = members or {"pixels": b"abc"}
+        self.calls = 0
+
+    def __call__(self, folder: Path) -> None:
+        self.calls += 1
+        assert not [*folder.iterdir()]
+        for name, content in self.members.items():
+            (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.csv"
+    path.write_text("a,b\n1,2\n")
+    return path
+
+
+@pytest.fixture
+def processes() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BUILDER, *map(str, words)]
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        begun.append(subprocess.Popen(command, env=SOURCE, text=True, start_new_session=True, **pipes))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+# -- once -----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_built_once_and_found_again(tmp_path: Path, source: Path):
+    build = Builder()
+    first = prepared(tmp_path / "cache", "images", [source], {"size": 3}, build)
+    assert first == tmp_path / "cache" / "images" / digest([source], {"size": 3})
+    assert (first / "pixels").read_bytes() == b"abc"
+    assert prepared(str(tmp_path / "cache"), "images", [source], {"size": 3}, build) == first
+    assert build.calls == 1
+    manifest = read_manifest(first)
+    assert (manifest["num_sources"], manifest["first_source"]) == (1, str(source))
+    assert manifest["settings"] == {"size": 3}
+    assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}
+
+
+def test_another_source_size_time_or_setting_is_another_entry(tmp_path: Path, source: Path):
+    other = shutil.copy2(source, tmp_path / "other.csv")
+    seen = [
+        digest([source], {}),
+        digest([Path(other)], {}),
+        digest([source, Path(other)], {}),
+        digest([source], {"a": 1}),
+    ]
+    os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
+    seen.append(digest([source], {}))
+    source.write_text("a,b\n1,2\n3,4\n")
+    os.utime(source, ns=(0, 0))
+    seen.append(digest([source], {}))
+    assert len(set(seen)) == len(seen)
+    assert digest([source], {"a": 1, "b": (2,)}) == digest([source], {"b": [2], "a": 1})
+
+
+def test_a_path_is_the_same_from_anywhere(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert digest([Path("source.csv")], {}) == digest([source], {})
+    assert prepared("cache", "images", [source], {}, Builder()).is_absolute()
+
+
+def test_two_processes_at_once_build_it_once(tmp_path: Path, source: Path, processes: Callable[..., Any]):
+    log = tmp_path / "log"
+    one = processes(tmp_path, source, log)
+    assert line(one) == "building"
+    two = processes(tmp_path, source, log)
+    time.sleep(0.5)
+    assert two.poll() is None
+    go_on(one)
+    assert line(one) == line(two) != ""
+    assert log.read_text() == "begun\n"
+
+
+def test_who_waits_long_says_so(
+    tmp_path: Path, source: Path, processes: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+    one = processes(tmp_path, source, tmp_path / "log")
+    assert line(one) == "building"
+    monkeypatch.setattr(module, "SILENT_WAIT_S", 0.05)
+
+    def tell(*words: Any, **options: Any) -> None:
+        print(*words)
+        go_on(one)
+
+    monkeypatch.setattr(module, "print", tell, raising=False)
+    build = Builder()
+    folder = prepared(tmp_path, "images", [source], {}, build)
+    assert build.calls == 0
+    assert capfd.readouterr().out == f"Another process prepares {folder}; waiting for it.\n"
+
+
+# -- what leaves nothing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [(), ("fork",)], ids=["alone", "with a child that lives on"])
+def test_a_killed_builder_leaves_nothing_that_counts(
+    more: tuple[str, ...], tmp_path: Path, source: Path, processes: Callable[..., Any]
+):
+    one = processes(tmp_path, source, tmp_path / "log", *more)
+    assert line(one) == "building"
+    os.kill(one.pid, signal.SIGKILL)
+    one.wait()
+    (partial,) = (path for path in (tmp_path / "images").iterdir() if path.is_dir())
+    assert (partial / "half").exists()
+    build = Builder()
+    folder = prepared(tmp_path, "images", [source], {}, build)
+    assert build.calls == 1
+    assert [path for path in folder.parent.iterdir() if path.is_dir()] == [folder]
+
+
+@pytest.mark.parametrize("error", [DataError("bad"), KeyboardInterrupt(), ValueError("x"), MemoryError()])
+def test_a_build_that_raises_leaves_nothing(error: BaseException, tmp_path: Path, source: Path):
+    def build(folder: Path) -> None:
+        (folder / "half").write_bytes(b"x")
+        raise error
+
+    with pytest.raises(type(error)):
+        prepared(tmp_path, "images", [source], {}, build)
+    assert [path.name for path in (tmp_path / "images").iterdir()] == [f"{digest([source], {})}.lock"]
+
+
+def test_a_source_that_changes_meanwhile_is_told(tmp_path: Path, source: Path):
+    def build(folder: Path) -> None:
+        source.write_text("more and more")
+
+    with pytest.raises(DataError, match=r"source\.csv: what was to be prepared changed meanwhile\. Start again"):
+        prepared(tmp_path, "images", [source], {}, build)
+    assert not [path for path in (tmp_path / "images").iterdir() if path.is_dir()]
+
+
+def test_a_missing_source_is_told(tmp_path: Path):
+    with pytest.raises(DataError, match=r"gone\.csv: No such file or directory.*workload\.data\.path"):
+        prepared(tmp_path, "images", [tmp_path / "gone.csv"], {}, Builder())
+
+
+@pytest.mark.parametrize("kind", ["", "Images", "../images", "a b", "1"])
+def test_a_kind_is_a_name(kind: str, tmp_path: Path):
+    with pytest.raises(ValueError, match="lower-case name"):
+        prepared(tmp_path, kind, [], {}, Builder())
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+BIG = os.urandom(3 * NUM_BLOCKS * BLOCK_BYTES + 7)
+
+
+def _cut(folder: Path) -> None:
+    os.truncate(folder / "pixels", len(BIG) - 1)
+
+
+def _flip(place: int) -> Callable[[Path], None]:
+    def flip(folder: Path) -> None:
+        with (folder / "pixels").open("r+b") as file:
+            file.seek(place)
+            file.write(bytes([BIG[place] ^ 1]))
+
+    return flip
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "cut": _cut,
+    "flipped at the beginning": _flip(0),
+    "flipped at the end": _flip(len(BIG) - 1),
+    "flipped in the small one": lambda folder: (folder / "deep" / "index").write_text("1 2 4"),
+    "gone": lambda folder: (folder / "pixels").unlink(),
+    "a folder in its place": lambda folder: ((folder / "pixels").unlink(), (folder / "pixels").mkdir()),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "an empty manifest": lambda folder: (folder / MANIFEST).write_text(""),
+    "half a manifest": lambda folder: os.truncate(folder / MANIFEST, 40),
+    "another manifest": lambda folder: (folder / MANIFEST).write_text("[1]"),
+    "no text": lambda folder: (folder / MANIFEST).write_bytes(b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_is_damaged_is_made_again(kind: str, tmp_path: Path, source: Path):
+    def build(folder: Path) -> None:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "index").write_text("1 2 3")
+        (folder / "pixels").write_bytes(BIG)
+
+    folder = prepared(tmp_path, "images", [source], {}, build)
+    DAMAGE[kind](folder)
+    with pytest.warns(UserWarning, match=f"{folder} was damaged and is made again"):
+        assert prepared(tmp_path, "images", [source], {}, build) == folder
+    assert (folder / "pixels").read_bytes() == BIG
+    assert (folder / "deep" / "index").read_text() == "1 2 3"
+
+
+def test_checking_reads_a_part_of_what_is_big(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    def build(folder: Path) -> None:
+        with (folder / "pixels").open("wb") as file:
+            file.truncate(2**34)  # a hole: takes no room
+
+    begun = time.monotonic()
+    prepared(tmp_path, "images", [source], {}, build)
+    assert time.monotonic() - begun < 10  # reading 16 GiB takes longer
+
+
+# -- no room, no right ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", place], capture_output=True).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_told_and_left_clean(full_disk: Path, source: Path):
+    with pytest.raises(
+        DataError, match=r"no room for the prepared images.*cache clear makes room; or set paths\.cache_dir"
+    ):
+        prepared(full_disk, "images", [source], {}, Builder(pixels=b"x" * 2**20))
+    assert not [path for path in (full_disk / "images").iterdir() if path.is_dir()]
+
+
+def test_a_writer_that_hides_what_was_wrong_is_told_too(full_disk: Path, source: Path):
+    def build(folder: Path) -> None:
+        raise RuntimeError("unexpected position")  # as torch.save has it
+
+    with pytest.raises(DataError, match="no room for the prepared images"):
+        prepared(full_disk, "images", [source], {}, build)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path, source: Path) -> Iterator[Path]:
+    """A mount, as rights don't keep root out."""
+    place = tmp_path / "cache"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "none", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    prepared(place, "images", [source], {}, Builder())
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+    yield place
+    module._in_use.cache_clear()
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_read_only_cache_gives_what_it_has(read_only: Path, source: Path):
+    build = Builder()
+    assert (prepared(read_only, "images", [source], {}, build) / "pixels").read_bytes() == b"abc"
+    assert build.calls == 0
+    with pytest.raises(DataError, match=r"can't be written there \(Read-only file system\)\. Set paths\.cache_dir to"):
+        prepared(read_only, "images", [source], {"other": 1}, build)
+
+
+@pytest.mark.parametrize("inside", [".", "below"])
+def test_a_file_in_the_place_of_the_cache_is_told(inside: str, tmp_path: Path, source: Path):
+    with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
+        prepared(source / inside, "images", [source], {}, Builder())
+
+
+def test_what_is_wrong_elsewhere_stays_as_it_is(tmp_path: Path, source: Path):
+    def build(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(source))
+
+    with pytest.raises(PermissionError, match="source"):
+        prepared(tmp_path / "cache", "images", [source], {}, build)
+
+
+def test_a_file_system_without_locks_will_do(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(module.FileLock, "acquire", refuse)
+    monkeypatch.setattr(module, "fcntl", None)
+    assert (prepared(tmp_path, "images", [source], {}, Builder()) / "pixels").exists()
+    with nobody_uses(tmp_path / "images" / digest([source], {})) as is_free:
+        assert is_free
+
+
+# -- in use -----------------------------------------------------------------------------------------------------------
+
+
+def is_free(folder: Path) -> bool:
+    with nobody_uses(folder) as free:
+        return free
+
+
+def test_it_is_in_use_while_its_process_lives(tmp_path: Path, source: Path, processes: Callable[..., Any]):
+    one = processes(tmp_path, source, tmp_path / "log")
+    assert line(one) == "building"
+    folder = tmp_path / "images" / digest([source], {})
+    assert not is_free(folder)
+    go_on(one)
+    assert line(one) == str(folder)
+    assert not is_free(folder)
+    os.kill(one.pid, signal.SIGKILL)
+    one.wait()
+    assert is_free(folder)
+
+
+def test_one_process_holds_so_many_at_a_time(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    folders = [prepared(tmp_path, "images", [source], {"n": n}, Builder()) for n in range(module.MOST_HELD + 1)]
+    assert [is_free(folder) for folder in (folders[0], folders[1], folders[-1])] == [True, False, False]
+    open_files = len(os.listdir("/proc/self/fd"))
+    for folder in folders[1:]:
+        prepared(tmp_path, "images", [source], read_manifest(folder)["settings"], Builder())
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="nothing can be made there")
+def test_a_cache_that_can_t_be_made_is_told(source: Path):
+    with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
+        prepared("/proc/nowhere", "images", [source], {}, Builder())
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a socket", "a device"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str):
+    """To open a named pipe waits for its writer."""
+    path = tmp_path / "source"
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as one:
+            one.bind(str(path))
+    else:
+        path = Path("/dev/null")
+    with pytest.raises(DataError, match=f"{path} is {kind}, not a file"):
+        prepared(tmp_path / "cache", "tables", [path], {}, lambda folder: None)

@@ -1,0 +1,340 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from tests.kit import sets
+from wellfed.batches import BuildTime
+from wellfed.data.backends.batch_request import BuiltBatch, LostSample
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.settings import LoaderSettings
+from wellfed.errors import DataError
+
+INLINE = LoaderSettings()
+GRID = [(workers, prefetch) for workers in (1, 2, 3) for prefetch in (1, 2, 4)]
+THREADS = [LoaderSettings("threads", workers, prefetch, timeout_s=30 * (prefetch % 2)) for workers, prefetch in GRID]
+PROCESSES = [
+    LoaderSettings("processes", workers, prefetch, persistent_workers=True, timeout_s=30 * (prefetch % 2))
+    for workers, prefetch in GRID
+]
+TORCH = [LoaderSettings("torch"), *(LoaderSettings("torch", *some, persistent_workers=True) for some in GRID)]
+ENDING = [LoaderSettings("processes", 2, 2), LoaderSettings("torch", 1, 2)]
+"""Worker processes that end with the epoch."""
+
+
+def named(plan):
+    kept = "-kept" if plan.persistent_workers else ""
+    return f"{plan.backend}-{plan.num_workers}-{plan.prefetch_factor}{kept}"
+
+
+def loader(dataset, plan=INLINE, **more):
+    return sets.loader_of(dataset, plan, **more)
+
+
+def flat(delivery):
+    """A delivery as something that compares."""
+    batch = delivery.batch
+    tensors = batch if isinstance(batch, dict) else {"": batch}
+    values = {name: tensor.double().tolist() for name, tensor in tensors.items()}
+    return delivery.epoch, delivery.index, delivery.total, delivery.is_padding, values
+
+
+def deliveries(made, num_epochs=2):
+    try:
+        return [flat(delivery) for _ in range(num_epochs) for delivery in made]
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {kind: deliveries(loader(kind())) for kind in (sets.Fetching, sets.Global)}
+
+
+def test_two_epochs_are_every_sample_twice_in_two_orders(expected):
+    for kind, column in ((sets.Fetching, "index"), (sets.Global, "")):
+        ids = [entry[4][column] for entry in expected[kind]]
+        ids = [int(i[0] if isinstance(i, list) else i) for part in ids for i in part]
+        assert sorted(ids[: sets.SIZE]) == sorted(ids[sets.SIZE :]) == list(range(sets.SIZE))
+        assert ids[: sets.SIZE] != ids[sets.SIZE :]
+    noise = [x for entry in expected[sets.Fetching] for x in entry[4]["noise"]]
+    assert len(set(noise)) == 2 * sets.SIZE  # another draw in each epoch
+
+
+SOME = [INLINE, THREADS[0], *THREADS[4:], *PROCESSES[1::3], PROCESSES[8], TORCH[0], *TORCH[2::3], *ENDING]
+MORE = [plan for plan in [*THREADS, *PROCESSES, *TORCH] if plan not in SOME]
+"""Other numbers of the same."""
+
+
+@pytest.mark.parametrize("plan", [*SOME, *(pytest.param(plan, marks=pytest.mark.slow) for plan in MORE)], ids=named)
+def test_whole_batches_are_the_same_whoever_builds_them_and_from_any_position(expected, plan):
+    made = loader(sets.Fetching(), plan)
+    assert [flat(delivery) for _ in range(2) for delivery in made] == expected[sets.Fetching]
+    positions = range(12) if plan.persistent_workers or plan.backend in ("inline", "threads") else (4, 9)
+    for position in positions:
+        made.load_state_dict({"epoch": position // 6, "batch": position % 6})
+        assert [flat(delivery) for delivery in made] == expected[sets.Fetching][position : 6 * (position // 6 + 1)]
+    made.close()
+
+
+@pytest.mark.parametrize("plan", [PROCESSES[4], PROCESSES[8], TORCH[0], TORCH[5], *ENDING], ids=named)
+def test_samples_that_draw_from_global_generators_are_the_same(expected, plan):
+    assert deliveries(loader(sets.Global(), plan)) == expected[sets.Global]
+
+
+def test_threads_that_finish_out_of_order_deliver_in_order(expected):
+    assert deliveries(loader(sets.Slow(), THREADS[3])) == expected[sets.Fetching]
+
+
+@pytest.mark.parametrize("plan", [INLINE, THREADS[3], PROCESSES[0]], ids=named)
+def test_data_that_writes_to_its_indices_changes_no_order(expected, plan):
+    made = loader(sets.Writing(), plan)
+    for _ in range(2):  # the order of the epoch is kept from the first time
+        made.load_state_dict({"epoch": 0, "batch": 0})
+        assert [flat(delivery) for delivery in made] == expected[sets.Fetching][:6]
+    made.close()
+
+
+def test_the_trainings_own_generators_are_left_alone():
+    torch.manual_seed(5)
+    before = torch.rand(3)
+    torch.manual_seed(5)
+    deliveries(loader(sets.Global()))
+    assert torch.rand(3).equal(before)
+
+
+def test_gpus_are_not_seeded_again_with_each_sample(monkeypatch):
+    for name in ("manual_seed", "manual_seed_all"):
+        monkeypatch.setattr(torch.cuda, name, lambda seed: pytest.fail("seeded the GPUs"))
+    deliveries(loader(sets.Global()))
+
+
+@pytest.mark.parametrize("plan", [INLINE, THREADS[3], TORCH[0]], ids=named)
+def test_resumed_at_any_batch_it_goes_on_as_if_never_stopped(expected, plan):
+    kind = sets.Global if plan.backend == "torch" else sets.Fetching
+    for stop in range(len(expected[kind]) + 1):
+        first = loader(kind(), plan)
+        seen = []
+        while len(seen) < stop:
+            for delivery in first:
+                seen.append(flat(delivery))
+                if len(seen) == stop:
+                    break
+        state = pickle.loads(pickle.dumps(first.state_dict()))
+        first.close()
+        second = loader(kind(), plan)
+        second.load_state_dict(state)
+        assert second.epoch == (stop // 6 if stop else 0)
+        while len(seen) < len(expected[kind]):
+            seen += [flat(delivery) for delivery in second]
+        second.close()
+        assert seen == expected[kind]
+
+
+@pytest.mark.parametrize("plan", [PROCESSES[4], TORCH[2]], ids=named)
+def test_workers_that_live_on_serve_any_stretch(expected, plan):
+    made = loader(sets.Fetching(), plan)
+    stopped = iter(made)
+    seen = [flat(next(stopped)), flat(next(stopped))]
+    del stopped  # four batches of the epoch are on their way
+    assert made.state_dict() == {"epoch": 0, "batch": 2}
+    made.load_state_dict({"epoch": 1, "batch": 3})
+    assert [flat(delivery) for delivery in made] == expected[sets.Fetching][9:]
+    made.load_state_dict({"epoch": 0, "batch": 2})
+    seen += [flat(delivery) for delivery in made]
+    made.close()
+    assert seen == expected[sets.Fetching][:6]
+
+
+def test_closing_ends_the_worker_processes_and_iterating_starts_them_anew(expected):
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    made = loader(sets.Fetching(), PROCESSES[4])
+    assert len([flat(delivery) for delivery in made]) == 6
+    assert set(multiprocessing.active_children()) > before
+    made.close()
+    assert set(multiprocessing.active_children()) == before
+    assert deliveries(made, 1) == expected[sets.Fetching][6:]
+
+
+@settings(max_examples=30)
+@given(
+    stops=st.lists(st.integers(1, 7), max_size=4), batch_size=st.integers(1, 30), drop_last=st.booleans(),
+    limit=st.none() | st.integers(1, 4), skip=st.sets(st.integers(0, sets.SIZE - 2), max_size=6),
+)  # fmt: skip
+def test_any_chain_of_resumes_gives_the_same_deliveries(stops, batch_size, drop_last, limit, skip):
+    options = {
+        "batch_size": batch_size, "drop_last": drop_last, "limit_batches": limit, "skip_ids": tuple(sorted(skip)),
+    }  # fmt: skip
+    try:
+        whole = deliveries(loader(sets.Fetching(), **options), 3)
+    except DataError:
+        assert drop_last
+        assert sets.SIZE - len(skip) < batch_size
+        return
+    seen, state = [], {"epoch": 0, "batch": 0}
+    for stop in [*stops, 10**6]:
+        made = loader(sets.Fetching(), **options)
+        made.load_state_dict(state)
+        left = min(stop, len(whole) - len(seen))
+        while left:
+            for delivery in made:
+                seen.append(flat(delivery))
+                left -= 1
+                if not left:
+                    break
+        state = made.state_dict()
+    assert seen == whole
+    ids = {i for entry in seen for i in entry[4]["index"]}
+    assert not ids & skip
+    if drop_last:
+        assert {len(entry[4]["index"]) for entry in seen} == {batch_size}
+
+
+skipped = st.sets(st.integers(0, sets.SIZE - 2), max_size=6)
+
+
+@settings(max_examples=60)
+@given(
+    runs=st.lists(st.tuples(skipped, st.integers(1, 7)), min_size=1, max_size=4), batch_size=st.integers(1, 30),
+    last=skipped,
+)  # fmt: skip
+def test_a_run_that_goes_on_with_other_skip_ids_loses_no_healthy_sample(runs, batch_size, last):
+    state, seen = {"epoch": 0, "batch": 0}, []
+    for skip, stop in [*runs, (last, 10**6)]:
+        made = loader(sets.Fetching(), batch_size=batch_size, skip_ids=tuple(skip))
+        made.load_state_dict(pickle.loads(pickle.dumps(state)))
+        left = stop
+        while left and made.epoch < 3:
+            for delivery in made:
+                seen.append((delivery.epoch, delivery.batch["index"].tolist()))
+                assert not skip & set(seen[-1][1])
+                left -= 1
+                if not left:
+                    break
+        state = made.state_dict()
+    ever = set().union(last, *(skip for skip, _ in runs))
+    for epoch in range(3):
+        batches = [ids for of, ids in seen if of == epoch]
+        ids = [index for batch in batches for index in batch]
+        assert len(set(ids)) == len(ids)
+        assert set(ids) >= set(range(sets.SIZE)) - ever
+        assert sum(len(batch) < batch_size for batch in batches) <= 1 + len(runs)  # what is left of an epoch
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_each_step(expected, world_size):
+    ranks = [deliveries(loader(sets.Fetching(), rank=rank, world_size=world_size)) for rank in range(world_size)]
+    for alone, *shares in zip(expected[sets.Fetching], *ranks, strict=True):
+        for name in ("index", "noise", "other"):
+            together = [value for share in shares if not share[3] for value in share[4][name]]
+            assert together == alone[4][name]
+        assert {share[2] for share in shares} == {alone[2]}
+
+
+def test_a_users_collate_is_used(expected):
+    made = loader(sets.Global(), collate=sets.collate_sum)
+    assert [delivery.batch.shape for delivery in made][:2] == [(4,), (4,)]
+
+
+class FetchOnly:
+    fetch, __len__ = sets.Fetching.fetch, sets.Fetching.__len__
+
+
+class WithoutItems(Dataset):
+    __len__ = sets.Fetching.__len__
+
+
+class Endless(Dataset):
+    def __getitem__(self, index):
+        return index
+
+
+def test_what_makes_no_step_is_refused_with_the_way_out():
+    with pytest.raises(DataError, match="A generator can be read once only.*whose __iter__ begins anew"):
+        loader(x for x in range(3))
+    with pytest.raises(DataError, match=r"WithoutItems gives no samples: it has no __getitem__ of its own\. Give it"):
+        loader(WithoutItems())
+    with pytest.raises(DataError, match=r"FetchOnly gives no samples: .*Give it __getitem__\(index\), beside fetch"):
+        loader(FetchOnly())
+    with pytest.raises(DataError, match=r"Endless has no __len__, the number of its samples\. Give it one"):
+        loader(Endless())
+    with pytest.raises(DataError, match=r"^list has no training samples: its __len__ is 0\. Check workload\.data"):
+        loader([])
+    with pytest.raises(DataError, match=r"skip_ids leaves out all 23 training samples\. Set loader\.skip_ids=\[\]"):
+        loader(sets.Fetching(), skip_ids=tuple(range(30)))
+    with pytest.raises(DataError, match=r"^3 training samples without the 20 of loader\.skip_ids make no step"):
+        loader(sets.Fetching(), skip_ids=tuple(range(20)), drop_last=True)
+    with pytest.raises(DataError, match=r"23 .*effective_batch_size=24 with workload\.drop_last=true\. Set a smaller"):
+        loader(sets.Fetching(), batch_size=24, drop_last=True)
+
+
+class Forgetting(sets.Fetching):
+    """Returns nothing for the second batch."""
+
+    def fetch(self, indices, rng):
+        return None if 4 in indices else super().fetch(indices, rng)
+
+
+@pytest.mark.parametrize(
+    "plan", [INLINE, LoaderSettings("threads", 1, 2), LoaderSettings("processes", 1, 2)], ids=named
+)
+def test_a_fetch_that_returns_nothing_is_told(plan):
+    made = loader(Forgetting(), plan, shuffle=False)
+    with pytest.raises(DataError, match=r"^Forgetting: fetch returned None for training batch 1 of epoch 0\. It must"):
+        list(made)
+    made.close()
+
+
+def test_a_collate_or_an_evaluation_that_returns_nothing_is_told():
+    with pytest.raises(DataError, match="^Global: collate returned None for training batch 0"):
+        next(iter(loader(sets.Global(), collate=lambda samples: None)))
+    with pytest.raises(DataError, match="^Forgetting: fetch returned None for evaluation batch 1"):
+        list(EvalLoader(Forgetting(), 4, seed=1))
+
+
+def test_evaluation_is_every_sample_once_in_its_own_order():
+    made = EvalLoader(sets.Fetching(), 10, seed=1)
+    for _ in range(2):
+        found = [flat(delivery) for delivery in made]
+        assert [i for entry in found for i in entry[4]["index"]] == list(range(sets.SIZE))
+        assert [entry[2] for entry in found] == [10, 10, 3]
+    assert len(made) == 3
+    assert len(EvalLoader(sets.Fetching(), 10, seed=1, limit_batches=1)) == 1
+
+
+@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
+def test_a_sample_that_evaluation_cannot_read_is_named(kind):
+    with pytest.raises(DataError) as caught:
+        list(EvalLoader(kind("raise", 3), 10, seed=1))
+    assert f"{kind.__name__}: evaluation sample 3 could not be loaded (batch 0): OSError: truncated" in str(
+        caught.value
+    )
+    assert type(caught.value.__cause__) is OSError
+
+
+@pytest.mark.parametrize("plan", [INLINE, THREADS[0], PROCESSES[0], TORCH[0]], ids=named)
+def test_each_batch_says_what_building_it_took(plan):
+    kinds = (sets.Waiting, sets.Computing)
+    if plan.backend == "torch":  # which leaves `fetch` alone
+        kinds = (sets.WaitingItems, sets.ComputingItems)
+    for kind, is_busy in zip(kinds, (False, True), strict=True):
+        made = loader(kind(), plan)
+        times = [delivery.took for delivery in made]
+        made.close()
+        assert len(times) == 6
+        for took in times:
+            assert took.wall_ms > 0.99 * took.cpu_ms
+            assert took.wall_ms > 9.9
+            assert (took.cpu_ms > 9.9) is is_busy
+
+
+def test_a_batch_without_a_lost_sample_and_one_in_pinned_memory_keep_what_they_took():
+    took = BuildTime(2.0, 1.0)
+    built = BuiltBatch(None, took=took)
+    assert built.with_lost([LostSample(1, "it hung")]).took == built.pin_memory().took == took
+    assert pickle.loads(pickle.dumps(built)).took == took

@@ -1,0 +1,80 @@
+"""Steps that take longer and longer, and noise that does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kit.evidence_of import evidence
+from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.rules.compute.step_time_trend import check
+from wellfed.observe.telemetry.machines import HOST
+
+RUNS = 200
+
+
+def of_steps(times_ms, **more):
+    mean_ms = float(np.mean(times_ms))
+    return evidence(steps=len(times_ms), compute_ms=mean_ms, columns={"compute_ms": times_ms}, **more)
+
+
+def autoregressive(steps: int, autocorrelation: float, seed: int) -> np.ndarray:
+    draw = np.random.default_rng(seed).standard_normal((RUNS, steps))
+    for step in range(1, steps):
+        draw[:, step] = autocorrelation * draw[:, step - 1] + np.sqrt(1 - autocorrelation**2) * draw[:, step]
+    return draw
+
+
+GROWING = 10 * np.linspace(1, 3, 120) * np.exp(0.05 * autoregressive(120, 0.5, seed=1)[0])
+
+
+def test_growth_is_named_with_both_ends_and_where_it_begins():
+    late = np.concatenate([np.full(60, 10.0), 10 * np.linspace(1, 3, 120)])
+    assert check(of_steps(late)) is not None
+    found = check(of_steps(GROWING))
+    assert found.evidence["growth_factor"] == pytest.approx(2.8, rel=0.1)
+    assert found.evidence["from_step"] == 1
+    assert check(of_steps(late)).evidence["from_step"] == pytest.approx(61, abs=18)
+    assert "in forward, backward and optimizer" in found.message
+    assert found.lost_frac == pytest.approx(0.47, abs=0.05)
+    assert judge(of_steps(GROWING))[0].id == "step_time_trend"
+
+
+def test_growth_between_the_steps_is_named_as_such():
+    columns = {"host_ms": np.linspace(1, 30, 120)}
+    assert "The growth is between the steps" in check(evidence(steps=120, host_ms=15.0, columns=columns)).message
+
+
+@pytest.mark.parametrize("relative_sd", [0.05, 0.3])
+@pytest.mark.parametrize("autocorrelation", [0, 0.9, 0.98, 0.995])
+@pytest.mark.parametrize("steps", [60, 117, 500])
+def test_noise_is_no_trend_in_99_runs_of_100(steps: int, autocorrelation: float, relative_sd: float) -> None:
+    noise = 10 * np.exp(relative_sd * autoregressive(steps, autocorrelation, seed=steps))
+    assert sum(check(of_steps(times_ms)) is not None for times_ms in noise) <= 0.01 * RUNS
+
+
+@pytest.mark.parametrize(
+    "times_ms",
+    [
+        np.where(np.arange(120) < 70, 10.0, 20.0),  # a jump
+        np.tile(np.linspace(10, 20, 30), 4),  # growth within each epoch
+        10 + 40 * np.exp(-np.arange(120) / 10),  # a warm-up
+        np.linspace(10, 30, 50),  # too few
+        np.linspace(10, 11.5, 120),
+    ],
+)
+def test_other_courses_are_no_trend(times_ms):
+    assert check(of_steps(times_ms)) is None
+
+
+def test_other_programs_that_take_more_and_more_may_be_the_cause():
+    busy = {HOST: {"others_cpu_pct": np.linspace(0.0, 500.0, 12), "cpu_pct": np.full(12, 100.0)}}
+    assert check(of_steps(GROWING, curves=busy)) is None
+    even = {HOST: {"others_cpu_pct": np.full(12, 400.0), "cpu_pct": np.full(12, 100.0)}}
+    assert check(of_steps(GROWING, curves=even)) is not None
+
+
+def test_larger_batches_take_longer_without_a_trend():
+    samples = np.linspace(100, 300, 120)
+    columns = {"compute_ms": samples / 10, "samples": samples}
+    assert check(evidence(steps=120, compute_ms=20.0, columns=columns)) is None

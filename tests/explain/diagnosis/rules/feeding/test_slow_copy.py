@@ -1,0 +1,57 @@
+"""Copies that a step stands still for are named, with what hides them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.card_evidence import on_card
+from tests.kit.evidence_of import evidence
+from wellfed.explain.diagnosis.rules.feeding import slow_copy
+
+PAGEABLE = {"loader.pin_memory": False, "loader.device_prefetch": 0}
+
+
+def test_a_copy_from_pageable_memory():
+    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=5.9, plan=PAGEABLE, loading={"batch_mib": 10.0}))
+    assert found is not None
+    assert found.message == (
+        "40.0 % of each step is copying its batch to the GPU: 10.0 MiB in 4.00 ms, 2.6 GB/s; its memory is not "
+        "page-locked and nothing is copied ahead."
+    )
+    assert found.change == ("loader.pin_memory=true", "loader.device_prefetch=2")
+    assert found.gain is not None
+    assert found.gain.factor == pytest.approx(1 / 0.6)
+
+
+def test_a_copy_longer_than_its_step_is_not_hidden_wholly():
+    found = slow_copy.check(on_card(copy_ms=8.0, compute_ms=2.0, plan={"loader.device_prefetch": 0}))
+    assert found is not None
+    assert found.change == ("loader.device_prefetch=2",)
+    assert found.gain is not None
+    assert found.gain.factor == pytest.approx(1 / 0.8, rel=0.02)
+
+
+def test_a_step_is_no_shorter_than_the_host_takes_to_launch_it():
+    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=5.9, launch_frac=1.36, plan=PAGEABLE))
+    assert found is not None
+    assert found.gain is not None
+    assert found.gain.factor == pytest.approx(10 / 8, rel=0.02)
+
+
+def test_a_loader_that_is_left_as_it_came_pins_as_it_likes():
+    found = slow_copy.check(on_card(copy_ms=4.0, plan=PAGEABLE | {"loader.backend": "own"}))
+    assert found is not None
+    assert found.change == ("loader.device_prefetch=2",)
+
+
+def test_nothing_to_set_where_copies_run_ahead():
+    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=6.0))
+    assert found is not None
+    assert found.change == ()
+    assert "uint8" in found.message
+    assert found.severity == "high"
+
+
+def test_silent():
+    assert slow_copy.check(evidence()) is None
+    assert slow_copy.check(on_card(copy_ms=0.3, plan=PAGEABLE)) is None

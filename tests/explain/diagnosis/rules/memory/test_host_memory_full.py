@@ -1,0 +1,31 @@
+"""Host memory that is full."""
+
+from __future__ import annotations
+
+from tests.kit.loader_evidence import fed_by
+from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.rules.memory.host_memory_full import check
+
+MACHINE = {"cpu_quota_cores": 8.0, "ram_gib": 16.0, "shm_gib": 8.0}
+KILLED = {"kind": "worker", "message": "A worker was killed.", "advice": ""}
+
+
+def test_a_killed_worker_is_told_of_however_few_steps():
+    loader, loading = {"prefetch_factor": 4}, {"batch_mib": 64.0}
+    run = fed_by(8, build_ms=5.0, error=KILLED, machine=MACHINE, steps=5, loader=loader, loading=loading)
+    found = judge(run)[0]
+    assert found.id == "host_memory_full"
+    assert "8 workers keep 32 batches ready, 2.0 GiB" in found.message
+    assert found.change == ("loader.num_workers=4", "loader.prefetch_factor=2")
+    assert found.severity == "high"
+
+
+def test_memory_that_is_nearly_full_is_told():
+    assert "15.00 GiB of 16.00 GiB" in check(fed_by(2, build_ms=5.0, machine=MACHINE, host={"rss_gib": 15.0})).message
+    full = {"rss_gib": 1.0, "shm_gib": 7.9}
+    assert "/dev/shm had 7.90 GiB of 8.00 GiB" in check(fed_by(2, build_ms=5.0, machine=MACHINE, host=full)).message
+
+
+def test_room_and_other_errors_are_no_finding():
+    other = {"kind": "code", "message": "", "advice": ""}
+    assert check(fed_by(2, build_ms=5.0, machine=MACHINE, host={"rss_gib": 4.0}, error=other)) is None

@@ -1,0 +1,39 @@
+"""Memory that lies idle while a run does more work to save it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.card_evidence import on_card
+from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.rules.memory import memory_unused
+
+ROOM = {"card": {"sm_active_pct": 60}}
+
+
+@pytest.mark.parametrize(
+    ("figures", "change"),
+    [
+        ({"plan": {"memory.features": "dynamic"}}, ("memory.features=cache",)),
+        ({"plan": {"memory.checkpoint_activations": True}}, ("memory.checkpoint_activations=false",)),
+        (ROOM | {"num_micro": 2}, ("memory.micro_batch=128", "memory.accumulate=null")),
+    ],
+)
+def test_what_would_use_it(figures, change):
+    found = memory_unused.check(on_card(**figures))
+    assert found is not None
+    assert found.change == change
+    assert found.message.startswith("30.0 % of the GPU memory budget is used at most (6.00 GiB of 20.00 GiB), while ")
+
+
+def test_half_empty_cards_are_the_subject_of_another_rule():
+    found = judge(on_card(num_micro=8, card={"sm_active_pct": 20}))
+    assert [finding.id for finding in found] == ["small_batch"]
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{}, ROOM, {"num_micro": 2}, ROOM | {"num_micro": 2, "used_frac": 0.6}, {"plan": {"memory.features": "cache"}}],
+)
+def test_silent(figures):
+    assert memory_unused.check(on_card(**figures)) is None

@@ -1,0 +1,57 @@
+"""A GPU that is busy and idle in turns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.explain.diagnosis.curves.test_swing import wave
+from tests.kit.evidence_of import evidence
+from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.rules.verdict.utilisation_swings import check
+
+
+def watched(*, period_s=9.5, low=9, high=90, duration_s=95, **more):
+    rng = np.random.default_rng(1)
+    time_s, values, _ = wave(rng, period_s=period_s, interval_s=0.5, duration_s=duration_s, low=low, high=high)
+    return evidence(curves={0: {"time_s": time_s, "util_pct": np.clip(values, 0, 100)}}, copy_ms=0.0, **more)
+
+
+def test_from_the_utilisation_alone_its_levels_and_period_are_told():
+    found = check(watched())
+    assert found is not None
+    assert found.evidence["period_s"] == pytest.approx(9.5, rel=0.03)
+    assert "s. Nothing that was set comes as often." in found.message
+    assert found.change == ()
+    assert found.time_lost_frac == pytest.approx(0.45, abs=0.1)
+
+
+def test_what_is_due_as_often_is_named():
+    config = {"trainer": {"log_every_steps": 50, "checkpoint_minutes": 9.5 / 60}}
+    found = check(watched(compute_ms=190.0, config=config))
+    assert "As often comes a row of metrics.csv (trainer.log_every_steps, 9.5 s) and a checkpoint" in found.message
+
+
+def test_a_gpu_that_goes_up_and_down_without_order_is_told_after_many_readings():
+    rng = np.random.default_rng(2)
+    lengths = rng.exponential(6, 400).astype(int) + 1
+    values = np.repeat(np.where(np.arange(400) % 2, 2.0, 95.0), lengths)[:1200]
+    curve = {"time_s": 0.5 * np.arange(1200), "util_pct": values}
+    found = check(evidence(curves={1: curve}, copy_ms=0.0))
+    assert found is not None
+    assert "GPU 1 goes up and down between 2 % and 95 %, without a period" in found.message
+    few = {name: column[:400] for name, column in curve.items()}
+    assert check(evidence(curves={1: few}, copy_ms=0.0)) is None
+
+
+def test_what_waiting_explains_is_left_to_the_rule_that_says_why_and_told_with_it():
+    case = watched(wait_ms=10.0, ceiling=2.0, plan={"loader.num_workers": 0, "loader.backend": "inline"})
+    assert check(case) is None
+    first = judge(case)[0]
+    assert first.id != "utilisation_swings"
+    assert "The utilisation of GPU 0 swings between" in first.message
+
+
+@pytest.mark.parametrize("case", [evidence(), watched(low=86, high=90), watched(host_ms=10.0), watched(duration_s=15)])
+def test_even_utilisation_callbacks_and_few_readings_are_no_finding(case):
+    assert check(case) is None

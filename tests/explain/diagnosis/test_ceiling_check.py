@@ -1,0 +1,156 @@
+"""A ceiling that the waiting does not bear out is no gain that can be promised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.evidence_of import walled
+from wellfed.explain.diagnosis.ceiling_check import ceiling_line, contradiction
+from wellfed.explain.diagnosis.finding import Finding
+from wellfed.record import RunRecord
+
+
+def record(
+    rate: float, ceiling: float, wait: float, *, copy: float | None = None, host: float = 0.02, noise: float = 0.03
+) -> RunRecord:
+    compute = max(0.0, 1 - wait - (copy or 0) - host)
+    return RunRecord(
+        "r",
+        throughput={
+            "samples_per_s": rate,
+            "ci95": [rate * (1 - noise), rate * (1 + noise)],
+            "steps": 200,
+            "warmup_steps": 3,
+            "sample_unit": "samples",
+        },
+        ceiling={"samples_per_s": ceiling},
+        time={
+            "wait_frac": wait,
+            "copy_frac": copy,
+            "compute_frac": compute,
+            "host_frac": host,
+            "step_ms_p50": 1.0,
+            "step_ms_p95": 2.0,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_record", "slower"),
+    [
+        (record(512, 1000, 0.008), "steps"),  # as on a busy machine
+        (record(512, 1000, 0.008, host=0.4), "loop"),
+        (record(500, 1000, 0.5), None),
+        (record(500, 1000, 0.3, copy=0.2), None),
+        (record(100, 1400, 0.9), None),  # starved; and cold steps are slower than warm ones
+        (record(100, 1000, 0.9), None),
+        (record(4601, 126_273, 0.855), None),  # workers that take the CPU from the steps: nearly all is still the wait
+        (record(950, 1000, 0.01), None),
+        (record(1000, 900, 0.04), None),
+        (record(1000, 1000, 0.5), "ceiling"),
+        (record(1000, 700, 0.04), None),  # whichever was slower: data cost next to nothing
+        (record(800, 1000, 0.01, noise=0.2), None),  # the rate is too uncertain to tell
+    ],
+)
+def test_what_was_slower_than_the_rest_lets_expect(given_record: RunRecord, slower: str | None) -> None:
+    found = contradiction(given_record)
+    assert (found and found.slower) == slower
+
+
+def test_no_gain_is_promised_that_waiting_does_not_explain() -> None:
+    line = ceiling_line(record(512, 1000, 0.008))
+    assert line == (
+        "ceiling 1,000 samples/s with batches already on the device: this run reached 51.2 % of it. But only 0.8 % of "
+        "its time went into data, which is all that a loader can win: the steps themselves were slower than in the "
+        "ceiling, and nothing that was recorded explains it."
+    )
+    assert "between the steps" in ceiling_line(record(512, 1000, 0.008, host=0.4))
+
+
+def of_ranks(wait_frac: float) -> RunRecord:
+    longest = {"rank": 3, "node": 1, "wait_frac": wait_frac, "readiness_frac": 0.1}
+    return replace(record(512, 1000, 0.008), loading={"longest_wait": longest})
+
+
+def test_a_rank_that_waits_for_its_data_is_named_and_not_the_machine() -> None:
+    found = contradiction(of_ranks(0.45))
+    assert found is not None
+    assert found.slower == "rank"
+    assert ceiling_line(of_ranks(0.45)) == (
+        "ceiling 1,000 samples/s with batches already on the device: this run reached 51.2 % of it. Only 0.8 % of rank "
+        "0's time went into data, but rank 3 on node 1 stood waiting for its own for 45.0 % of the time, and all "
+        "others waited for it within their steps. Look at what is slower there: its disk, its CPUs, other processes."
+    )
+
+
+def test_a_rank_that_hardly_waits_explains_nothing() -> None:
+    found = contradiction(of_ranks(0.02))
+    assert found is not None
+    assert found.slower == "steps"
+
+
+def test_a_ceiling_below_the_rate_is_not_believed_where_the_run_waited() -> None:
+    line = ceiling_line(record(1000, 900, 0.5))
+    assert "data cost it nothing" not in line
+    assert "That is too low: 50.0 %" in line
+    assert "2,000 samples/s (predicted)" in line
+
+
+def test_without_a_ceiling_the_waiting_predicts_what_can_be_won() -> None:
+    starved = replace(record(100, 1, 0.8, copy=0.1), ceiling=None)
+    assert ceiling_line(starved) == (
+        "without waiting for data its steps would make 1,000 samples/s (predicted; no ceiling was measured)"
+    )
+    assert ceiling_line(replace(record(100, 1, 0.03), ceiling=None)) is None
+    assert ceiling_line(replace(starved, time=None)) is None
+    assert ceiling_line(replace(starved, throughput=None)) is None
+
+
+def test_of_a_machine_that_others_use_nothing_is_predicted() -> None:
+    busy = Finding("busy_machine", "", {}).entry()
+    assert ceiling_line(replace(record(100, 1, 0.8), ceiling=None, findings=[busy])) is None
+    line = ceiling_line(replace(record(512, 1000, 0.008), findings=[busy]))
+    assert line is not None
+    assert line.endswith("reached 51.2 % of it")
+
+
+def test_where_all_agrees_there_is_nothing_to_explain() -> None:
+    assert ceiling_line(record(500, 1000, 0.5)).endswith("this run reached 50.0 % of it")
+    assert ceiling_line(record(1000, 990, 0.01)).endswith("this run was no slower, so data cost it nothing")
+
+
+@pytest.mark.parametrize("hook", ["Own.on_train_batch_start", "Own.on_before_optimizer_step", "OneCycleLR.step"])
+def test_callbacks_within_the_steps_explain_a_ceiling_without_them(hook: str) -> None:
+    measured = replace(record(512, 1000, 0.008), wall=walled(steps_s=5.0, callbacks={hook: 5.0}))
+    assert contradiction(measured) is None
+    line = ceiling_line(measured)
+    assert line is not None
+    assert line.endswith("reached 51.2 % of it")
+    little = contradiction(replace(measured, wall=walled(steps_s=9.0, callbacks={hook: 1.0})))
+    assert little is not None
+    assert little.hooks_frac == pytest.approx(0.1)
+    between = {"Own.on_train_epoch_end": 5.0}
+    assert contradiction(replace(measured, wall=walled(steps_s=5.0, callbacks=between))) is not None
+
+
+@pytest.mark.parametrize("lost", ["throughput", "ceiling", "time"])
+def test_what_was_not_measured_contradicts_nothing(lost: str) -> None:
+    assert contradiction(replace(record(512, 1000, 0.008), **{lost: None})) is None
+    assert contradiction(RunRecord("r")) is None
+
+
+@given(st.floats(1e-3, 1e6), st.floats(0, 0.95), st.floats(0.96, 1.04))
+def test_a_ceiling_that_the_waiting_explains_contradicts_nothing(rate: float, wait: float, noise: float) -> None:
+    assert contradiction(record(rate, noise * rate / (1 - wait), wait, host=0.0)) is None
+
+
+@given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6), st.floats(0, 1), st.floats(0, 1))
+def test_any_figures_can_be_judged(rate: float, ceiling: float, wait: float, host: float) -> None:
+    made = record(rate, ceiling, wait, host=host)
+    line, found = ceiling_line(made), contradiction(made)
+    assert line is not None
+    assert ("slower" in line.split(". ", 1)[-1] or "between" in line) or found is None

@@ -1,0 +1,117 @@
+"""What a run folder gives the rules, also of a run that was cut short or lost its GPU on the way."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.kit.evidence_of import evidence
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import judge
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.record import RunRecord
+
+
+def test_a_folder_reads_as_what_the_run_had_in_memory(tmp_path):
+    record = evidence(wait_ms=5, ceiling=1.4).record
+    record.write(tmp_path)
+    (tmp_path / "steps.csv").write_text("step,epoch,wait_ms,copy_ms,compute_ms,host_ms\n1,0,5,,10,0.1\n2,0,5,,10,0.1\n")
+    found = Evidence.read(tmp_path)
+    assert found.record == record
+    assert found.step_ms == pytest.approx(15.1)
+    assert not found.on_gpu
+    assert found.copy_frac == 0
+
+
+def test_the_warm_up_is_in_no_figure(tmp_path):
+    given = evidence(steps=30)
+    throughput = {**given.record.throughput, "warmup_steps": 3}
+    given.record.throughput = throughput
+    assert len(given.column("wait_ms")) == 27
+    assert len(given.all_steps["wait_ms"]) == 30
+
+
+def test_a_knob_is_as_planned_else_as_configured_else_unknown():
+    given = evidence(plan={"loader.num_workers": 3}, config={"loader": {"num_workers": None, "backend": "auto"}})
+    assert given.value("loader.num_workers") == 3
+    assert given.value("loader.backend") == "auto"
+    assert given.value("loader.nothing") is None
+    assert given.value("nothing.at.all") is None
+
+
+def test_another_schema_is_said_to_be_one(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 99, "run_id": "x"}))
+    with pytest.raises(ValueError, match="has schema 99; this version of wellfed reads schema 1"):
+        Evidence.read(tmp_path)
+
+
+def test_a_killed_run_without_tables_is_said_to_be_too_short(tmp_path):
+    RunRecord("run", pid=2**22 + 1, host_name=RunRecord.start("x").host_name, boot_id="gone").write(tmp_path)
+    (finding,) = judge(Evidence.read(tmp_path))
+    assert finding.id == "too_few_steps"
+    assert "No step was measured" in finding.message
+
+
+def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
+    evidence(copy_ms=0.1, ceiling=1.0).record.write(tmp_path)
+    rows = ["time_s,step,phase,gpu,util_pct,power_w"]
+    rows += [f"{at / 2},{at},train,0,{90 if at < 20 or at > 60 else ''},200" for at in range(100) if not 30 < at < 50]
+    (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
+    found = Evidence.read(tmp_path)
+    assert found.mean("util_pct", 0) == 90
+    assert found.util_pct == 90
+    assert found.mean("sm_active_pct", 0) is None
+    assert found.swings_of_gpus == {}
+    assert [finding.id for finding in judge(found) if not finding.is_note] == []
+
+
+def test_nothing_of_what_is_not_there_is_a_figure():
+    bare = Evidence(RunRecord("run"))
+    assert bare.step_ms is None
+    assert bare.build_ms is None
+    assert bare.ceiling_factor is None
+    assert bare.util_pct is None
+    assert bare.cores is None
+    assert bare.num_workers == 0
+    assert len(bare.column("wait_ms")) == 0
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_path):
+    config = {"workload": {"sample_unit": "images"}, "loader": {"backend": "processes", "num_workers": 1}}
+    machine = {"cpu_quota_cores": 8.0}
+    killed = RunRecord("run", status="killed", host_name="elsewhere", config=config, machine=machine)
+    killed.write(tmp_path)
+    head = (
+        "step,time_s,epoch,samples,micro_batch,num_micro,wait_ms,copy_ms,compute_ms,host_ms,ready,build_ms,build_cpu_ms"
+    )
+    rows = [f"{n},{n / 20},0,32,32,1,30,,10,0.1,0,40,2,\n" for n in range(1, 101)]
+    (tmp_path / "steps.csv").write_text(f"{head},launch_ms\n{''.join(rows)}101,5.")
+    found = Evidence.read(tmp_path)
+    assert found.record.throughput["sample_unit"] == "images"
+    assert found.record.throughput["steps"] == 97
+    assert found.record.throughput["samples_per_s"] == pytest.approx(32 / 0.0401)
+    assert found.wait_frac == pytest.approx(30 / 40.1)
+    assert found.record.steps == 100
+    first = judge(found)[0]
+    assert first.id == "too_few_workers"
+    assert "one worker builds a batch in 40 ms" in first.message
+
+
+def test_a_table_without_samples_gives_no_rate(tmp_path):
+    RunRecord("run", status="killed").write(tmp_path)
+    (tmp_path / "steps.csv").write_text("step,wait_ms\n1,2\n2,3\n")
+    assert Evidence.read(tmp_path).record.throughput is None
+
+
+def test_others_take_of_a_quota_only_what_the_rest_of_the_machine_cannot_hold():
+    curves = {HOST: {"others_cpu_pct": np.array([0.0, np.nan, 180.0, 6200.0, 6380.0, 6400.0])}}
+    whole = evidence(cores=64.0, curves=curves, machine={"cpu_quota_cores": 64.0, "host_cores": 64})
+    assert whole.others_cores[2:].tolist() == [1.8, 62.0, 63.8, 64.0]
+    part = evidence(curves=curves, machine={"cpu_quota_cores": 2.0, "host_cores": 64})
+    np.testing.assert_allclose(part.others_cores, [0.0, np.nan, 0.0, 0.0, 1.8, 2.0], atol=1e-9)
+    assert part.mean_others_cores == pytest.approx(3.8 / 5)
+    assert evidence(machine={"cpu_quota_cores": 2.0}).mean_others_cores is None
+    small = evidence(curves=curves, machine={"cpu_quota_cores": 2.0})  # of a record that does not know the machine
+    assert small.others_cores.max(initial=0, where=np.isfinite(small.others_cores)) == 2.0

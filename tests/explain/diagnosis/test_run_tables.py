@@ -1,0 +1,120 @@
+"""Tables of a run folder as columns, whole, cut off, or with odd cells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.explain.diagnosis import run_tables
+from wellfed.explain.diagnosis.run_tables import PHASES, columns, curves, metric_curves, passes_ended
+from wellfed.observe.telemetry.machines import HOST, of_node
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(found, np.array(expected, float))
+
+
+def test_a_head_that_is_no_line_of_a_table_has_no_columns(tmp_path):
+    (tmp_path / "steps.csv").write_bytes(b"step,wai\rt_ms,\x00\xff\n1,2,3\n")
+    assert not len(columns(tmp_path / "steps.csv", ["step"])["step"])
+
+
+def test_columns_of_numbers_with_empty_cells(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("step,wait_ms,copy_ms\n1,0.5,\n2,,3\n,1,\n")
+    found = columns(path, ("step", "copy_ms", "absent"))
+    same(found["step"], [1, 2, np.nan])
+    same(found["copy_ms"], [np.nan, 3, np.nan])
+    assert len(found["absent"]) == 0
+
+
+def test_what_a_killed_run_left_is_read_up_to_its_last_whole_row(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("step,wait_ms\n1,4\n2,5\n3,6")
+    same(columns(path, ("wait_ms",))["wait_ms"], [4, 5])
+    path.write_text("")
+    assert len(columns(path, ("step",))["step"]) == 0
+    assert len(columns(tmp_path / "none.csv", ("step",))["step"]) == 0
+
+
+def test_a_cell_that_is_no_number_is_not_known_and_moves_no_other(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_bytes(b"a,b\n1,x\n2,3\n\x00\x00,4\n5,6,7\n8,9\ninf,1e308\n")
+    found = columns(path, ("a", "b"))
+    same(found["a"], [1, 2, np.nan, 8, np.nan])
+    same(found["b"], [np.nan, 3, 4, 9, np.nan])
+
+
+rows = st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=3, max_size=3), max_size=20)
+
+
+@given(rows, st.integers(1, 200))
+def test_a_table_reads_alike_in_pieces_of_any_size(tmp_path_factory, table, chunk):
+    path = tmp_path_factory.mktemp("table") / "t.csv"
+    path.write_text("a,b,c\n" + "".join(",".join("" if x is None else repr(x) for x in row) + "\n" for row in table))
+    whole, run_tables._CHUNK_BYTES = run_tables._CHUNK_BYTES, chunk
+    try:
+        found = columns(path, ("a", "c"))
+    finally:
+        run_tables._CHUNK_BYTES = whole
+    same(found["a"], [np.nan if row[0] is None else row[0] for row in table])
+    same(found["c"], [np.nan if row[2] is None else row[2] for row in table])
+
+
+def test_curves_are_told_apart_by_gpu_and_know_their_phases(tmp_path):
+    (tmp_path / "telemetry.csv").write_text(
+        "time_s,phase,gpu,util_pct,cpu_pct\n0,start,0,1,\n1,train,0,50,\n1,train,-1,,180\n2,train,1,60,\n2,train,x,9,\n3,train,0\n"
+    )
+    found = curves(tmp_path, ("time_s", "util_pct", "cpu_pct", "power_w"))
+    assert set(found) == {0, 1, HOST}
+    same(found[0]["util_pct"], [1, 50])
+    assert [PHASES[int(phase)] for phase in found[0]["phase"]] == ["start", "train"]
+    same(found[HOST]["cpu_pct"], [180])
+    assert "power_w" not in found[0]
+    assert curves(tmp_path / "none", ("util_pct",)) == {}
+    (tmp_path / "telemetry.csv").write_text("what,ever\n1,2\n")
+    assert curves(tmp_path, ("util_pct",)) == {}
+
+
+@pytest.mark.parametrize("odd", ["", "2,train,0,x,\n"], ids=["whole", "with a cell that is no number"])
+def test_curves_of_other_machines_have_numbers_of_their_own(tmp_path, odd):
+    (tmp_path / "telemetry.csv").write_text(
+        "time_s,phase,gpu,util_pct,cpu_pct\n1,train,0,50,\n1,train,node1/0,70,\n1,train,node1/-1,,90\n" + odd
+    )
+    found = curves(tmp_path, ("util_pct", "cpu_pct"))
+    assert set(found) == {0, of_node(1, 0), of_node(1, HOST)}
+    same(found[of_node(1, 0)]["util_pct"], [70])
+    same(found[of_node(1, HOST)]["cpu_pct"], [90])
+
+
+def test_a_phase_that_this_version_does_not_know_is_none(tmp_path):
+    (tmp_path / "telemetry.csv").write_text("time_s,phase,gpu,util_pct\n0,train,0,50\n1,dance,0,60\n2,77,0,60\n")
+    same(curves(tmp_path, ("util_pct",))[0]["phase"], [PHASES.index("train"), np.nan, np.nan])
+
+
+def test_a_metric_s_values_with_their_steps(tmp_path):
+    (tmp_path / "metrics.csv").write_text(
+        'step,epoch,time_s,split,name,value\n10,0,1,train,loss,2.5\n10,0,1,val,loss,9\n10,0,1,val,"a,b",3\n'
+        "20,0,2,train,loss,\n30,0,2,train\n"
+    )
+    found = metric_curves(tmp_path)
+    assert set(found) == {("train", "loss"), ("val", "loss"), ("val", "a,b")}
+    steps, values = found["train", "loss"]
+    same(steps, [10, 20])
+    same(values, [2.5, np.nan])
+    assert metric_curves(tmp_path / "none") == {}
+    (tmp_path / "metrics.csv").write_text("what,ever\n1,2\n")
+    assert metric_curves(tmp_path) == {}
+
+
+def test_a_pass_ended_when_its_figures_were_there(tmp_path):
+    head = "step,epoch,time_s,split,name,value\n"
+    rows = "1,0,5.5,val,loss,1\n1,0,5.5,val,auc,1\n2,0,6,train,loss,1\n4,0,9.5,val,loss,\n4,0,x,test,loss,1\n"
+    (tmp_path / "metrics.csv").write_text(head + rows)
+    found = passes_ended(tmp_path)
+    assert set(found) == {"val", "test"}
+    same(found["val"], [5.5, 9.5])
+    same(found["test"], [])
+    assert passes_ended(tmp_path / "none") == {}

@@ -1,0 +1,33 @@
+"""Runs with a planted fault, and healthy ones, as they were recorded: the rules find in each what was planted.
+
+`benchmarks/diagnosis.py --traces tests/traces` records them anew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import judge
+
+TRACES = Path(__file__).parents[2] / "traces"
+FILES = sorted(TRACES.glob("*/*.json.gz"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name.removesuffix('.json.gz')}")
+def test_what_was_planted_is_said_first(path: Path, tmp_path: Path) -> None:
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    for name, text in trace["files"].items():
+        (tmp_path / name).write_text(text)
+    expected = trace["expected"]
+    findings = judge(Evidence.read(tmp_path))
+    ids = [finding.id for finding in findings]
+    if expected["is_note"] or expected["cause"] == "healthy":
+        assert {expected["cause"], *expected["also"]} & {*ids}
+        assert [finding.id for finding in findings if not finding.is_note] == []
+    else:
+        assert ids[0] in (expected["cause"], *expected["also"])

@@ -1,0 +1,89 @@
+"""One cause of waiting, and one rule that tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.evidence_of import evidence
+from tests.kit.loader_evidence import fed_by
+from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.waiting import cause_of_waiting
+
+EVERY_8TH = np.where(np.arange(200) % 8 == 0, 64.0, 0.5)
+FEW = np.where(np.arange(200) % 40 == 5, 600.0, 5.0)
+COLD = np.repeat([0.0, 1.0], 100)
+RUNS = {
+    "loading_in_main_process": fed_by(0, build_ms=15.0),
+    "too_few_workers": fed_by(1, build_ms=41.0),
+    "cpu_bound_loading": fed_by(2, build_ms=40.0, wait_ms=20.0, cpu_frac=0.95, cores=2.0, cpu_pct=195.0),
+    "slow_storage": fed_by(2, build_ms=80.0, iowait_pct=20.0),
+    "workers_take_the_cpu": fed_by(
+        4, build_ms=30.0, wait_ms=5.0, cpu_frac=0.4, cores=2.0, cpu_pct=195.0, loader={"worker_threads": 8}
+    ),
+    "uneven_batches": fed_by(2, build_ms=EVERY_8TH, wait_ms=EVERY_8TH / 8),
+    "contended_loading": fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}),
+}
+
+
+@pytest.mark.parametrize("cause", RUNS)
+def test_each_cause_is_told_by_its_rule_and_no_other(cause):
+    assert cause_of_waiting(RUNS[cause]).cause == cause
+    assert [finding.id for finding in judge(RUNS[cause]) if not finding.is_note] == [cause]
+
+
+def test_few_slow_batches_are_random_latency_unless_samples_are_seen_to_be_slow():
+    few = fed_by(4, build_ms=FEW, wait_ms=np.where(FEW > 100, 500.0, 0.0))
+    assert cause_of_waiting(few).cause == "uneven_batches"
+
+
+def test_workers_are_not_said_to_contend_where_other_programs_may_have_slowed_them():
+    run = RUNS["contended_loading"]
+    assert cause_of_waiting(replace(run, curves={})).cause == "too_few_workers"
+    alone = {"build_ms_alone": 25.0}
+    busy = fed_by(4, build_ms=100.0, loading=alone, cores=2.0, others_pct=180.0, cpu_pct=20.0, cpu_frac=0.05)
+    assert cause_of_waiting(busy).cause != "contended_loading"
+    waits = fed_by(4, build_ms=100.0, loading=alone, cores=2.0, others_pct=180.0, cpu_pct=20.0, cpu_frac=0.01)
+    assert cause_of_waiting(waits).cause == "contended_loading"
+
+
+def test_threads_wait_for_pythons_lock():
+    run = fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}, backend="threads")
+    assert "Python's own lock" in judge(run)[0].message
+
+
+def test_a_first_epoch_that_is_far_slower_to_read_is_the_disk_s():
+    run = fed_by(1, build_ms=np.where(COLD == 0, 90.0, 8.0), wait_ms=np.where(COLD == 0, 80.0, 0.0), epoch=COLD)
+    assert cause_of_waiting(run).cause == "slow_storage"
+
+
+def test_lockstep_of_many_workers_is_not_single_slow_samples():
+    wait_ms = np.where(np.arange(200) % 8 == 0, 120.0, 0.0)
+    assert cause_of_waiting(fed_by(8, build_ms=200.0, wait_ms=wait_ms)).cause == "too_few_workers"
+
+
+def test_whole_batches_are_advised_before_more_of_what_is_built_one_by_one():
+    slow_eighth = {"build_ms": EVERY_8TH, "wait_ms": EVERY_8TH / 8}
+    run = fed_by(2, **slow_eighth, cpu_frac=0.9, backend="torch", loading={"has_fetch": True})
+    assert cause_of_waiting(run).cause == "cpu_bound_loading"
+
+
+def test_where_others_have_the_cores_they_are_the_cause():
+    busy = fed_by(1, build_ms=9.0, wait_ms=2.0, cpu_frac=0.6, cores=2.0, cpu_pct=60.0, others_pct=140.0)
+    assert cause_of_waiting(busy) is None
+    (found,) = judge(busy)
+    assert found.id == "busy_machine"
+    assert "other programs took 1.4 of your 2 cores; this run got 0.6" in found.message
+
+
+@given(st.floats(0, 9.0), st.integers(1, 8), st.floats(0, 1))
+def test_a_run_that_does_not_wait_has_no_cause(build_ms, workers, cpu_frac):
+    assert cause_of_waiting(fed_by(workers, build_ms=build_ms, cpu_frac=cpu_frac, wait_ms=0.1)) is None
+
+
+def test_without_any_figures_nothing_is_said():
+    assert cause_of_waiting(evidence(time=None, throughput=None)) is None

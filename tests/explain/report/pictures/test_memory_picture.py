@@ -1,0 +1,53 @@
+"""Memory against budget and prediction: over time where it was watched, as bars where it was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.kit.made_run import made_run
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.report.pictures.memory_picture import memory
+from wellfed.explain.report.pictures.picture_parts import PagePicture
+from wellfed.explain.report.pictures.time_axis import TimeAxis
+
+
+def drawn(folder: Path, **made: Any) -> list[PagePicture]:
+    made_run(folder, metrics={}, **made)
+    evidence = Evidence.read(folder)
+    return list(memory(evidence, TimeAxis.of(evidence)))
+
+
+def keys(picture: PagePicture) -> list[str]:
+    return [key.text for key in picture.keys if key.kind != "shade"]
+
+
+LIMITS = ["budget, 7.20 GiB", "predicted peak, 5.00 GiB", "measured peak, 5.50 GiB"]
+
+
+def test_a_card_is_held_against_its_limits(tmp_path: Path) -> None:
+    (picture,) = drawn(tmp_path)
+    assert keys(picture) == ["in use on the device", *LIMITS]
+
+
+def test_a_few_cards_have_a_colour_each_and_many_have_one(tmp_path: Path) -> None:
+    for gpus, expected in ((2, [*LIMITS, "GPU 0", "GPU 1"]), (20, ["in use on the devices", *LIMITS])):
+        folder = tmp_path / str(gpus)
+        folder.mkdir()
+        (picture,) = drawn(folder, gpus=gpus)
+        assert keys(picture) == expected
+        assert picture.caption.startswith("The 16 of 20 GPUs that held the most.") == (gpus == 20)
+
+
+def test_on_a_cpu_it_is_the_process_s(tmp_path: Path) -> None:
+    (picture,) = drawn(tmp_path, gpus=0)
+    assert keys(picture) == ["this process and its workers"]
+
+
+def test_what_was_not_watched_is_bars(tmp_path: Path) -> None:
+    (picture,) = drawn(tmp_path, has_telemetry=False)
+    assert 'aria-label="Memory: budget 7.20 GiB; predicted peak 5.00 GiB; measured peak 5.50 GiB"' in picture.svg
+
+
+def test_of_nothing_there_is_none(tmp_path: Path) -> None:
+    assert drawn(tmp_path, has_telemetry=False, memory={}) == []

@@ -1,0 +1,79 @@
+"""Pictures of a run share an axis; phases are shaded where they were, however short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_tables import PHASES
+from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.record import RunRecord
+
+
+def evidence(phases: list[str], interval_s: float = 1.0, saved_s: tuple[float, ...] = ()) -> Evidence:
+    at_s = interval_s * np.arange(1, len(phases) + 1)
+    codes = np.array([PHASES.index(phase) if phase in PHASES else np.nan for phase in phases])
+    events = [{"kind": "checkpoint", "step": 1, "time_s": time_s} for time_s in saved_s]
+    watched = {HOST: {"time_s": at_s, "phase": codes}} if phases else {}
+    return Evidence(RunRecord("r", events=events), watched=watched)
+
+
+def test_a_reading_tells_of_the_time_before_it() -> None:
+    axis = TimeAxis.of(evidence(["start", "train", "validate", "validate", "train", "dance", "test"]))
+    assert (axis.begin_s, axis.end_s) == (1, 7)
+    assert axis.spans == {"validate": [(2, 4)], "test": [(5, 7)]}
+    assert [key.text for key in axis.keys] == ["validate", "test"]
+
+
+def test_a_moment_in_a_phase_is_not_all_the_time_since_the_reading_before() -> None:
+    of = evidence(["train", "validate", "validate", "train", "train"], interval_s=10.0)
+    of.record.phases = {"validate": {"total_s": 4.0, "times": 2}}
+    assert TimeAxis.of(of).spans == {"validate": [(18, 20), (28, 30)]}
+
+
+def test_a_phase_is_shaded_where_it_ended_not_where_it_was_read() -> None:
+    of = evidence(["train", "validate", "validate", "ceiling"] * 25, interval_s=1.0, saved_s=(52.0,))
+    of.record.phases = {
+        "validate": {"total_s": 4.0, "times": 2},
+        "checkpoint": {"total_s": 1.0, "times": 1},
+        "test": {"total_s": 0.01, "times": 1},
+    }
+    axis = TimeAxis.of(replace(of, ended={"val": np.array([20.0, 50.0]), "test": np.array([70.0])}))
+    assert axis.spans["validate"] == [(18, 20), (48, 50)]
+    assert axis.spans["checkpoint"] == [(51, 52)]
+    assert axis.spans["test"] == [(pytest.approx(69.797), pytest.approx(70.193))]
+    assert axis.spans["ceiling"][0] == (3, 4)
+    told = ["validate, 2 times, 4.0 s in all", "checkpoint, 1.0 s", "test, 10 ms", "ceiling"]
+    assert sorted(key.text for key in axis.keys) == sorted(told)
+
+
+def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> None:
+    axis = TimeAxis.of(evidence(["train"] * 1000, saved_s=(100.0, 100.5, 101.0, 500.0)))
+    (first, last) = axis.spans["checkpoint"]
+    assert last[1] - last[0] == pytest.approx(999 / 250)
+    assert first == pytest.approx((100 - 999 / 500, 101 + 999 / 500))
+    often = TimeAxis.of(evidence(["train", "validate"] * 5000))
+    assert len(often.spans["validate"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "end"), [(100, "seconds", 100), (600, "minutes", 10), (36_000, "hours", 10)]
+)
+def test_a_long_run_is_told_in_hours(seconds: float, unit: str, end: float) -> None:
+    from matplotlib.figure import Figure
+
+    axis = TimeAxis.of(evidence(["train"] * 100, interval_s=seconds / 100))
+    axes = Figure().subplots()
+    axis.put_under(axes)
+    assert axes.get_xlabel() == f"{unit} since the run started"
+    assert axis.scaled(np.array([seconds]))[0] == pytest.approx(end)
+    assert axes.get_xlim()[1] == pytest.approx(end, rel=0.02)
+
+
+def test_without_a_table_there_is_an_axis() -> None:
+    assert TimeAxis.of(evidence([])).span_s == 1
+    assert TimeAxis.of(evidence(["train"])).span_s > 0

@@ -1,0 +1,128 @@
+"""The page of two runs: pictures and figures are there, what users typed is shown as text, and a browser renders it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit.evidence_of import evidence
+from tests.study.sweep.test_leaderboard_html import EVIL, QUOTE, Page
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.report import comparison_page
+from wellfed.explain.report.comparison import Comparison
+from wellfed.explain.report.comparison_page import comparison_html
+from wellfed.explain.report.pictures.curve_bins import binned
+from wellfed.observe.telemetry.machines import HOST
+
+TRACES = Path(__file__).parents[2] / "traces" / "simulated"
+
+
+def recorded(folder: Path, name: str) -> Evidence:
+    """A run on the simulated card, as it was recorded."""
+    folder.mkdir()
+    for file, text in json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))["files"].items():
+        (folder / file).write_text(text)
+    found = Evidence.read(folder)
+    conclude(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """One that waits for its data, and one that does not."""
+    folder = tmp_path_factory.mktemp("runs")
+    names = ("starved_card_pictures", "workers_on_card_pictures")
+    return Comparison(*(recorded(folder / name, name) for name in names))
+
+
+def test_two_real_runs_have_figures_pictures_and_findings(real: Comparison) -> None:
+    found = Page(comparison_html(real))
+    assert found.tags.count("svg") == 2
+    labels = [value for name, value in found.attributes if name == "aria-label"]
+    assert labels[0].startswith("Parts of a mean step. A: wait 12.8 ms, copy 0.34")
+    assert labels[1] == "GPU utilisation while training. A: GPU 0 mean 74 %; B: GPU 0 mean 94 %."
+    for words in (
+        "B trains 1.32 times as fast as A (95 % interval 1.29 to 1.35).",
+        "loading_in_main_process",
+        "What was set differently",
+        "processes",
+        "set: loader.num_workers=2",
+        "Nothing differs.",
+    ):
+        assert words in found.text, words
+
+
+@pytest.mark.parametrize("evil", [EVIL, QUOTE, "</style><b>", "\x1b[31m${x}"])
+def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
+    def one(letter: str) -> Evidence:
+        text = f"{letter}{evil}"
+        made = evidence(
+            workload=f"workload{text}",
+            overrides=[f"override{text}"],
+            config={f"setting{evil}": f"value{text}"},
+            plan={f"knob{evil}": f"planned{text}"},
+            metrics={f"metric{text}": 1.0},
+            machine={"cpu": f"cpu{text}", "versions": {f"library{evil}": f"version{text}"}},
+            started_at=f"when{text}",
+        )
+        made.record.run_id = f"run{text}"
+        entry: Any = {"id": f"finding{text}", "severity": "high", "text": f"said{text}"}
+        made.record.findings = [entry]
+        return made
+
+    html = comparison_html(Comparison(one("a"), one("b")))
+    found = Page(html)
+    assert "\x1b" not in html
+    as_shown = evil.replace("\x1b", "\\x1b")
+    names = ("workload", "override", "value", "planned", "metric", "cpu", "version", "when", "run", "finding", "said")
+    for name in names:
+        for letter in "ab":
+            assert f"{name}{letter}{as_shown}" in found.text.replace("'\"'\"'", "'"), name
+    assert not {"script", "img"} & set(found.tags)
+
+
+def test_of_one_that_was_not_watched_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(comparison_page, "binned", lambda x, y: drawn.append(y.max()) or binned(x, y))
+    curves = {HOST: {"time_s": np.arange(50.0), "cpu_pct": np.full(50, 930.0)}}
+    html = comparison_html(Comparison(evidence(curves=curves), evidence()))
+    assert "not watched" in html
+    assert "CPU cores busy while training. A: mean 9.30." in html
+    assert drawn == [pytest.approx(9.3)]
+    assert ">5.0<" in html or ">5<" in html  # the axis goes up to the cores
+
+
+def test_without_matplotlib_the_figures_are_there_and_a_line_says_how_to_get_pictures(
+    real: Comparison, no_matplotlib: str
+) -> None:
+    html = comparison_html(real)
+    assert html.count(no_matplotlib) == 1
+    assert "<svg" not in html
+    assert "B trains 1.32 times as fast as A" in html
+
+
+def test_without_any_curve_there_are_no_pictures() -> None:
+    one = evidence(columns=dict.fromkeys(("wait_ms", "compute_ms", "host_ms"), np.empty(0)))
+    assert "<svg" not in comparison_html(Comparison(one, one))
+
+
+def test_a_browser_shows_both_within_the_width_of_a_phone(chromium: Path, tmp_path: Path, real: Comparison) -> None:
+    page = tmp_path / "page.html"
+    probe = "<script>document.title=[document.documentElement.scrollWidth,innerWidth].join()</script>"
+    page.write_text(comparison_html(real) + probe)
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}")
+    size = ("--window-size=390,900", "--enable-logging=stderr", "--v=0", "--dump-dom")
+    done = subprocess.run(
+        [chromium, *flags, *size, page.as_uri()], capture_output=True, encoding="utf-8", timeout=60, check=True
+    )
+    assert "CONSOLE" not in done.stderr
+    width, room = Page(done.stdout.partition("</title>")[0].partition("<title>")[2]).text.split(",")
+    assert int(width) <= int(room)
+    assert done.stdout.count("<svg") == 2

@@ -1,0 +1,133 @@
+"""Lines and table of a profile: what was seen, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kit.evidence_of import walled
+from wellfed.explain.report.run_lines import gpu_lines, machine_lines, profile_lines, wall_lines
+from wellfed.explain.report.run_markdown import to_markdown
+from wellfed.explain.report.run_sections import sections
+from wellfed.record import PlanEntry, ProfileEntry, RunRecord
+
+SEEN: ProfileEntry = {
+    "steps": 10,
+    "by": "device",
+    "step_ms": 32.125,
+    "operations": [
+        {"name": "aten::mm", "calls": 40, "ms_per_step": 12.5, "share_frac": 0.625},
+        {"name": "void at::native::" + "x" * 200, "calls": 5, "ms_per_step": 7.5, "share_frac": 0.375},
+    ],
+    "device_busy_frac": 0.9,
+    "copy_ms_per_step": 1.25,
+    "copy_under_compute_frac": 0.96,
+    "host_ahead_frac": 0.875,
+}
+TRACE = "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"
+UNSEEN: Any = {
+    **SEEN,
+    "by": "cpu",
+    **dict.fromkeys(("device_busy_frac", "copy_ms_per_step", "copy_under_compute_frac", "host_ahead_frac")),
+}
+
+
+def record_of(profile: ProfileEntry | None, accelerator: str = "gpu", asked: int = 10) -> RunRecord:
+    entry: PlanEntry = {"value": accelerator, "because": "", "source": "set"}
+    config = {"trainer": {"profile_steps": asked}}
+    return RunRecord("r", profile=profile, plan={"trainer.accelerator": entry}, config=config)
+
+
+def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> None:
+    record = record_of(SEEN)
+    record.synchronisations = [{"place": "model.py:12", "per_step": 2.0}, {"place": "wellfed/a.py:3", "per_step": 0.5}]
+    assert profile_lines(record) == [
+        "10 steps recorded, 32.12 ms each: recording costs time, too",
+        "the GPU ran kernels 90.0 % of the time, and had another in store 87.5 %: so long the host was ahead of it",
+        "copies take 1.25 ms a step, 96.0 % of it while kernels run",
+        "model.py:12 makes the host wait for the GPU, 2 times a step",
+        "wellfed/a.py:3 makes the host wait for the GPU, every 2 steps",
+        TRACE,
+    ]
+
+
+def test_the_table_has_names_that_fit_where_they_are_shown() -> None:
+    (section,) = (one for one in sections(record_of(SEEN)) if one.name == "profile")
+    assert section.head == ("GPU ms a step", "share", "calls a step", "operation")
+    assert section.rows == [
+        ("12.500", "62.5 %", "4", "aten::mm"),
+        ("7.500", "37.5 %", "0.5", "void at::native::" + "x" * 80 + "..."),
+    ]
+    assert section.on_screen[: len(section.lines)] == section.lines
+    table = section.on_screen[len(section.lines) :]
+    assert table[:2] == [
+        "  GPU ms a step   share  calls a step  operation",
+        "         12.500  62.5 %             4  aten::mm",
+    ]
+    assert table[2].endswith("xxx...")
+    assert len(table[2]) == 80
+
+
+def test_the_screen_has_the_largest_ten() -> None:
+    operations = SEEN["operations"][:1] * 20
+    (section,) = (one for one in sections(record_of({**SEEN, "operations": operations})) if one.name == "profile")
+    assert (len(section.rows), len(section.on_screen) - len(section.lines)) == (20, 1 + 10)
+    (section,) = (one for one in sections(record_of({**SEEN, "operations": []})) if one.name == "profile")
+    assert (list(section.rows), len(section.on_screen) - len(section.lines)) == ([], 1)
+
+
+def test_what_was_not_seen_of_a_gpu_is_said_and_on_a_cpu_there_is_nothing_to_say() -> None:
+    first = "10 steps recorded, 32.12 ms each: recording costs time, too"
+    said = "the host alone: torch recorded nothing of what the GPU did"
+    assert profile_lines(record_of(UNSEEN)) == [first, said, TRACE]
+    assert profile_lines(record_of(UNSEEN, "cpu")) == [first, TRACE]
+    assert "| CPU ms a step |" in to_markdown(record_of(UNSEEN, "cpu"))
+
+
+def test_fewer_steps_than_asked_for_are_told() -> None:
+    first = profile_lines(record_of({**SEEN, "steps": 1}, asked=10))[0]
+    assert first.startswith("1 step (of 10: training ended) recorded, ")
+
+
+def test_a_run_without_a_profile_has_no_word_of_it() -> None:
+    record = record_of(None)
+    assert profile_lines(record) == []
+    assert "## Profile" not in to_markdown(record)
+
+
+@pytest.mark.parametrize("name", ["a|b\nc", "\x1b[31mred"])
+def test_a_name_breaks_no_table(name: str) -> None:
+    operations = [{**SEEN["operations"][0], "name": name}]
+    text = to_markdown(record_of({**SEEN, "operations": operations}))  # type: ignore[typeddict-item]
+    rows = text.partition("## Profile of steps")[2].partition("\n## ")[0].strip().splitlines()
+    assert rows[-1].replace("\\|", "").count("|") == 5
+    assert rows[-1].startswith("| 12.500 | 62.5 % | 4 | ")
+    assert "\x1b" not in text
+
+
+def test_of_many_gpus_the_idlest_have_a_line_and_those_of_a_kind_one_together() -> None:
+    record = RunRecord("run")
+    gpus = [{"index": index, "name": "A card", "memory_gib": 80.0, "capability": "9.0"} for index in range(40)]
+    record.machine = {"gpus": gpus}
+    record.gpus = {str(gpu): {"util_pct": {"mean": 50.0 + gpu % 20, "p5": 1.0, "p95": 99.0}} for gpu in range(40)}
+    first, *lines = gpu_lines(record)
+    assert first == "40 GPUs: utilisation 60 % on average; run.json has each, and here are the 16 idlest"
+    assert [int(line.split()[1]) for line in lines] == [*range(8), *range(20, 28)]
+    assert machine_lines(record)[0] == "40 GPUs: A card, 80.0 GiB, compute capability 9.0"
+    record.gpus, record.machine["gpus"] = {"0": record.gpus["0"]}, gpus[:2]
+    assert len(gpu_lines(record)) == 1
+    assert machine_lines(record)[:2] == [f"gpu {index}: A card, 80.0 GiB, compute capability 9.0" for index in range(2)]
+
+
+def test_where_the_wall_time_went_is_one_line_if_it_was_not_steps() -> None:
+    wall = walled(steps_s=1.0, validation_s=16.0, start_s=2.9, callbacks={"Ema.on_fit_start": 0.1})
+    told = "the 20.0 s of training: steps 5.0 %, validations 80.0 %, start 14.5 %"
+    assert wall_lines(RunRecord("r", wall=wall)) == [told]
+    assert told in to_markdown(RunRecord("r", wall=wall))
+    hooks = {"Own.on_train_epoch_end": 9.0}
+    assert wall_lines(RunRecord("r", wall=walled(steps_s=1.0, callbacks=hooks))) == [
+        "the 10.0 s of training: steps 10.0 %, Own.on_train_epoch_end 90.0 %"
+    ]
+    assert wall_lines(RunRecord("r", wall=walled(steps_s=97.0, validation_s=3.0))) == []
+    assert wall_lines(RunRecord("r")) == []

@@ -1,0 +1,190 @@
+import math
+
+import pytest
+
+from wellfed.explain.report.run_lines import (
+    amount_line,
+    error_lines,
+    event_rows,
+    gpu_lines,
+    headline,
+    memory_lines,
+    show_value,
+    speed_lines,
+    time_lines,
+)
+from wellfed.explain.report.run_markdown import to_markdown
+from wellfed.explain.report.run_page import tiles
+from wellfed.record import RunRecord
+
+
+def full():
+    return RunRecord(
+        "2026-01-01_00-00-00_abcd",
+        status="ok",
+        workload="recsys",
+        seed=3,
+        overrides=["gpu=8gb", "seed=3"],
+        steps=1200,
+        epochs=1.5,
+        samples=2_457_600,
+        duration_s=75.0,
+        throughput={"samples_per_s": 40_960.0, "ci95": [40_000.0, 42_000.0], "steps": 1197, "warmup_steps": 3,
+                    "sample_unit": "triplets"},
+        ceiling={"samples_per_s": 81_920.0},
+        readiness_frac=0.25,
+        time={"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_mean": 83.2,
+              "step_ms_p50": 50.0, "step_ms_p95": 61.25},
+        memory={"device": "NVIDIA H200", "budget_gib": 7.2, "measured_peak_gib": 5.5},
+        machine={"gpus": [{"index": 0, "name": "NVIDIA H200"}, {"index": 1, "name": "NVIDIA RTX 4090"}]},
+        gpus={
+            "0": {"util_pct": {"mean": 47.4, "p5": 9.0, "p95": 90.0, "max": 91.0}, "sm_active_pct": {"mean": 31.0},
+                  "mem_used_gib": {"mean": 12.34, "max": 13.04}, "power_w": {"mean": 312.0}, "energy_j": 34_120.0,
+                  "energy_per_sample_j": 0.0139},
+            "1": {"mem_used_gib": {"mean": 1.0, "max": 1.0}},
+        },
+        metrics={"test/ndcg_at_10": 0.123456789, "train/loss": math.nan},
+        plan={"loader.num_workers": {"value": 3, "because": "a | b\nc", "source": "predicted"}},
+        events=[{"kind": "oom", "step": 7, "time_s": 1.0, "message": "x"}],
+    )  # fmt: skip
+
+
+def test_a_report_in_the_order_a_reader_asks(tmp_path):
+    full().write(tmp_path)
+    text = to_markdown(RunRecord.read(tmp_path), {"train/loss": 0.75})
+    parts = [
+        "# recsys: 2026-01-01_00-00-00_abcd",
+        "- ok: 1200 steps in 1 min 15 s\n",
+        "- 1.5 epochs, 2,457,600 triplets\n",
+        "- 40,960 triplets/s (95 % interval 40,000 to 42,000) over 1197 steps after 3 of warm-up",
+        "ceiling 81,920 triplets/s with batches already on the device: this run reached 50.0 % of it",
+        "- gpu 0 NVIDIA H200: utilisation 47 % (p5 9, p95 90), SMs 31 %, memory 12.3 GiB (at most 13.0), 312 W, "
+        "34.1 kJ, 13.9 mJ a sample\n",
+        "- gpu 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
+        "- readiness 25.0 %:",
+        "- a step takes 83.20 ms on average (median 50.00, p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
+        "NVIDIA H200: peak 5.50 GiB, budget 7.2 GiB",
+        "| test/ndcg_at_10 |  | 0.12346 |",
+        "| train/loss | 0.75 | not finite |",
+        "| loader.num_workers | 3 | predicted | a \\| b c |",
+        "| 7 | oom | time_s=1.0, message=x |",
+        "- overrides: gpu=8gb seed=3\n- seed 3\n",
+    ]
+    places = [text.find(part) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("status", ["running", "killed", "failed"])
+def test_a_run_that_never_got_far_has_a_report(status, tmp_path):
+    record = RunRecord("r", status=status, error={"kind": "data", "message": "one\ntwo", "advice": "Do it."})
+    record.write(tmp_path)
+    text = to_markdown(RunRecord.read(tmp_path))
+    for part in ("No step was timed.", "Nothing was measured.", "- overrides: none", "- data: one two\n- Do it."):
+        assert part in text
+    assert text.count("None.") == 4
+    assert "nan" not in text
+
+
+def test_the_record_in_memory_and_the_one_on_disk_read_alike(tmp_path):
+    record = full()
+    record.metrics = {"a": 0.5}
+    record.write(tmp_path)
+    assert to_markdown(record) == to_markdown(RunRecord.read(tmp_path))
+
+
+def test_what_was_not_measured_is_left_out():
+    record = RunRecord("r")
+    assert speed_lines(record) == []
+    record.ceiling = {"samples_per_s": 1.0}  # without a rate there is nothing to compare
+    assert speed_lines(record) == []
+    assert time_lines(record) == ["No step was timed."]
+    record.memory = {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}
+    assert memory_lines(record) == ["A CPU: peak 256.0 MiB, no budget"]
+    record.plan = {"trainer.accelerator": {"value": "cpu", "because": "", "source": "set"}}
+    assert memory_lines(record) == ["A CPU: peak 256.0 MiB more than before training, no budget"]
+
+
+def test_a_single_step_is_counted_as_one_and_its_samples_have_their_name():
+    record = RunRecord("r", status="ok", steps=1, samples=2048, config={"workload": {"sample_unit": "triplets"}})
+    assert headline(record).startswith("ok: 1 step in ")
+    assert amount_line(record) == "0 epochs, 2,048 triplets"
+    assert time_lines(record) == ["No step was timed: all were warm-up."]
+
+
+def test_a_step_of_an_older_record_is_told_by_its_median():
+    record = full()
+    del record.time["step_ms_mean"]
+    assert "a step takes 50.00 ms in the median (p95 61.25); on average: wait 50.0 %, " in time_lines(record)[1]
+
+
+@pytest.mark.parametrize("util", [{}, {"mean": 50.0}, {"mean": None, "p5": 1.0, "p95": 2.0}, None, 3.0])
+def test_a_figure_of_a_gpu_without_its_parts_is_left_out(util):
+    record = RunRecord("r", gpus={"0": {"util_pct": util, "power_w": {"mean": 300.0}, "energy_j": None}})
+    assert gpu_lines(record) == ["gpu 0: 300 W"]
+    assert "GPU utilisation" not in [tile.name for tile in tiles(record)]
+    record.machine = {"gpus": [{}]}
+    assert "## Machine" in to_markdown(record)
+
+
+def test_a_signal_and_the_way_on_are_part_of_the_verdict():
+    stop = {
+        "kind": "signal",
+        "step": 7,
+        "time_s": 1.0,
+        "message": "stopped by SIGTERM",
+        "advice": "resume=auto goes on.",
+    }
+    record = RunRecord("r", status="interrupted", events=[stop])
+    assert "- interrupted: 0 steps in 0 ms\n- stopped by SIGTERM\n- resume=auto goes on.\n" in to_markdown(record)
+    record.status = "ok"  # it was gone on from
+    assert error_lines(record) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "null"), (True, "true"), (7.2, "7.2"), (12345.5, "12345.5"), ("bf16-mixed", "bf16-mixed"), (3, "3")],
+)
+def test_values_as_typed(value, shown):
+    assert show_value(value) == shown
+
+
+def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
+    record = full()
+    record.ceiling = {"samples_per_s": 40_000.0}
+    record.time |= {"wait_frac": 0.02, "compute_frac": 0.88}
+    assert speed_lines(record)[-1].endswith("this run was no slower, so data cost it nothing")
+
+
+@pytest.mark.parametrize(
+    ("copy", "wait", "readiness", "is_hidden"),
+    [(0.01, 0.013, 0.49, True), (None, 0.013, 0.49, False), (0.01, 0.3, 0.49, False), (0.01, 0.013, 0.97, False)],
+)
+def test_waiting_that_a_device_does_not_notice_is_told_so(copy, wait, readiness, is_hidden):
+    record = full()
+    record.readiness_frac = readiness
+    record.time |= {"copy_frac": copy, "wait_frac": wait}
+    assert any(line.endswith("; the device had work meanwhile") for line in time_lines(record)) is is_hidden
+
+
+def test_figures_of_a_simulated_card_are_marked():
+    record = full()
+    assert "Simulated" not in to_markdown(record)
+    record.machine["gpus"][0].update(name="Simulated GPU 24 GiB", is_simulated=True)
+    assert "Simulated: Simulated GPU 24 GiB." in to_markdown(record)
+
+
+def test_events_that_repeat_are_one_row():
+    saved = [{"kind": "checkpoint", "step": step, "time_s": step / 2, "file": "last.ckpt"} for step in range(10, 63)]
+    odd = [{"kind": "oom", "step": 20, "time_s": 1.0}] * 3
+    rows = event_rows([saved[0], *odd, *saved[1:]])
+    assert rows == [
+        ("10 to 62", "checkpoint, 53 times", "the last: time_s=31.0, file=last.ckpt"),
+        *[("20", "oom", "time_s=1.0")] * 3,
+    ]
+
+
+def test_the_report_says_what_ended_the_run():
+    record = full()
+    record.ended_by = "trainer.max_time_s=60"
+    assert "- ok: 1200 steps in 1 min 15 s, ended by trainer.max_time_s=60\n" in to_markdown(record)

@@ -1,0 +1,193 @@
+"""The page of a run: it stands whatever became of the run, shows all text as text, and fits a phone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.browser import opened
+from tests.kit.made_run import made_run
+from tests.kit.page_reader import Page, read_page
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.report.pictures import metric_pictures
+from wellfed.explain.report.run_page import gain_of, tiles, to_html
+from wellfed.explain.report.write import write_reports
+from wellfed.record import RunRecord
+
+TRACES = Path(__file__).parents[2] / "traces"
+EVIL = "<script>alert(1)</script>\x1b[31m\udc80\u202e&lt;\"'><img src=x onerror=alert(1)>"
+SECRET_SHOWN = "<script>alert(1)</script>\\x1b[31m\\udc80\\u202e&lt;\"'><img src=x onerror=alert(1)>"
+ERROR = {"kind": "device_oom", "message": "Out of memory\nafter 4 steps down", "advice": "Take gpu=16gb."}
+
+
+def page_of(folder: Path) -> Page:
+    evidence = Evidence.read(folder)
+    conclude(evidence)
+    return read_page(to_html(evidence, folder))
+
+
+def pictures_of(page: Page) -> list[str]:
+    return [value for name, value in page.attributes if name == "aria-label"]
+
+
+def test_the_verdict_comes_first_with_what_to_copy(tmp_path: Path) -> None:
+    made_run(tmp_path, period_s=9.5, steps=1200, ceiling={"samples_per_s": 1e4})
+    page = page_of(tmp_path)
+    words = ("1200 steps in", "samples/s", "of its ceiling", "waiting for data", "loader.num_workers=6", "Utilisation")
+    places = [page.text.find(word) for word in words]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert ("class", "copy") in page.attributes
+    assert "About" in page.text
+    assert "1 event: 1 checkpoint" in page.text
+
+
+def test_the_tile_of_waiting_is_of_the_mean_step() -> None:
+    time: Any = {"wait_frac": 0.01, "copy_frac": None, "step_ms_mean": 83.2, "step_ms_p50": 45.3}
+    (tile,) = tiles(RunRecord("r", time=time))
+    assert (tile.figure, tile.note) == ("1.0 %", "of the mean step, 83.2 ms")
+
+
+def test_pictures_tell_what_they_show(tmp_path: Path) -> None:
+    made_run(tmp_path, period_s=9.5, steps=1200)
+    told = pictures_of(page_of(tmp_path))
+    assert len(told) == 5
+    assert re.match(
+        r"Utilisation over time. GPU 0: mean .* %, from .*; it swings between \d+ and \d+ %, every 9.5 s", told[0]
+    )
+    assert "Time of a step over 1,200 steps: wait" in told[1]
+    assert "budget 7.20 GiB" in told[2]
+    assert told[3].startswith("loss over steps; latest: train 0.5")
+
+
+@pytest.mark.parametrize(
+    ("made", "pictures"),
+    [
+        ({"steps": 0, "has_telemetry": False}, 1),
+        ({"steps": 0, "has_telemetry": False, "memory": {}, "machine": {}, "plan": {}, "status": "failed"}, 0),
+        ({"steps": 1}, 3),
+        ({"steps": 200, "has_telemetry": False}, 2),
+        ({"gpus": 0, "memory": {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}}, 3),
+        ({"gpus": 8, "period_s": 1.0, "steps": 400}, 3),
+        ({"is_mig": True}, 3),
+        ({"status": "oom", "error": ERROR, "events": [{"kind": "oom", "step": 7, "time_s": 12.0}] * 40}, 3),
+        ({"status": "running", "host_name": "elsewhere"}, 3),
+        ({"events": [{"kind": "resume", "step": 9, "time_s": 1e9}, {"kind": "new_kind", "step": None}]}, 3),
+    ],
+)
+def test_any_run_has_a_page(made: dict[str, Any], pictures: int, tmp_path: Path) -> None:
+    record = made_run(tmp_path, metrics={}, **made)
+    page = page_of(tmp_path)
+    assert len(pictures_of(page)) == pictures
+    assert RunRecord.read(tmp_path).status in page.text
+    if record.error:
+        assert "device_oom: Out of memory after 4 steps down" in page.text
+        assert "Take gpu=16gb." in page.text
+
+
+def test_no_text_of_the_user_s_is_more_than_text(tmp_path: Path) -> None:
+    made_run(
+        tmp_path,
+        metrics={EVIL: ("train", EVIL), "a$_{b}$": ("val",), "x" * 300: ("train",)},
+        workload=EVIL,
+        run_id=EVIL,
+        overrides=[EVIL, *(f"workload.data.path{number}='/a b/{'x' * 200}'" for number in range(200))],
+        plan={EVIL: {"value": [EVIL, "y" * 500], "because": EVIL, "source": "set"}},
+        error={"kind": EVIL, "message": EVIL, "advice": EVIL},
+        events=[{"kind": EVIL, "step": 3, "time_s": 12.0, EVIL: EVIL}],
+        ended_by=EVIL,
+        resumed_from=EVIL,
+        throughput={"samples_per_s": 3.0, "ci95": None, "steps": 197, "warmup_steps": 3, "sample_unit": EVIL},
+    )
+    page = page_of(tmp_path)
+    assert page.text.count(SECRET_SHOWN) > 12
+    assert "a$_{b}$" in page.text
+    write_reports(Evidence.read(tmp_path), tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "<" not in text.replace("<br>", "")
+    assert "\x1b" not in text
+
+
+def test_what_is_not_finite_is_said(tmp_path: Path) -> None:
+    made_run(tmp_path)
+    (tmp_path / "metrics.csv").write_text(
+        "step,epoch,time_s,split,name,value\n"
+        + "".join(
+            f"{step},0,{step},train,loss,{value}\n" for step, value in enumerate(("1", "nan", "", "inf", "0.5"), 1)
+        )
+        + "".join(f"{step},0,{step},val,gone,nan\n" for step in range(5))
+    )
+    page = page_of(tmp_path)
+    assert "train is not finite in 3 of 5 rows, first at step 2" in page.text
+    assert "val not finite" in page.text
+
+
+def test_a_table_that_breaks_off_or_jumps_has_pictures(tmp_path: Path) -> None:
+    """A run that was resumed after a pause, whose clock went on, and that was killed within a row."""
+    made_run(tmp_path, steps=400)
+    lines = (tmp_path / "telemetry.csv").read_text().splitlines(keepends=True)
+    later = [re.sub(r"^[\d.]+", lambda at: f"{float(at[0]) + 500:.6g}", line) for line in lines[1:]]
+    (tmp_path / "telemetry.csv").write_text("".join([*lines, *later, "1000,4"]))
+    (tmp_path / "steps.csv").write_text((tmp_path / "steps.csv").read_text()[:-9])
+    assert len(pictures_of(page_of(tmp_path))) == 5
+
+
+def test_of_many_metrics_the_first_have_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_pictures, "MOST_METRICS", 2)
+    made_run(tmp_path, steps=20, has_telemetry=False, metrics={f"m{place}": ("train",) for place in range(30)})
+    page = page_of(tmp_path)
+    assert [told[:2] for told in pictures_of(page)][-2:] == ["m0", "m1"]
+    assert "train/m29" in page.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*/*.json.gz"))[::7], ids=lambda path: path.name.split(".")[0])
+def test_a_recorded_run_has_a_page(path: Path, tmp_path: Path) -> None:
+    for file, text in json.loads(gzip.decompress(path.read_bytes()))["files"].items():
+        (tmp_path / file).write_text(text)
+    assert len(pictures_of(page_of(tmp_path))) >= 2
+
+
+def test_the_gain_is_what_stands_behind_the_overrides() -> None:
+    entry: Any = {"message": "61 % waits.", "change": ["a=1", "b=2"]}
+    told = {
+        "61 % waits. Try: a=1 b=2, about 2.1 times as fast (1.50 to 2.5), predicted.":
+            "About 2.1 times as fast (1.50 to 2.5), predicted.",
+        "61 % waits. Try: a=1 b=2. This changes what is learned.": "This changes what is learned.",
+        "61 % waits. Try: a=1 b=2.": "",
+    }  # fmt: skip
+    assert {text: gain_of({**entry, "text": text}) for text in told} == told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "is_dark"), [(360, True), (1280, False)])
+def test_a_browser_shows_all_of_it(width: int, is_dark: bool, chromium: Path, tmp_path: Path) -> None:
+    made_run(
+        tmp_path,
+        steps=3000,
+        gpus=2,
+        period_s=9.5,
+        metrics={"loss": ("train", "val"), "x" * 300: ("train",), "ndcg_at_10": ("val", "test")},
+        overrides=[f"workload.data.path='/a b/{'x' * 200}'"],
+        plan={"k" * 40: {"value": [1] * 40, "because": "y" * 300, "source": "set"}},
+        status="oom",
+        error=ERROR,
+        ceiling={"samples_per_s": 1e5},
+        events=[{"kind": kind, "step": 7, "time_s": 20.0} for kind in ("oom", "step_down", "ladder", "nan", "resume")],
+    )
+    evidence = Evidence.read(tmp_path)
+    conclude(evidence)
+    write_reports(evidence, tmp_path)
+    found = opened(chromium, tmp_path / "report.html", tmp_path / "browser", width=width, is_dark=is_dark)
+    assert (found["width"], found["dark"], found["console"]) == (width, is_dark, [])
+    assert found["scrolls"] <= width
+    assert (found["wide"], found["cut"], found["overlaps"]) == ([], [], [])
+    assert len(found["pictures"]) == 6
+    assert all(wide > 200 and high > 100 for wide, high in found["pictures"])
+    assert found["paper"] == ("rgb(20, 23, 27)" if is_dark else "rgb(255, 255, 255)")

@@ -1,0 +1,131 @@
+"""Simulated cards, and how other tools look for a batch size on them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from wellfed.plan.predict.size_search import GRANULE_BYTES, LIMIT_FRAC, Peak, Probe
+
+GIB = 2**30
+
+
+@dataclass
+class Card:
+    """Peak memory is flat while the optimizer's part is the peak, then a line over the size, rounded to segments."""
+
+    budget: int
+    rest: int
+    fixed: int
+    """Of forward and backward, whatever the size."""
+    optimizer: int
+    """Of the optimizer's part, above ``rest``."""
+    per_sample: float
+    half_rate_size: float = float("inf")
+    """Size at which half of the highest samples/s is reached; inf = the rate grows with the size for ever."""
+    tells_apart: bool = True
+    tried: list[int] = field(default_factory=list)
+
+    def needs(self, size: int, more: float = 1.0) -> Peak:
+        step = _rounded(self.rest + (self.fixed + self.per_sample * size) * more)
+        total = max(step, _rounded(self.rest + self.optimizer))
+        return Peak(self.rest, step if self.tells_apart else total, total)
+
+    def rate(self, size: int) -> float:
+        return size if self.half_rate_size == float("inf") else size / (size + self.half_rate_size)
+
+    def probe(self, size: int) -> Probe:
+        self.tried.append(size)
+        peak = self.needs(size)
+        return Probe(size, peak if peak.total <= self.budget else None, self.rate(size))
+
+    def fits(self, size: int) -> bool:
+        return self.needs(size).total <= LIMIT_FRAC * self.budget
+
+    def largest(self) -> int:
+        low, high = 0, 1
+        while self.fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(middle) else (low, middle)
+        return low
+
+
+def _rounded(size: float) -> int:
+    return -int(-size // GRANULE_BYTES) * GRANULE_BYTES
+
+
+def card_of(uniform: Callable[[float, float], float], *, tells_apart: bool = True) -> Card:
+    """A card of 2 to 140 GiB on which 1 to 20,000 samples fit; ``uniform`` draws from an interval."""
+    budget = int(uniform(2, 140) * GIB)
+    limit = LIMIT_FRAC * budget
+    rest = int(uniform(0.01, 0.7) * limit)
+    fixed = int(uniform(0.0, 0.6) * (limit - rest))
+    optimizer = int(uniform(0.0, 0.98) * (limit - rest))
+    largest = round(10 ** uniform(0, 4.3))
+    room = limit - rest - fixed
+    return Card(budget, rest, fixed, optimizer, room / (largest + uniform(0.01, 0.99)), tells_apart=tells_apart)
+
+
+@st.composite
+def cards(draw, tells_apart=True):
+    """Cards for property tests."""
+    return card_of(lambda low, high: draw(st.floats(low, high)), tells_apart=tells_apart)
+
+
+def powers_of_two(card: Card, max_size: int) -> tuple[int | None, list[int]]:
+    """Doubles until memory runs out, keeps the last (Lightning's BatchSizeFinder, mode power)."""
+    tried, size, kept = [], 2, None
+    while size <= max_size:
+        tried.append(size)
+        if card.needs(size).total > card.budget:
+            break
+        kept, size = size, size * 2
+    return kept, tried
+
+
+def binary_search(card: Card, max_size: int) -> tuple[int | None, list[int]]:
+    """Doubles, then halves the interval (Lightning's BatchSizeFinder, mode binsearch)."""
+    kept, tried = powers_of_two(card, max_size)
+    if kept is None:
+        return None, tried
+    low, high = kept, min(kept * 2, max_size + 1)
+    while high - low > 1:
+        size = (low + high) // 2
+        tried.append(size)
+        low, high = (size, high) if card.needs(size).total <= card.budget else (low, size)
+    return low, tried
+
+
+def line_through_small_sizes(card: Card, max_size: int) -> tuple[int | None, list[int]]:
+    """A line through the peaks at 1, 2, 4, 8 and 16, for 60 % of the card (Ultralytics autobatch)."""
+    sizes = [size for size in (1, 2, 4, 8, 16) if size <= max_size]
+    points = [(size, card.needs(size).total) for size in sizes]
+    points = [point for point in points if point[1] <= card.budget]
+    if len(points) < 2:
+        return None, sizes
+    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    if slope <= 0:
+        return 16, sizes
+    return max(1, min(max_size, int((0.6 * card.budget - (mean_y - slope * mean_x)) / slope))), sizes
+
+
+def nine_tenths(card: Card, max_size: int) -> tuple[int | None, list[int]]:
+    """From what was asked down by a tenth at each failure (accelerate's find_executable_batch_size)."""
+    tried, size = [], max_size
+    while size >= 1:
+        tried.append(size)
+        if card.needs(size).total <= card.budget:
+            return size, tried
+        size = int(size * 0.9)
+    return None, tried
+
+
+STRATEGIES = {
+    "powers of two": powers_of_two,
+    "binary search": binary_search,
+    "line through 1..16": line_through_small_sizes,
+    "0.9 x": nine_tenths,
+}

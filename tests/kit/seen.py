@@ -1,0 +1,51 @@
+"""GPUs as the monitor sees them, and boards with readings, for the tests of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wellfed.monitor.board import Board
+from wellfed.monitor.live_table import Face
+from wellfed.monitor.seen_gpus import SeenGpu
+from wellfed.observe.nvml.devices import Device
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import Sample
+
+FULL = {
+    **{"util_pct": 63.0, "sm_active_pct": 61.4, "mem_used_gib": 35.12, "power_w": 349.6, "temp_c": 55.0},
+    **{"sm_clock_mhz": 1980.0, "mem_clock_mhz": 3201.0, "pcie_rx_mb_s": 20480.0, "pcie_tx_mb_s": 315.0},
+}
+
+
+def seen(index: int = 0, name: str = "NVIDIA H200", **facts: Any) -> SeenGpu:
+    """A card of 140.5 GiB and 700 W."""
+    known = {"memory_total_bytes": int(140.5 * 2**30), "power_limit_w": 700.0, **facts}
+    return SeenGpu(
+        index,
+        Device(
+            **{
+                **{"nvml_index": index, "uuid": f"GPU-{index}", "name": name, "memory_used_bytes": 0},
+                **{"memory_free_bytes": None, "capability": (9, 0), "driver_version": None},
+                **known,
+            }
+        ),
+    )
+
+
+def sample(time_s: float, gpu: int, values: Mapping[str, float]) -> Sample:
+    return Sample(time_s, 0, "train", gpu, values)
+
+
+def board_of(*gpus: SeenGpu, num_cores: int = 4) -> Board:
+    """Nothing was read."""
+    return Board(gpus, num_cores=num_cores, interval_s=0.5, trained_s=lambda from_s, to_s: to_s - from_s)
+
+
+def face_of(*gpus: SeenGpu, board: Board | None = None, interval_s: float = 0.5) -> Face:
+    """Of a board in which all figures of each GPU were read at second 1, and the host's at seconds 0 and 1."""
+    if board is None:
+        board = board_of(*gpus)
+        board.add([sample(1.0, gpu.index, FULL) for gpu in gpus])
+        board.add([sample(1.0, HOST, {"cpu_pct": 148.0, "mem_used_gib": 12.34})])
+    return Face(board, gpus, 4, 62.8, interval_s)

@@ -1,0 +1,197 @@
+"""Data sets with every kind of randomness that a user's may have."""
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from wellfed.data.train_loader import train_loader
+
+SIZE = 23
+
+
+def loader_of(dataset, settings, *, skip_ids=(), max_skipped=0, batch_size=4, seed=1, **more):
+    """A train loader of these settings, and of what else they say of samples."""
+    settings = dataclasses.replace(settings, skip_ids=tuple(skip_ids), max_skipped=max_skipped)
+    return train_loader(dataset, settings, batch_size=batch_size, seed=seed, **more)
+
+
+class Fetching:
+    """``fetch`` and ``__getitem__(i, rng)``; randomness by ``rng.*_at``."""
+
+    def __len__(self):
+        return SIZE
+
+    def fetch(self, indices, rng):
+        return {"index": indices, "noise": rng.uniform_at(indices), "other": rng.randint_at(indices, 1000, draw=1)}
+
+    def __getitem__(self, index, rng):
+        one = torch.tensor([index])
+        return {"index": index, "noise": rng.uniform_at(one)[0], "other": rng.randint_at(one, 1000, draw=1)[0]}
+
+
+class Global:
+    """Only ``__getitem__``, which draws from the global generators."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return torch.tensor([index, random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64)
+
+
+class Slow(Fetching):
+    """Takes longest for what is asked first, so that threads finish out of order."""
+
+    def fetch(self, indices, rng):
+        time.sleep(0.002 * (int(indices[0]) % 3))
+        return super().fetch(indices, rng)
+
+
+class Waiting(Fetching):
+    """Takes 10 ms for a batch, and no CPU."""
+
+    def fetch(self, indices, rng):
+        time.sleep(0.01)
+        return super().fetch(indices, rng)
+
+
+class Computing(Fetching):
+    """Takes 10 ms of CPU for a batch."""
+
+    def fetch(self, indices, rng):
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+        return super().fetch(indices, rng)
+
+
+class WaitingItems:
+    """The same, sample by sample."""
+
+    batch = Waiting
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index, rng):
+        return self.batch().fetch(torch.tensor([index]), rng)
+
+
+class ComputingItems(WaitingItems):
+    batch = Computing
+
+
+class Writing(Fetching):
+    """Uses the indices that it is given as scratch space."""
+
+    def fetch(self, indices, rng):
+        batch = super().fetch(indices.clone(), rng)
+        indices.zero_()
+        return batch
+
+
+class TwoPartError(Exception):
+    pass
+
+
+class Failing(Fetching):
+    """Can't read one sample."""
+
+    def __init__(self, bad, error=KeyError):
+        self.bad, self.error = bad, error
+
+    def fetch(self, indices, rng):
+        if self.bad in indices:
+            raise self.error("broken")
+        return super().fetch(indices, rng)
+
+    def __getitem__(self, index, rng):
+        if index == self.bad:
+            raise self.error("broken")
+        return super().__getitem__(index, rng)
+
+
+@dataclasses.dataclass
+class Record:
+    index: torch.Tensor
+
+
+class Records(Fetching):
+    def fetch(self, indices, rng):
+        return Record(indices)
+
+
+def collate_sum(samples):
+    return torch.stack(samples).sum(dim=1)
+
+
+class Breaking(Fetching):
+    """Hangs, dies or raises at some samples."""
+
+    def __init__(self, how, *bad):
+        self.how, self.bad = how, bad
+
+    def fetch(self, indices, rng):
+        if any(index in self.bad for index in indices.tolist()):
+            self.breaks()
+        return super().fetch(indices, rng)
+
+    def __getitem__(self, index, rng):
+        if index in self.bad:
+            self.breaks()
+        return super().__getitem__(index, rng)
+
+    def breaks(self):
+        if self.how == "raise":
+            raise OSError("truncated")
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how.startswith("exit"):
+            os._exit(int(self.how.removeprefix("exit ")))
+        while True:
+            time.sleep(0.01)
+
+
+class BreakingItems(Breaking):
+    """The same with ``__getitem__`` only."""
+
+    fetch = None
+
+
+class HangingAlone(Fetching):
+    """Kills a DataLoader's worker; in any other process it writes down who that is, and hangs."""
+
+    def __init__(self, bad, told):
+        self.bad, self.told = bad, told
+
+    fetch = None
+
+    def __getitem__(self, index, rng):
+        if index == self.bad:
+            if get_worker_info() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.told.write_text(str(os.getpid()))
+            while True:
+                time.sleep(0.01)
+        return super().__getitem__(index, rng)
+
+
+class WithLambda(Fetching):
+    """Can't be pickled."""
+
+    def __init__(self):
+        self.options = {"flip": lambda sample: sample}
+
+
+class WithLock(Fetching):
+    """Can only be pickled for a process that starts."""
+
+    def __init__(self):
+        self.lock = multiprocessing.get_context().Lock()

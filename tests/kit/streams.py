@@ -1,0 +1,146 @@
+"""Data sets that are read in order, with every way of being shared and gone on with that a user's may have."""
+
+import random
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+
+SIZE = 23
+
+
+def loader_of(dataset, settings=None, *, batch_size=4, seed=1, **more):
+    return train_loader(dataset, settings or LoaderSettings(), batch_size=batch_size, seed=seed, **more)
+
+
+class Plain(IterableDataset):
+    """Samples in order; says nothing of who may read a part."""
+
+    def __iter__(self):
+        return (torch.tensor(number) for number in range(SIZE))
+
+
+class Sized(Plain):
+    def __len__(self):
+        return SIZE
+
+
+class Sharded(Plain):
+    """Offers its parts."""
+
+    def __init__(self, numbers=range(SIZE)):
+        self.numbers = list(numbers)
+
+    def shard(self, index, count):
+        return Sharded(self.numbers[index::count])
+
+    def __iter__(self):
+        return (torch.tensor(number) for number in self.numbers)
+
+
+class Waiting(Sharded):
+    """Takes 2 ms for a sample, and no CPU."""
+
+    def shard(self, index, count):
+        return Waiting(self.numbers[index::count])
+
+    def __iter__(self):
+        for number in super().__iter__():
+            time.sleep(0.002)
+            yield number
+
+
+class InShards(Sharded):
+    """Says how many parts there are."""
+
+    num_shards = 3
+
+
+class ByWorker(Plain):
+    """Asks torch who reads it, as torch's own documentation does."""
+
+    def __iter__(self):
+        told = get_worker_info()
+        first, step = (0, 1) if told is None else (told.id, told.num_workers)
+        return (torch.tensor(number) for number in range(first, SIZE, step))
+
+
+class ByNumber(Plain):
+    """Has a file for each worker, and asks for its number alone."""
+
+    def __iter__(self):
+        told = get_worker_info()
+        return (torch.tensor(number) for number in range(0 if told is None else told.id, SIZE, 2))
+
+
+class ByRank(ByWorker):
+    """Asks for its rank, too."""
+
+    def __iter__(self):
+        if torch.distributed.is_initialized():
+            raise AssertionError
+        return super().__iter__()
+
+
+class Stateful(IterableDataset):
+    """Says where it stands; keeps that in itself, and begins in a new order each epoch."""
+
+    def __init__(self, numbers=range(SIZE)):
+        self.numbers, self.epoch, self.place = list(numbers), 0, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def shard(self, index, count):
+        return type(self)(self.numbers[index::count])
+
+    def __iter__(self):
+        numbers = random.Random(self.epoch).sample(self.numbers, len(self.numbers))
+        while self.place < len(numbers):
+            self.place += 1
+            yield torch.tensor(numbers[self.place - 1])
+        self.place = 0
+
+    def state_dict(self):
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class Drawing(Sharded):
+    """Shuffles by Python's generator, as all its parts must; and adds noise of all three to each sample."""
+
+    def shard(self, index, count):
+        return Drawn(self.numbers, index, count)
+
+    def __iter__(self):
+        return iter(Drawn(self.numbers, 0, 1))
+
+
+class Drawn(IterableDataset):
+    def __init__(self, numbers, index, count):
+        self.numbers, self.index, self.count = numbers, index, count
+
+    def __iter__(self):
+        numbers = random.sample(self.numbers, len(self.numbers))
+        for number in numbers[self.index :: self.count]:
+            noise = [random.random(), np.random.random(), float(torch.rand(()))]
+            yield torch.tensor([number, *noise], dtype=torch.float64)
+
+
+class Batches:
+    """Batches, and how many."""
+
+    def __init__(self, length, given=None):
+        self.length, self.given = length, length if given is None else given
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return (torch.full((2,), number) for number in range(self.given))

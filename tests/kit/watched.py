@@ -1,0 +1,112 @@
+"""Stand-ins that the tests of this room share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, FakeGpu, LoadedDriver
+from wellfed.observe.telemetry.gpu import GpuSource
+from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.observe.telemetry.series import Reading, Sample
+
+
+def h200(uuid: str = "GPU-1", **facts: object) -> FakeGpu:
+    """A card that offers everything; its figures differ so that none can stand for another."""
+    figures = {
+        **{"total_gib": 141, "used_gib": 5, "reserved_gib": 0.5, "util": 60, "memory_util": 35, "power_w": 350.5},
+        **{"temp_c": 55, "sm_clock_mhz": 1980, "mem_clock_mhz": 3201, "event_reasons": 0x4, "gpm": True},
+        **{"pcie_rx_kb_s": 1024 * 2000, "pcie_tx_kb_s": 1024 * 300, "mig_capable": True},
+    }
+    return FakeGpu(uuid, "NVIDIA H200", **{**figures, **facts})
+
+
+def a100(uuid: str = "GPU-1", **facts: object) -> FakeGpu:
+    """The same without GPM."""
+    return h200(uuid, **{"gpm": False, **facts})
+
+
+ONLY_PCIE = {PCIE_TX: 1.0, PCIE_RX: 1.0}
+
+
+@dataclass
+class Watched:
+    """A GpuSource read by hand."""
+
+    driver: LoadedDriver
+    source: GpuSource
+    events: list[dict[str, object]]
+
+    def read(self, *, slow: bool = True, edge: bool = False) -> dict[int, dict[str, float]]:
+        """By GPU."""
+        return {gpu: dict(values) for gpu, values in self.source.read(slow=slow, edge=edge)}
+
+    def later(self, seconds: float = 5.0, *, slow: bool = True) -> dict[int, dict[str, float]]:
+        """Read after this time."""
+        self.driver.advance(seconds)
+        return self.read(slow=slow)
+
+    def kinds(self) -> list[object]:
+        """What was told, in a word each."""
+        return [event.get("trouble", event["kind"]) for event in self.events]
+
+    def end(self) -> None:
+        """Nothing of the driver's may be held then."""
+        self.source.close()
+        assert self.driver.num_gpm_samples() == 0
+        assert self.driver.num_users() == 0
+
+
+@dataclass
+class Heard:
+    """What came out of an outlet."""
+
+    samples: list[Sample] = field(default_factory=list)
+    events: list[dict[str, object]] = field(default_factory=list)
+
+    def outlet(self) -> Outlet:
+        """The way in."""
+        return Outlet(self.samples.extend, lambda kind, **facts: self.events.append({"kind": kind, **facts}))
+
+    def of(self, gpu: int) -> list[Sample]:
+        """Samples of one GPU, or of the host."""
+        return [sample for sample in list(self.samples) if sample.gpu == gpu]
+
+    def troubles(self) -> list[object]:
+        """What was told, in a word each."""
+        return [event.get("trouble", event["kind"]) for event in list(self.events)]
+
+
+class ScriptedSource:
+    """A source that gives ``{"x": number of the reading}``, hangs while ``gate`` is shut and does ``then`` before."""
+
+    def __init__(
+        self, gpu: int = 0, *, waits: bool = False, then: Callable[[], object] = lambda: None, name: str = "gpu"
+    ) -> None:
+        self.name, self.waits_for_step_end = name, waits
+        self._gpu, self._then = gpu, then
+        self.reads: list[bool | str] = []
+        self.gate, self.is_closed = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def read(self, *, slow: bool, edge: bool = False) -> Sequence[Reading]:
+        """``slow`` is noted, or that it is an edge."""
+        self.reads.append("edge" if edge else slow)
+        number = len(self.reads)
+        self._then()
+        self.gate.wait(30)
+        return [Reading(self._gpu, {"x": number})]
+
+    def close(self) -> None:
+        """Is noted."""
+        self.is_closed.set()
+
+
+def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Wait for something that another thread does; how soon is not the point."""
+    give_up_at_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at_s, "it never came"
+        time.sleep(0.001)

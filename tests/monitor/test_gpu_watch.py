@@ -1,0 +1,349 @@
+"""A plain loop that is watched: with the real pynvml on the fake driver, and without NVML."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
+from wellfed.monitor import GPUWatch
+from wellfed.observe.nvml.session import NvmlAbsentError
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "6"}
+TWO = Scenario(gpus=[FakeGpu("GPU-aaaa", util=30), FakeGpu("GPU-bbbb", util=90)])
+
+
+class Loader:
+    """Batches that take a while."""
+
+    num_workers = 0
+
+    def __init__(self, number: int, build_s: float = 0.0) -> None:
+        self._number, self._build_s = number, build_s
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self._number):
+            time.sleep(self._build_s)
+            yield number
+
+
+@pytest.fixture
+def two_cards(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with fake_driver.load(TWO):
+        yield
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise NvmlAbsentError("import", "library not found")
+
+    monkeypatch.setattr("wellfed.observe.nvml.session.load_pynvml", absent)
+    monkeypatch.setattr("wellfed.observe.hardware.detect.NvmlSession.__enter__", lambda self: absent())
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_steps_are_timed_and_gpus_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "telemetry.csv"
+    with GPUWatch(path, interval_s=0.1) as watch:
+        seen = []
+        for epoch in range(2):
+            for number in watch.batches(Loader(20, build_s=0.015)):
+                seen.append((epoch, number))
+                time.sleep(0.005)
+            time.sleep(0.15)  # validation: no step's
+    assert seen == [(epoch, number) for epoch in range(2) for number in range(20)]
+    summary = watch.summary
+    assert (summary["steps"], summary["warmup_steps"]) == (37, 3)
+    assert 0.55 < summary["wait_frac"] < 0.85
+    assert summary["copy_frac"] is None
+    assert summary["steps_per_s"] < 50
+    assert [round(gpu["mean_pct"]) for gpu in summary["gpus"].values()] == [30, 90]
+    out = capsys.readouterr().out
+    assert "over 37 steps after 3 of warm-up" in out
+    assert "GPUWatch: GPU 0: utilisation 30 % on average: starved" in out
+    assert "GPUWatch: GPU 1: utilisation 90 % on average: well used" in out
+    assert "builds each batch in the training process (num_workers=0)" in out
+    written = rows(path)
+    assert {row["gpu"] for row in written} == {"-1", "0", "1"}
+    assert {row["phase"] for row in written} >= {"train", "validate"}
+    assert max(int(row["step"]) for row in written) == 40
+    first, second = read_curves(path).curves
+    assert (set(first.util_pct), set(second.util_pct)) == ({30.0}, {90.0})
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_only_what_cuda_shows_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with GPUWatch(interval_s=0.1, quiet=True) as watch:
+        time.sleep(0.35)
+    assert [round(gpu["mean_pct"]) for gpu in watch.summary["gpus"].values()] == [90]
+
+
+@pytest.mark.slow
+def test_a_swing_comes_first(fake_driver: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
+    swinging = Scenario(gpus=[FakeGpu(util=Wave(0.5, low=10, high=95))], num_samples=0, sample_spacing_s=0.01)
+    with fake_driver.load(swinging), GPUWatch(interval_s=0.1) as watch:
+        time.sleep(5.2)
+    assert watch.summary["gpus"]["0"]["verdict"] == "swings"
+    assert watch.summary["gpus"]["0"]["swing"]["period_s"] == pytest.approx(0.5, rel=0.1)
+    assert "swings between" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_without_nvml_steps_are_timed_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with GPUWatch(interval_s=0.1) as watch:
+        for _ in watch.batches(Loader(30)):
+            time.sleep(0.002)
+    out = capsys.readouterr().out
+    assert out.count("NVML: library not found") == 1
+    assert watch.summary["steps"] == 27
+
+
+@pytest.mark.usefixtures("no_nvml")
+class TestLoop:
+    def test_batches_are_as_long_as_their_loader_and_can_be_gone_over_again(self) -> None:
+        with GPUWatch(quiet=True) as watch:
+            batches = watch.batches(Loader(5))
+            assert len(batches) == 5
+            assert list(batches) == list(batches) == list(range(5))
+            with pytest.raises(TypeError):
+                len(watch.batches(iter(range(3))))
+        assert watch.summary["steps"] == 7
+
+    def test_what_a_loader_takes_to_begin_is_waited_for(self) -> None:
+        class Starts(Loader):
+            def __iter__(self) -> Iterator[int]:
+                time.sleep(0.1)
+                return super().__iter__()
+
+        with GPUWatch(quiet=True) as watch:
+            for _ in range(3):
+                for _ in watch.batches(Starts(10)):
+                    time.sleep(0.001)
+        assert watch.summary["wait_frac"] > 0.7
+
+    def test_a_loop_may_be_left_and_gone_on_with(self) -> None:
+        with GPUWatch(quiet=True) as watch:
+            for number in watch.batches(itertools.count()):
+                if number == 9:
+                    break
+            for _ in watch.batches(Loader(10)):
+                pass
+        assert watch.summary["steps"] == 9 + 10 - 3
+
+    def test_a_loop_within_a_step_is_none_of_its_own_steps(self) -> None:
+        with GPUWatch(quiet=True) as watch:
+            for number in watch.batches(Loader(10)):
+                if number == 5:
+                    assert len(list(watch.batches(Loader(4)))) == 4
+        assert watch.summary["steps"] == 9 + 4 - 3
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+    def test_an_error_goes_on_its_way_and_the_lines_are_there(
+        self, capsys: pytest.CaptureFixture[str], error: type[BaseException]
+    ) -> None:
+        def broken() -> Iterator[int]:
+            yield from range(30)
+            raise error
+
+        with pytest.raises(error), GPUWatch() as watch:
+            for _ in watch.batches(broken()):
+                pass
+        assert "over 27 steps" in capsys.readouterr().out
+
+    def test_beside_the_block_batches_are_batches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        watch = GPUWatch()
+        assert list(watch.batches(range(3))) == [0, 1, 2]
+        assert (watch.summary, watch.lines()) == ({}, [])
+        with watch:
+            pass
+        assert list(watch.batches(range(3))) == [0, 1, 2]
+        assert capsys.readouterr().out.startswith("GPUWatch: Too few steps to time")
+
+    def test_a_block_may_be_entered_again(self) -> None:
+        watch = GPUWatch(quiet=True)
+        for number in (10, 20):
+            with watch:
+                list(watch.batches(Loader(number)))
+            assert watch.summary["steps"] == number - 3
+
+    @pytest.mark.parametrize(
+        "variables",
+        [{"LOCAL_RANK": "1"}, {"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, {**TORCHRUN, "LOCAL_RANK": "1"}],
+        ids=["Lightning", "srun", "torchrun"],
+    )
+    def test_other_processes_of_the_machine_only_train(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        variables: dict[str, str],
+    ) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with GPUWatch(tmp_path / "telemetry.csv") as watch:
+            assert list(watch.batches(range(3))) == [0, 1, 2]
+        assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
+
+    @pytest.mark.parametrize(
+        "variables",
+        [{**TORCHRUN, "GROUP_RANK": "2"}, {"SLURM_NTASKS": "3", "SLURM_NODEID": "2", "SLURM_LOCALID": "0"}],
+        ids=["torchrun", "srun"],
+    )
+    def test_another_machine_writes_a_file_of_its_own(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
+    ) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with GPUWatch(tmp_path / "telemetry.csv", quiet=True):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["telemetry.node2.csv"]
+
+    def test_an_older_file_of_this_kind_is_replaced_and_no_other(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = tmp_path / "new" / "telemetry.csv"
+        for _ in range(2):
+            with GPUWatch(path, interval_s=0.1, quiet=True):
+                time.sleep(0.25)
+        times = [float(row["time_s"]) for row in rows(path)]
+        assert 2 <= len(times) <= 8
+        assert times == sorted(times)
+        path.write_text("my,precious,data\n1,2,3\n")
+        with caplog.at_level(logging.WARNING), GPUWatch(path, quiet=True) as watch:
+            list(watch.batches(Loader(10)))
+        assert path.read_text() == "my,precious,data\n1,2,3\n"
+        assert "holds something else and is left as it is" in caplog.text
+        assert watch.summary["steps"] == 7
+
+    def test_a_file_that_can_not_be_written_harms_nothing(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        with GPUWatch(tmp_path / "file" / "telemetry.csv", quiet=True) as watch:
+            list(watch.batches(Loader(10)))
+        assert "can't be written" in caplog.text
+        assert watch.summary["steps"] == 7
+
+    def test_an_error_of_ours_harms_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("wellfed.observe.timing.step_clock.StepClock.got", lambda self: 1 / 0)
+        with GPUWatch(quiet=True) as watch:
+            assert list(watch.batches(range(10))) == list(range(10))
+        (told,) = caplog.messages
+        assert "GPUWatch watches no more (ZeroDivisionError" in told
+
+
+@pytest.mark.usefixtures("no_nvml")
+class TestWrongUse:
+    """What times nothing, or the wrong thing, is said, once."""
+
+    def test_a_block_without_batches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with GPUWatch():
+            list(range(30))
+        assert capsys.readouterr().out.count("No batch came through watch.batches(loader) in this block") == 1
+        with GPUWatch() as watch:
+            list(watch.batches(range(2)))
+        assert "No batch came" not in capsys.readouterr().out
+
+    def test_batches_outside_of_the_block(self, caplog: pytest.LogCaptureFixture) -> None:
+        watch = GPUWatch(quiet=True)
+        with watch:
+            list(watch.batches(range(3)))
+        assert caplog.messages == []
+        list(watch.batches(range(3)))
+        list(GPUWatch().batches(range(3)))
+        assert [told.startswith("watch.batches is gone over outside") for told in caplog.messages] == [True, True]
+
+    def test_loops_that_alternate(self, caplog: pytest.LogCaptureFixture) -> None:
+        for number in range(2):
+            with GPUWatch(quiet=True) as watch:
+                if number:
+                    for _ in zip(watch.batches(range(9)), watch.batches(range(9)), strict=True):
+                        pass
+                else:
+                    for _ in watch.batches(range(3)):
+                        list(watch.batches(range(3)))
+        assert ["alternate" in told for told in caplog.messages] == [True, True]
+
+    def test_a_loop_that_is_left_half_way_is_none(self, caplog: pytest.LogCaptureFixture) -> None:
+        with GPUWatch(quiet=True) as watch:
+            held = iter(watch.batches(range(9)))
+            next(held)
+            for _ in range(3):
+                list(watch.batches(range(9)))
+        assert caplog.messages == []
+
+    def test_a_second_thread_and_its_steps(self, caplog: pytest.LogCaptureFixture) -> None:
+        with GPUWatch(quiet=True) as watch:
+            for number in watch.batches(range(30)):
+                if number in (10, 20):
+                    other = threading.Thread(target=lambda: list(watch.batches(range(50))))
+                    other.start()
+                    other.join()
+        assert watch.summary["steps"] == 27
+        assert [told.startswith("A second thread goes over") for told in caplog.messages] == [True]
+
+    def test_a_second_watch(self, caplog: pytest.LogCaptureFixture) -> None:
+        for _ in range(2):  # one after the other
+            with GPUWatch(quiet=True) as watch:
+                list(watch.batches(range(3)))
+        assert caplog.messages == []
+        with GPUWatch(quiet=True), GPUWatch(quiet=True):
+            pass
+        assert [told.startswith("Another GPUWatch is at work") for told in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("interval_s", ["x", None, True, [1]])
+def test_an_interval_that_is_no_number_is_refused(interval_s: object) -> None:
+    with pytest.raises(TypeError, match="must be a number of seconds"):
+        GPUWatch(interval_s=interval_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.05, -1.0, float("nan"), float("inf")])
+def test_an_interval_that_is_too_short_is_refused(interval_s: float) -> None:
+    with pytest.raises(ValueError, match=r"readings are at least 0\.1 s apart"):
+        GPUWatch(interval_s=interval_s)
+
+
+class Held:
+    """A batch that can be looked for."""
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_batch_that_the_body_has_dropped_is_gone_while_the_next_is_built() -> None:
+    latest: list[weakref.ref[Held]] = []
+
+    def loader() -> Iterator[Held]:
+        for _ in range(3):
+            assert not latest or latest[-1]() is None
+            batch = Held()
+            latest.append(weakref.ref(batch))
+            handed = [batch]
+            del batch
+            yield handed.pop()
+
+    with GPUWatch(quiet=True) as watch:
+        for batch in watch.batches(loader()):
+            del batch
+    assert len(latest) == 3

@@ -1,0 +1,110 @@
+"""The readings and marks of one loop: by the host's clock, and by events where torch uses a device."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from wellfed.monitor.loop_watch import CSV_COLUMNS, LoopWatch, cuda_events, open_csv_for
+
+
+class Event:
+    """A mark on a device whose clock ticks once a mark."""
+
+    ticks = 0
+
+    def record(self):
+        Event.ticks += 1
+        self.at = Event.ticks
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return float(end.at - self.at)
+
+
+@pytest.fixture
+def torch_with_cuda(monkeypatch):
+    """A torch that has begun to use CUDA, as ``is_initialized`` says; and how often it was synchronised."""
+    cuda = SimpleNamespace(is_used=True, synchronised=0)
+    module = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: cuda.is_used,
+            Event=lambda enable_timing: Event(),
+            synchronize=lambda: setattr(cuda, "synchronised", cuda.synchronised + 1),
+        )
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return cuda
+
+
+def steps(watch, number):
+    watch.enter("train")
+    for _ in range(number):
+        watch.use_events()
+        watch.ask()
+        watch.got()
+        watch.copied()
+        watch.step_done()
+
+
+def test_steps_are_timed_by_the_host_where_torch_is_not_there(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert cuda_events() is None
+    watch = LoopWatch(interval_s=0.5)
+    steps(watch, 10)
+    watch.finish_steps()
+    found = watch.latest(4)
+    assert [row.step for row in found] == [10, 9, 8, 7]
+    assert all(row.copy_ms is None for row in found)
+    assert watch.latest(0) == []
+    assert watch.summary().steps.steps == 7
+    assert "torch" not in sys.modules
+
+
+def test_steps_are_timed_by_events_where_torch_uses_a_device(torch_with_cuda):
+    watch = LoopWatch(interval_s=0.5)
+    steps(watch, 10)
+    assert torch_with_cuda.synchronised == 0
+    watch.finish_steps()
+    assert torch_with_cuda.synchronised == 1
+    assert {(row.copy_ms, row.compute_ms) for row in watch.latest(10)} == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize(("host_steps", "is_seen"), [(2, True), (10, False)])
+def test_a_device_that_is_used_from_the_first_steps_on_is_seen(torch_with_cuda, host_steps, is_seen):
+    torch_with_cuda.is_used = False
+    watch = LoopWatch(interval_s=0.5)
+    steps(watch, host_steps)
+    torch_with_cuda.is_used = True
+    steps(watch, 5)
+    assert (watch.latest(1)[0].copy_ms is not None) == is_seen
+
+
+def test_what_nobody_marks_is_unknown():
+    watch = LoopWatch(interval_s=0.5)
+    assert watch.summary().unknown == {"wait_frac"}
+    watch.ask()
+    assert watch.summary().unknown == frozenset()
+
+
+def test_only_a_few_troubles_are_noted():
+    watch = LoopWatch(interval_s=0.5)
+    watch._event("metric_absent", metrics=["power_w"], reason="not supported")
+    for number in range(20):
+        watch._event("gpu_lost", gpu=number, message="It is lost.")
+    assert watch.summary().notes == tuple(f"GPU {number}: It is lost." for number in range(5))
+
+
+def test_a_table_is_begun_anew_or_gone_on_with(tmp_path):
+    path, told = tmp_path / "telemetry.csv", []
+    for is_new, expected in ((True, 2), (False, 3), (True, 2)):
+        table = open_csv_for(path, 0, told.append, is_new=is_new)
+        table.append({"time_s": 1.0})
+        table.flush()
+        lines = path.read_text().splitlines()
+        assert (lines[0], len(lines)) == (",".join(CSV_COLUMNS), expected)
+    assert told == []

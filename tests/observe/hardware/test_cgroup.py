@@ -1,0 +1,162 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
+
+GIB = 2**30
+V1_UNLIMITED = 9223372036854771712
+
+
+def tree(root, files):
+    for path, text in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    return cgroup_limits(root)
+
+
+def test_no_cgroups_is_no_limit(tmp_path):
+    assert cgroup_limits(tmp_path) == CgroupLimits(None, None, None)
+
+
+def test_v2_takes_the_smallest_of_all_ancestors(tmp_path):
+    limits = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/slurm/job_7/step_0",
+            "sys/fs/cgroup/cgroup.controllers": "cpu memory",
+            "sys/fs/cgroup/slurm/cpu.max": "800000 100000",
+            "sys/fs/cgroup/slurm/memory.max": 64 * GIB,
+            "sys/fs/cgroup/slurm/job_7/cpu.max": "250000 100000",
+            "sys/fs/cgroup/slurm/job_7/memory.max": 16 * GIB,
+            "sys/fs/cgroup/slurm/job_7/step_0/cpu.max": "max 100000",
+            "sys/fs/cgroup/slurm/job_7/step_0/memory.max": "max",
+            "sys/fs/cgroup/slurm/job_8/cpu.max": "10000 100000",
+        },
+    )
+    assert limits.cpu_cores == 2.5
+    assert limits.memory_bytes == 16 * GIB
+
+
+def test_v2_inside_a_container_reads_the_mount_itself(tmp_path):
+    # Without a cgroup namespace the path is the host's and does not exist here; with one it is "/".
+    for path in ("/docker/3f9a", "/", "/../../elsewhere"):
+        files = {
+            "proc/self/cgroup": f"0::{path}",
+            "sys/fs/cgroup/cpu.max": "150000 100000",
+            "sys/fs/cpu.max": "1000 100000",  # beside the mount: not ours
+            "sys/fs/cgroup/memory.max": 4 * GIB,
+        }
+        limits = tree(tmp_path, files)
+        assert (limits.cpu_cores, limits.memory_bytes) == (1.5, 4 * GIB)
+
+
+def test_v1_with_joined_controllers(tmp_path):
+    limits = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": -1,
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": 100000,
+            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": 50000,
+            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": 100000,
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_UNLIMITED,
+            "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": 2 * GIB,
+        },
+    )
+    assert (limits.cpu_cores, limits.memory_bytes) == (0.5, 2 * GIB)
+
+
+def test_v2_memory_high_binds_like_a_limit(tmp_path):
+    files = {
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": 16 * GIB,
+        "sys/fs/cgroup/job/memory.high": 8 * GIB,
+        "sys/fs/cgroup/job/memory.current": 3 * GIB,
+    }
+    limits = tree(tmp_path, files)
+    assert (limits.memory_bytes, limits.memory_room_bytes) == (8 * GIB, 5 * GIB)
+    assert tree(tmp_path, {"sys/fs/cgroup/job/memory.high": "max"}).memory_bytes == 16 * GIB
+
+
+@pytest.mark.parametrize(("mounted", "told"), [("cpuacct,cpu", "cpu,cpuacct"), ("cpu,cpuacct", "cpuacct,cpu")])
+def test_v1_controllers_mounted_in_another_order(tmp_path, mounted, told):
+    files = {
+        "proc/self/cgroup": f"3:{told}:/docker/abc",
+        f"sys/fs/cgroup/{mounted}/docker/abc/cpu.cfs_quota_us": 50000,
+        f"sys/fs/cgroup/{mounted}/docker/abc/cpu.cfs_period_us": 100000,
+    }
+    assert tree(tmp_path, files).cpu_cores == 0.5
+
+
+def test_v1_with_one_folder_a_controller(tmp_path):
+    files = {
+        "proc/self/cgroup": "3:cpu,cpuacct:/job",
+        "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": 300000,
+        "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": 100000,
+    }
+    assert tree(tmp_path, files).cpu_cores == 3.0
+
+
+def test_v1_and_v2_mounted_together(tmp_path):
+    limits = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/job\n0::/user",
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": 3 * GIB,
+            "sys/fs/cgroup/unified/user/cpu.max": "100000 50000",
+        },
+    )
+    assert (limits.cpu_cores, limits.memory_bytes) == (2.0, 3 * GIB)
+
+
+def test_unlimited_and_unreadable_values_are_no_limit(tmp_path):
+    for text in ("max 100000", "", "garbage", "100000 0", "-1 100000"):
+        files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": "max"}
+        assert tree(tmp_path, files) == CgroupLimits(None, None, None)
+
+
+def test_room_counts_droppable_cache_as_free(tmp_path):
+    files = {
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": 8 * GIB,
+        "sys/fs/cgroup/job/memory.current": 6 * GIB,
+        "sys/fs/cgroup/job/memory.stat": f"anon {GIB}\ninactive_file {5 * GIB}\nodd",
+    }
+    assert tree(tmp_path, files).memory_room_bytes == 7 * GIB
+
+
+def test_v1_room_counts_the_subtree(tmp_path):
+    files = {
+        "proc/self/cgroup": "4:memory:/job",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": 8 * GIB,
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": 6 * GIB,
+        "sys/fs/cgroup/memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {2 * GIB}",
+    }
+    assert tree(tmp_path, files).memory_room_bytes == 4 * GIB
+
+
+def test_room_is_the_smallest_of_the_levels_and_never_negative(tmp_path):
+    files = {
+        "proc/self/cgroup": "0::/a/b",
+        "sys/fs/cgroup/a/memory.max": 8 * GIB,
+        "sys/fs/cgroup/a/memory.current": 9 * GIB,
+        "sys/fs/cgroup/a/b/memory.max": 4 * GIB,
+        "sys/fs/cgroup/a/b/memory.current": 1 * GIB,
+    }
+    limits = tree(tmp_path, files)
+    assert (limits.memory_bytes, limits.memory_room_bytes) == (4 * GIB, 0)
+
+
+@settings(max_examples=25)
+@given(quotas=st.lists(st.one_of(st.none(), st.integers(1_000, 10_000_000)), min_size=1, max_size=4))
+def test_the_quota_is_never_above_any_level(tmp_path_factory, quotas):
+    root = tmp_path_factory.mktemp("cgroup")
+    path = "".join(f"/g{level}" for level in range(len(quotas)))
+    files = {"proc/self/cgroup": f"0::{path}"}
+    for level, quota in enumerate(quotas):
+        folder = "".join(f"/g{above}" for above in range(level + 1))
+        files[f"sys/fs/cgroup{folder}/cpu.max"] = f"{'max' if quota is None else quota} 100000"
+    limited = [quota / 100000 for quota in quotas if quota is not None]
+    assert tree(root, files).cpu_cores == min(limited, default=None)

@@ -1,0 +1,248 @@
+import os
+import time
+from collections import namedtuple
+
+import psutil
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fake_nvml.driver import DRIVER_NOT_LOADED, FakeGpu, Hang, Scenario
+from tests.fake_nvml.scripted import GIB, NOT_SUPPORTED, Card, ScriptedNvml
+from wellfed.observe.hardware import detect
+from wellfed.observe.hardware.cgroup import CgroupLimits
+from wellfed.observe.hardware.detect import cpu_quota_cores, machine
+from wellfed.observe.hardware.torch_cuda import TorchCuda, TorchDevice
+from wellfed.observe.nvml.session import NvmlSession
+
+SMALL = Card("GPU-aaaa", "NVIDIA T4", 15 * GIB, used_bytes=GIB, capability=(7, 5))
+LARGE = Card("GPU-bbbb", "NVIDIA H200", 140 * GIB)
+TORCH_SMALL = TorchDevice("aaaa", "Tesla T4", int(14.6 * GIB), (7, 5))
+TORCH_LARGE = TorchDevice("bbbb", "NVIDIA H200", int(139.8 * GIB), (9, 0))
+
+
+def look(tmp_path, *cards, torch=None, environ=None, errors=None):
+    library = ScriptedNvml(*cards, errors=errors)
+    facts = machine(torch, nvml=NvmlSession(lambda: library), environ=environ or {}, root=tmp_path)
+    assert library.num_open == 0
+    return facts
+
+
+def test_without_torch_nvmls_cards_count(tmp_path):
+    facts = look(tmp_path, SMALL, LARGE, environ={"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert [(gpu.index, gpu.uuid, gpu.nvml_index) for gpu in facts.gpus] == [(0, "GPU-bbbb", 1), (1, "GPU-aaaa", 0)]
+    small = facts.gpus[1]
+    assert (small.memory_gib, small.free_gib, small.capability, small.name) == (15.0, 14.0, "7.5", "NVIDIA T4")
+    assert (facts.nvml_problem, facts.torch_problem, facts.warnings) == (None, None, ())
+    assert facts.versions["driver"] == "580.65"
+    assert "cuda" not in facts.versions
+
+
+def test_a_card_by_uuid(tmp_path):
+    (gpu,) = look(tmp_path, SMALL, LARGE, environ={"CUDA_VISIBLE_DEVICES": "GPU-bb"}).gpus
+    assert (gpu.index, gpu.name, gpu.nvml_index) == (0, "NVIDIA H200", 1)
+
+
+def test_torchs_order_and_size_win_and_nvml_adds_the_rest(tmp_path):
+    torch = TorchCuda((TORCH_LARGE, TORCH_SMALL), cuda="CUDA 12.8", free_bytes=lambda index: pytest.fail("asked torch"))
+    facts = look(tmp_path, SMALL, LARGE, torch=torch)
+    large, small = facts.gpus
+    assert (large.index, large.uuid, large.nvml_index) == (0, "GPU-bbbb", 1)
+    assert large.memory_gib == pytest.approx(139.8)
+    assert large.free_gib == large.memory_gib  # NVML's 140 GiB free can't be more than torch's total
+    assert (small.name, small.uuid, small.free_gib) == ("Tesla T4", "GPU-aaaa", 14.0)
+    assert facts.versions["cuda"] == "CUDA 12.8"
+    assert facts.warnings == ()
+
+
+def test_cuda_without_nvml_takes_memory_from_torch_with_one_warning(tmp_path):
+    torch = TorchCuda((TORCH_SMALL,), cuda="ROCm 6.4", free_bytes=lambda index: 10 * GIB)
+    facts = look(tmp_path, torch=torch, errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND})
+    (gpu,) = facts.gpus
+    assert (gpu.uuid, gpu.nvml_index, gpu.free_gib) == ("aaaa", None, 10.0)
+    assert gpu.memory_gib == pytest.approx(14.6)
+    (warning,) = facts.warnings
+    assert warning.startswith("NVML: library not found. Memory is torch's; utilisation, power and clocks are absent.")
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in warning
+
+
+def test_a_cpu_machine_is_not_warned(tmp_path):
+    no_driver = {"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}
+    assert look(tmp_path, torch=TorchCuda(problem="built without CUDA"), errors=no_driver).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "cards", "warning"),
+    [
+        ("7", (), "CUDA_VISIBLE_DEVICES=7 names no GPU that torch can use: only the CPU is left."),
+        ("7", (SMALL, LARGE), "torch can use, and NVML sees 2 here: only the CPU is left. Run: unset"),
+        ("GPU-x", (SMALL, LARGE), "Run: unset CUDA_VISIBLE_DEVICES, or name one of 0 to 1."),
+        ("", (SMALL,), None),  # hides them on purpose
+        ("-1", (SMALL,), None),
+        (None, (SMALL,), None),
+    ],
+)
+def test_visible_devices_that_name_no_card_are_said(tmp_path, visible, cards, warning):
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    errors = None if cards else {"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}
+    nothing = TorchCuda(problem="finds no usable GPU", cuda="CUDA 12.8")
+    found = look(tmp_path, *cards, torch=nothing, environ=environ, errors=errors).warnings
+    assert [warning in one for one in found] == ([] if warning is None else [True])
+
+
+def test_a_torch_without_cuda_is_not_the_environments_fault(tmp_path):
+    environ = {"CUDA_VISIBLE_DEVICES": "7"}
+    assert look(tmp_path, SMALL, torch=TorchCuda(problem="built without CUDA"), environ=environ).warnings == ()
+
+
+def test_torch_without_uuids_is_matched_by_index(tmp_path):
+    nameless = TorchDevice(None, "NVIDIA H200", 139 * GIB, (9, 0))
+    twin = Card("GPU-cccc", "NVIDIA H200", 140 * GIB)
+    gpus = look(tmp_path, LARGE, twin, torch=TorchCuda((nameless, nameless))).gpus
+    assert [(gpu.uuid, gpu.nvml_index) for gpu in gpus] == [("GPU-bbbb", 0), ("GPU-cccc", 1)]
+
+
+def test_nvml_that_refuses_memory_leaves_torchs(tmp_path):
+    shared = Card("GPU-bbbb", errors={"nvmlDeviceGetMemoryInfo": NOT_SUPPORTED})
+    torch = TorchCuda((TORCH_LARGE,), free_bytes=lambda index: 50 * GIB)
+    (gpu,) = look(tmp_path, shared, torch=torch).gpus
+    assert (gpu.free_gib, gpu.nvml_index) == (50.0, 0)
+    (gpu,) = look(tmp_path, shared).gpus
+    assert (gpu.memory_gib, gpu.free_gib) == (None, None)
+
+
+def test_a_card_that_torch_cannot_use_is_still_reported(tmp_path):
+    facts = look(tmp_path, LARGE, torch=TorchCuda(problem="torch 2.13.0+cpu is built without CUDA"))
+    assert [gpu.name for gpu in facts.gpus] == ["NVIDIA H200"]
+    assert facts.training_gpus == ()
+    assert facts.torch_problem == "torch 2.13.0+cpu is built without CUDA"
+
+
+@pytest.mark.parametrize(
+    ("cards", "environ", "errors", "problem"),
+    [
+        ([], {}, {"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}, "driver not loaded"),
+        ([], {}, {"nvmlInit": pynvml.NVML_ERROR_UNKNOWN}, "unknown error"),
+        ([], {}, {"nvmlDeviceGetCount": pynvml.NVML_ERROR_GPU_IS_LOST}, "GPU is lost"),
+        ([], {}, {}, "no card found"),
+        ([LARGE], {"CUDA_VISIBLE_DEVICES": ""}, {}, "none of 1 is visible (CUDA_VISIBLE_DEVICES='')"),
+    ],
+)
+def test_no_card_says_why(tmp_path, cards, environ, errors, problem):
+    facts = look(tmp_path, *cards, environ=environ, errors=errors)
+    assert (facts.gpus, facts.nvml_problem, facts.warnings) == ((), problem, ())
+
+
+def test_notes_become_warnings(tmp_path):
+    torch = TorchCuda((TORCH_LARGE,), notes=("this build has no kernels for sm_90",))
+    assert look(tmp_path, LARGE, torch=torch).warnings == ("this build has no kernels for sm_90",)
+    (warning,) = look(tmp_path, SMALL, LARGE).warnings
+    assert warning.startswith("NVML: the cards differ")
+
+
+def test_memory_is_the_smaller_of_host_and_cgroup(tmp_path, monkeypatch):
+    host = namedtuple("host", "total available")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(str(8 * GIB))
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text(str(3 * GIB))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host(64 * GIB, 60 * GIB))
+    facts = look(tmp_path)
+    assert (facts.ram_gib, facts.ram_available_gib) == (8.0, 5.0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host(6 * GIB, 2 * GIB))
+    facts = look(tmp_path)
+    assert (facts.ram_gib, facts.ram_available_gib) == (6.0, 2.0)
+
+
+def test_the_quota_of_the_cgroup_reaches_the_facts(tmp_path, monkeypatch):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("250000 100000")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert look(tmp_path).cpu_quota_cores == 2.5
+
+
+def test_affinity_bounds_the_quota_and_never_the_hosts_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: pytest.fail("os.cpu_count() is the host's"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert look(tmp_path).cpu_quota_cores == 3.0
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 6 if logical else 3)
+    assert look(tmp_path).cpu_quota_cores == 6.0
+
+
+@given(cores=st.one_of(st.none(), st.floats(0.01, 512)), affinity=st.integers(1, 512))
+def test_quota_is_positive_and_within_both(cores, affinity):
+    quota = cpu_quota_cores(CgroupLimits(cpu_cores=cores), affinity)
+    assert isinstance(quota, float)
+    assert 0 < quota <= affinity
+    assert quota == (affinity if cores is None else min(cores, affinity))
+
+
+def test_shared_memory_where_the_system_has_any(tmp_path, monkeypatch):
+    assert look(tmp_path).shm_gib is None
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    status = namedtuple("status", "f_blocks f_bavail f_frsize")
+    monkeypatch.setattr(os, "statvfs", lambda path: status(1024, 512, 2**20), raising=False)
+    facts = look(tmp_path)
+    assert (facts.shm_gib, facts.shm_free_gib) == (1.0, 0.5)
+    monkeypatch.delattr(os, "statvfs")
+    assert look(tmp_path).shm_gib is None
+
+
+def test_cpu_name_and_versions(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name\t: A Good CPU @ 2 GHz\nmodel name\t: other\n")
+    facts = look(tmp_path)
+    assert facts.cpu == "A Good CPU @ 2 GHz"
+    assert {"python", "wellfed", "nvidia-ml-py", "psutil"} <= facts.versions.keys()
+    assert facts.host
+    assert facts.os
+
+
+def test_a_cpu_without_a_model_name_falls_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(detect.platform, "processor", lambda: "")
+    monkeypatch.setattr(detect.platform, "machine", lambda: "aarch64")
+    assert look(tmp_path).cpu == "aarch64"
+
+
+def test_this_machine_can_be_asked():
+    facts = machine()
+    assert facts.cpu_quota_cores > 0
+    assert 0 < facts.ram_available_gib <= facts.ram_gib
+    assert facts.gpus or facts.nvml_problem
+
+
+def test_a_driver_that_hangs_costs_its_deadline_and_no_more(tmp_path, fake_driver):
+    with fake_driver.load(Scenario([FakeGpu()], hangs=[Hang("nvmlInitWithFlags", 1.0)])) as driver:
+        facts = machine(nvml_deadline_s=0.2, environ={}, root=tmp_path)
+        assert facts.nvml_problem == "did not answer within 0.2 s"
+        assert facts.nvml_failed
+        assert facts.gpus == ()
+        assert facts.cpu_quota_cores > 0
+        give_up_at_s = time.monotonic() + 20
+        while driver.num_calls("nvmlShutdown") == 0:  # it comes back when nobody waits, and puts things in order
+            assert time.monotonic() < give_up_at_s
+            time.sleep(0.01)
+        assert driver.num_users() == 0
+
+
+def test_a_driver_that_fails_is_told_from_a_machine_without_one(tmp_path, fake_driver):
+    with fake_driver.load(Scenario(init_error=DRIVER_NOT_LOADED)):
+        facts = machine(environ={}, root=tmp_path)
+    assert (facts.nvml_failed, facts.nvml_problem) == (True, "driver not loaded")
+    assert not look(tmp_path, errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}).nvml_failed
+    assert not look(tmp_path, LARGE).nvml_failed
+
+
+def test_a_simulated_card_says_so(tmp_path):
+    card = TorchDevice("cccc", "Simulated GPU 24 GiB", 24 * GIB, (9, 0))
+    facts = look(tmp_path, torch=TorchCuda(devices=(card,), cuda="CUDA 13.0"))
+    assert [gpu.is_simulated for gpu in facts.gpus] == [True]
+    assert any("simulated" in warning for warning in facts.warnings)
+    real = look(tmp_path, torch=TorchCuda(devices=(TORCH_LARGE,), cuda="CUDA 13.0"))
+    assert not real.gpus[0].is_simulated
+    assert not any("simulated" in warning for warning in real.warnings)

@@ -1,0 +1,325 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.machines import H200, LAPTOP, SMALL
+from wellfed.errors import Fault
+from wellfed.observe.hardware.facts import GpuFacts, HolderFacts, MachineFacts
+from wellfed.observe.hardware.profiles import (
+    PROFILES,
+    PrecisionChoice,
+    pick_profile,
+    resolve_budget,
+    resolve_precision,
+    with_cards,
+)
+
+ORDER = list(PROFILES)
+
+
+def gpu(memory_gib, *, held_gib=0.0, name="NVIDIA H200", capability="9.0", index=0):
+    free_gib = None if memory_gib is None else memory_gib - held_gib
+    return GpuFacts(index, f"GPU-{index}", name, memory_gib, capability, free_gib, nvml_index=index)
+
+
+def facts(*gpus, nvml_problem=None, torch_problem=None):
+    problem = nvml_problem or (None if gpus else "driver not loaded")
+    return MachineFacts("cpu", 4.0, 16, 12, gpus=gpus, nvml_problem=problem, torch_problem=torch_problem)
+
+
+def budget(profile, machine, memory_gib=None, enforce=None, **more):
+    return resolve_budget(profile, memory_gib, enforce, machine, **more)
+
+
+@pytest.mark.parametrize(
+    ("card_gib", "profile", "is_small"),
+    [
+        (4, "8gb", True),
+        (6, "8gb", True),
+        (7.4, "8gb", True),
+        (7.5, "8gb", False),
+        (7.6, "8gb", False),  # an 8 GB card
+        (8, "8gb", False),
+        (11, "8gb", False),
+        (12, "8gb", False),
+        (14.4, "8gb", False),
+        (14.5, "16gb", False),
+        (15.7, "16gb", False),  # a 16 GB card
+        (16, "16gb", False),
+        (20, "16gb", False),
+        (21.9, "16gb", False),
+        (22, "24gb", False),
+        (23.6, "24gb", False),  # a 24 GB card
+        (24, "24gb", False),
+        (32, "24gb", False),
+        (40, "24gb", False),
+        (48, "24gb", False),
+        (74.9, "24gb", False),
+        (75, "80gb", False),
+        (79.2, "80gb", False),  # an 80 GB card
+        (139.8, "80gb", False),
+    ],
+)
+def test_profile_of_each_card(card_gib, profile, is_small):
+    assert pick_profile(card_gib).name == profile
+    found = budget("auto", facts(gpu(card_gib)))
+    assert found.profile == profile
+    assert len(found.warnings) == is_small
+    if is_small:
+        assert f"{card_gib:.1f} GiB, less than the 7.5 of the smallest profile (8gb)" in found.warnings[0]
+
+
+@given(first=st.floats(0.1, 500), second=st.floats(0.1, 500))
+def test_more_memory_never_means_a_smaller_profile(first, second):
+    low, high = sorted([first, second])
+    assert ORDER.index(pick_profile(low).name) <= ORDER.index(pick_profile(high).name)
+
+
+def test_budgets_are_nine_tenths_of_nominal():
+    assert {name: profile.budget_gib for name, profile in PROFILES.items()} == {
+        "8gb": 7.2,
+        "16gb": 14.4,
+        "24gb": 21.6,
+        "80gb": 72.0,
+    }
+
+
+def test_auto_takes_what_others_leave_and_does_not_cap():
+    found = budget("auto", facts(gpu(139.8, held_gib=39.8)))
+    assert found.budget_gib == pytest.approx(90.0)
+    assert (found.profile, found.device_name, found.cap, found.warnings) == ("80gb", "NVIDIA H200", False, ())
+    assert found.because == "0.9 x (139.8 GiB of NVIDIA H200 - 39.8 held by other processes)"
+    held = dataclasses.replace(gpu(139.8, held_gib=39.8), holders=(HolderFacts(7, "python", 39.5),))
+    assert budget("auto", facts(held)).because.endswith("39.8 held by other processes: python (pid 7, 40,448 MiB))")
+
+
+def test_auto_caps_only_when_told_to():
+    assert budget("auto", facts(gpu(139.8)), enforce=True).cap
+    assert not budget("auto", facts(gpu(139.8)), enforce=False).cap
+
+
+def test_auto_on_a_small_card_warns():
+    found = budget("auto", facts(gpu(5.8, name="GTX 1060")))
+    assert (found.profile, found.budget_gib) == ("8gb", pytest.approx(5.22))
+    (warning,) = found.warnings
+    assert warning.startswith("gpu=auto: this card has 5.8 GiB, less than the 7.5")
+
+
+@given(total=st.floats(1, 300), held_frac=st.floats(0, 1), profile=st.sampled_from(["auto", *PROFILES, "mine"]))
+def test_a_budget_never_exceeds_what_the_card_has(total, held_frac, profile):
+    found = budget(profile, facts(gpu(total, held_gib=total * held_frac)))
+    assert 0 <= found.budget_gib <= total * (1 - held_frac) + 1e-9
+    assert found.cap == (profile in PROFILES and found.budget_gib == PROFILES[profile].budget_gib)
+
+
+def test_a_named_profile_caps_a_larger_card_and_names_both():
+    found = budget("24gb", facts(gpu(139.8)))
+    assert (found.budget_gib, found.profile, found.cap) == (21.6, "24gb", True)
+    assert found.warnings == (
+        "gpu=24gb: this card is NVIDIA H200 (139.8 GiB), whose profile is 80gb; "
+        "planning for 21.6 GiB and capping the allocator.",
+    )
+    assert found.because == "gpu=24gb on NVIDIA H200 (139.8 GiB)"
+
+
+def test_enforce_false_does_not_cap_and_says_so():
+    found = budget("24gb", facts(gpu(139.8)), enforce=False)
+    assert not found.cap
+    assert found.warnings[0].endswith("planning for 21.6 GiB and not capping the allocator (gpu.enforce=false).")
+
+
+def test_the_cards_own_profile_is_no_disagreement():
+    found = budget("8gb", facts(gpu(11.8)))
+    assert (found.budget_gib, found.cap, found.warnings) == (7.2, True, ())
+
+
+def test_a_profile_larger_than_the_card_becomes_what_it_has():
+    found = budget("24gb", facts(gpu(7.6, name="RTX 3070")))
+    assert found.budget_gib == pytest.approx(6.84)
+    assert (found.profile, found.cap) == ("24gb", False)
+    assert found.warnings == (
+        "gpu=24gb: this card is RTX 3070 (7.6 GiB), whose profile is 8gb; planning for the 6.8 GiB it has instead of "
+        "21.6. gpu=auto sizes the run to the card.",
+    )
+
+
+def test_other_processes_can_make_the_own_profile_too_large():
+    found = budget("8gb", facts(gpu(7.6, held_gib=3.0, name="RTX 3070")))
+    assert found.budget_gib == pytest.approx(4.14)
+    held = "of which other processes hold 3.0: processes that the driver does not name"
+    assert f"RTX 3070 (7.6 GiB), {held}; planning for the 4.1 GiB" in found.warnings[0]
+
+
+def test_a_typed_budget_wins_over_the_profiles():
+    found = budget("24gb", facts(gpu(23.6)), memory_gib=10.0)
+    assert (found.budget_gib, found.profile, found.cap, found.warnings) == (10.0, "24gb", True, ())
+    assert found.because.startswith("gpu.memory_gib=10 on ")
+    found = budget("auto", facts(gpu(23.6)), memory_gib=10.0)
+    assert (found.budget_gib, found.profile, found.cap) == (10.0, "24gb", True)
+    found = budget("auto", facts(gpu(23.6)), memory_gib=30.0)
+    assert found.budget_gib == pytest.approx(21.24)
+    assert found.warnings[0].startswith("gpu.memory_gib=30: this card is")
+
+
+def test_an_option_of_the_users_own():
+    assert budget("mine", facts(gpu(47.5)), memory_gib=40.0).profile == "24gb"
+    found = budget("mine", facts(gpu(47.5)))
+    assert found.budget_gib == pytest.approx(42.75)
+    assert not found.cap
+
+
+def test_the_smallest_of_the_cards_in_use_decides():
+    machine = facts(gpu(139.8), gpu(23.6, name="RTX 4090", index=1), gpu(7.6, index=2))
+    assert budget("auto", machine).device_name == "NVIDIA H200"
+    assert budget("auto", machine, num_devices=2).device_name == "RTX 4090"
+    assert budget("auto", machine, num_devices=0).device_name == "NVIDIA H200"
+
+
+def test_a_card_that_does_not_tell_its_memory():
+    found = budget("auto", facts(gpu(None, name="NVIDIA GB10")))
+    assert (found.budget_gib, found.profile) == (7.2, "8gb")
+    assert "Set gpu.memory_gib" in found.warnings[0]
+    found = budget("24gb", facts(gpu(None, name="NVIDIA GB10")))
+    assert (found.budget_gib, found.cap, found.warnings) == (21.6, True, ())
+
+
+def test_a_named_profile_without_a_gpu_plans_for_it():
+    found = budget("24gb", facts())
+    assert (found.budget_gib, found.profile, found.device_name, found.cap) == (21.6, "24gb", None, False)
+    assert found.warnings == (
+        "gpu=24gb: no NVIDIA GPU here (NVML: driver not loaded); training on the CPU, the 24 GiB budget is not "
+        "enforced. gpu=auto picks the cpu profile; trainer.accelerator=gpu makes this an error.",
+    )
+    assert budget("24gb", facts(), memory_gib=21.6).warnings == found.warnings
+    assert not budget("24gb", facts(), enforce=True).cap
+
+
+def test_a_typed_budget_without_a_gpu():
+    found = budget("auto", facts(), memory_gib=5.0)
+    assert (found.budget_gib, found.profile) == (5.0, "cpu")
+    assert found.warnings == (
+        "gpu.memory_gib=5: no NVIDIA GPU here (NVML: driver not loaded); training on the CPU, the 5 GiB budget is not "
+        "enforced. trainer.accelerator=gpu makes this an error.",
+    )
+
+
+def test_auto_without_a_gpu_is_normal():
+    found = budget("auto", facts())
+    assert (found.budget_gib, found.profile, found.device_name, found.cap) == (None, "cpu", None, False)
+    assert found.warnings == ()
+    assert "NVML: driver not loaded" in found.because
+
+
+def test_a_card_that_torch_cannot_use_is_named():
+    machine = facts(gpu(139.8), torch_problem="torch 2.13.0+cpu is built without CUDA")
+    seen = "torch can't use NVIDIA H200 (139.8 GiB) (torch 2.13.0+cpu is built without CUDA); training on the CPU"
+    assert budget("auto", machine).profile == "cpu"
+    assert budget("auto", machine).warnings == (f"gpu=auto: {seen}. gpu=cpu says so without this warning.",)
+    assert budget("8gb", machine).warnings[0].startswith(f"gpu=8gb: {seen}, the 8 GiB budget is not enforced.")
+
+
+def test_cpu_by_choice_is_quiet_also_beside_a_gpu():
+    found = budget("cpu", facts(gpu(139.8)))
+    assert (found.budget_gib, found.profile, found.device_name, found.warnings) == (None, "cpu", None, ())
+    (warning,) = budget("cpu", facts(), memory_gib=5.0).warnings
+    assert warning == "gpu.memory_gib=5 has no effect with gpu=cpu. Name the card to plan for, e.g. gpu=8gb."
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"),
+    [
+        ("6.1", "32-true"),
+        ("7.0", "16-mixed"),
+        ("7.5", "16-mixed"),
+        ("8.0", "bf16-mixed"),
+        ("9.0", "bf16-mixed"),
+        ("10.0", "bf16-mixed"),  # as text it sorts before 8.0
+        ("12.0", "bf16-mixed"),
+        (None, "32-true"),
+    ],
+)
+def test_auto_precision(capability, precision):
+    choice = resolve_precision("auto", gpu(16, capability=capability))
+    assert isinstance(choice, PrecisionChoice)
+    assert choice.precision == precision
+    assert (f"capability {capability}" in choice.because) == (capability is not None)
+
+
+def test_auto_precision_on_the_cpu():
+    choice = resolve_precision("auto", None)
+    assert (choice.precision, choice.because.split(":")[0]) == ("32-true", "the CPU")
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability"),
+    [
+        ("32-true", None),
+        ("32-true", "6.1"),
+        ("16-mixed", "6.1"),
+        ("16-mixed", "9.0"),
+        ("bf16-mixed", "8.0"),
+        ("bf16-true", "8.6"),
+        ("bf16-mixed", "cpu"),
+        ("bf16-true", "cpu"),
+        ("32-true", "cpu"),
+    ],
+)
+def test_a_typed_precision_that_the_device_can_do(asked, capability):
+    device = None if capability == "cpu" else gpu(16, capability=capability)
+    choice = resolve_precision(asked, device)
+    assert isinstance(choice, PrecisionChoice)
+    assert choice.precision == asked
+
+
+def test_a_typed_precision_is_refused_on_the_cpu():
+    assert resolve_precision("16-mixed", None) == Fault(
+        "gpu.precision",
+        "16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU.",
+        "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
+    )
+
+
+@pytest.mark.parametrize("asked", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("capability", ["6.1", "7.0", "7.5"])
+def test_bf16_is_refused_before_capability_8(asked, capability):
+    assert resolve_precision(asked, gpu(16, name="Tesla T4", capability=capability)) == Fault(
+        "gpu.precision",
+        f"{asked} needs capability 8.0 or later, and this card is Tesla T4 (capability {capability}).",
+        "Set gpu.precision=auto or gpu.precision=16-mixed.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "profile", "memory_gib", "devices"),
+    [
+        (LAPTOP, "auto", None, 1),  # nothing says what card to think of
+        (LAPTOP, "cpu", None, 1),
+        (H200, "auto", None, 1),
+        (H200, "8gb", 7.2, 1),  # a larger card rehearses a smaller one
+    ],
+)
+def test_a_machine_that_can_do_it_stays_as_it_is(facts, profile, memory_gib, devices):
+    assert with_cards(facts, profile, memory_gib, devices) == (facts, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "profile", "memory_gib", "devices", "size", "said"),
+    [
+        (LAPTOP, "8gb", 7.2, 1, 8, "a card of 8 GiB and capability 8.0; not in this machine"),
+        (LAPTOP, "80gb", 72.0, 8, 80, "8 x a card of 80 GiB"),
+        (LAPTOP, "auto", 5.0, 2, 5.0, "2 x a card of 5 GiB"),
+        (LAPTOP, "24gb", 10.0, 1, 10.0, "a card of 10 GiB"),
+        (SMALL, "24gb", 21.6, 1, 24, "a card of 24 GiB and capability 8.0; not in this machine"),
+        (H200, "auto", None, 4, 139.8, "4 x NVIDIA H200 (139.8 GiB); this machine has 1"),
+        (H200, "24gb", 21.6, 4, 139.8, "4 x NVIDIA H200"),
+    ],
+)
+def test_what_is_missing_is_thought_of_and_said(facts, profile, memory_gib, devices, size, said):
+    found, sentence = with_cards(facts, profile, memory_gib, devices)
+    assert said in sentence
+    assert [gpu.index for gpu in found.training_gpus] == list(range(devices))
+    assert {gpu.memory_gib for gpu in found.training_gpus} == {size}
+    assert all(gpu.others_gib == 0 and gpu.holders == () for gpu in found.training_gpus)
+    assert (found.cpu, found.ram_gib) == (facts.cpu, facts.ram_gib)

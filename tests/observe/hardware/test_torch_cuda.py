@@ -1,0 +1,116 @@
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import wellfed
+from wellfed.observe.hardware.torch_cuda import IMPORT_FAILED, torch_cuda
+
+WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+
+
+def fake_torch(monkeypatch, *, cuda="12.8", hip=None, count=0, **functions):
+    properties = SimpleNamespace(name="NVIDIA H200", total_memory=150, major=9, minor=0, uuid="bbbb")
+    module = SimpleNamespace(
+        __version__="2.13.0",
+        version=SimpleNamespace(cuda=cuda, hip=hip),
+        cuda=SimpleNamespace(
+            **{
+                "is_available": lambda: count > 0,
+                "device_count": lambda: count,
+                "get_device_properties": lambda index: properties,
+                "mem_get_info": lambda index: (100, 150),
+                **functions,
+            }
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return properties
+
+
+def test_devices_as_torch_reports_them(monkeypatch):
+    fake_torch(monkeypatch, count=2)
+    seen = torch_cuda()
+    assert len(seen.devices) == 2
+    device = seen.devices[0]
+    assert (device.uuid, device.name, device.memory_total_bytes) == ("bbbb", "NVIDIA H200", 150)
+    assert (device.capability, seen.cuda, seen.problem) == ((9, 0), "CUDA 12.8", None)
+    assert seen.free_bytes(0) == 100
+
+
+def test_old_torch_reports_no_uuid(monkeypatch):
+    del fake_torch(monkeypatch, count=1).uuid
+    assert torch_cuda().devices[0].uuid is None
+
+
+def test_free_memory_that_cannot_be_read_is_absent(monkeypatch):
+    def refuse(index):
+        raise RuntimeError("CUDA error: out of memory")
+
+    fake_torch(monkeypatch, count=1, mem_get_info=refuse)
+    assert torch_cuda().free_bytes(0) is None
+
+
+def test_a_build_without_cuda(monkeypatch):
+    fake_torch(monkeypatch, cuda=None)
+    assert torch_cuda().problem == "torch 2.13.0 is built without CUDA"
+
+
+def test_rocm_counts(monkeypatch):
+    fake_torch(monkeypatch, cuda=None, hip="6.4", count=1)
+    assert torch_cuda().cuda == "ROCm 6.4"
+    assert torch_cuda().problem is None
+
+
+def test_no_usable_gpu(monkeypatch):
+    fake_torch(monkeypatch)
+    assert torch_cuda().problem == "torch 2.13.0 (CUDA 12.8) finds no usable GPU"
+
+
+def test_torchs_own_warning_is_the_reason(monkeypatch):
+    def too_old():
+        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old.\nUpdate it.", stacklevel=1)
+        return False
+
+    fake_torch(monkeypatch, is_available=too_old)
+    seen = torch_cuda()
+    assert seen.problem == "CUDA initialization: The NVIDIA driver on your system is too old"
+    assert seen.notes == ()
+
+
+def test_a_warning_beside_usable_devices_is_a_note(monkeypatch):
+    def available():
+        warnings.warn("no kernels for sm_120", stacklevel=1)
+        return True
+
+    fake_torch(monkeypatch, count=1, is_available=available)
+    assert torch_cuda().notes == ("no kernels for sm_120",)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA unknown error - reboot.\nmore"), AssertionError("Invalid id")])
+def test_a_failing_initialisation_is_a_problem(monkeypatch, error):
+    def fail(index):
+        raise error
+
+    fake_torch(monkeypatch, count=1, get_device_properties=fail)
+    seen = torch_cuda()
+    assert seen.devices == ()
+    assert seen.problem in ("CUDA unknown error - reboot", "Invalid id")
+
+
+def test_no_torch_is_a_problem(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert torch_cuda().problem.startswith(f"{IMPORT_FAILED} (")
+
+
+def test_the_room_does_not_import_torch():
+    code = (
+        "import sys; from wellfed.observe.hardware import detect, profiles; detect.machine();"
+        "print([name for name in ('torch', 'lightning', 'hydra', 'wandb', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=WITH_SOURCE)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

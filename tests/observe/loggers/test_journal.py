@@ -1,0 +1,302 @@
+import csv
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from wellfed.observe.loggers import csv_table
+from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.metrics import COLUMNS
+from wellfed.observe.telemetry.series import Sample
+from wellfed.observe.timing.step_clock import StepRow
+from wellfed.record import RunRecord, read
+
+
+class Kept:
+    def __init__(self):
+        self.rows = []
+
+    def log(self, row):
+        self.rows.append(row)
+
+    def finish(self, summary, exit_code):
+        pass
+
+
+def row(step, **changes):
+    facts = {"time_s": step / 10, "epoch": 0, "samples": 8, "micro_batch": 4, "num_micro": 2, "wait_ms": 1.0,
+             "copy_ms": None, "compute_ms": 8.0, "host_ms": 1.0, "asked_wait_ms": 1.0}  # fmt: skip
+    return StepRow(step, **{**facts, **changes})
+
+
+def journal(folder, **more):
+    return Journal(RunRecord.start("r"), folder, **more)
+
+
+def table(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_files_and_record_after_save(tmp_path):
+    made = journal(tmp_path)
+    made.steps([row(1), row(2, asked_wait_ms=0)])
+    made.metrics("val", {"loss": 0.5, "accuracy": 0.25}, step=2, epoch=0)
+    made.save()
+    steps = table(tmp_path / "steps.csv")
+    assert tuple(steps[0]) == STEP_COLUMNS
+    assert [(entry["step"], entry["copy_ms"], entry["ready"]) for entry in steps] == [("1", "", "0"), ("2", "", "1")]
+    assert [(entry["build_ms"], entry["build_cpu_ms"], entry["launch_ms"]) for entry in steps] == [("", "", "")] * 2
+    metrics = table(tmp_path / "metrics.csv")
+    assert tuple(metrics[0]) == METRIC_COLUMNS
+    assert [(entry["split"], entry["name"], entry["value"]) for entry in metrics] == [
+        ("val", "loss", "0.5"), ("val", "accuracy", "0.25"),
+    ]  # fmt: skip
+    assert read(tmp_path)["status"] == "running"
+
+
+def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
+    sink = Kept()
+    journal(tmp_path, sink=sink).metrics("train", {"loss": 0.5}, step=3, epoch=1)
+    journal(tmp_path, sink=sink).metrics("train", {"loss": 0.4}, step=4, epoch=1, throughput={"samples_per_s": 9.0})
+    assert sink.rows == [
+        {"step": 3, "epoch": 1, "train/loss": 0.5},
+        {"step": 4, "epoch": 1, "train/loss": 0.4, "throughput/samples_per_s": 9.0},
+    ]
+
+
+def test_time_goes_on_from_earlier_parts_of_the_run(tmp_path):
+    made = journal(tmp_path, earlier_s=1000.0)
+    assert made.time_s() >= 1000
+    assert made.origin_s <= time.monotonic() - 1000
+    made.save()
+    assert read(tmp_path)["duration_s"] >= 1000
+
+
+def test_events_carry_step_time_and_facts(tmp_path):
+    made = journal(tmp_path)
+    made.event("oom", 7, message="x")
+    (event,) = made.record.events
+    assert (event["kind"], event["step"], event["message"]) == ("oom", 7, "x")
+    assert event["time_s"] >= 0
+
+
+def test_figures_are_those_of_the_steps(tmp_path):
+    made = journal(tmp_path)
+    assert made.summary() is None
+    assert made.recent_rate() is None
+    made.steps([row(0, warmup=True)])
+    assert made.recent_throughput() == {}
+    made.rows.clear()
+    made.steps([row(1, warmup=True), *(row(step) for step in range(2, 80))])
+    assert made.summary().samples_per_s == pytest.approx(800)
+    assert (made.summary().steps, made.summary().warmup_steps) == (78, 1)
+    made.steps(row(step, compute_ms=18.0) for step in range(80, 130))
+    assert made.recent_rate() == pytest.approx(400)
+    made.steps(row(step, compute_ms=38.0) for step in range(130, 340))
+    assert made.recent_throughput() == pytest.approx({"samples_per_s": 200, "readiness_frac": 0})
+    made.steps([row(step, compute_ms=38.0, asked_wait_ms=0.0) for step in range(340, 440)])
+    assert made.recent_throughput() == pytest.approx({"samples_per_s": 200, "readiness_frac": 0.5})
+
+
+def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):
+    made = journal(tmp_path)
+    made.steps(row(step) for step in range(1, 6))
+    made.metrics("val", {"loss": 0.5}, step=2, epoch=0)
+    made.metrics("val", {"loss": 0.4}, step=4, epoch=0)
+    made.save()
+    journal(tmp_path).cut_after(3)
+    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["1", "2", "3"]
+    assert [entry["step"] for entry in table(tmp_path / "metrics.csv")] == ["2"]
+
+
+def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp_path, monkeypatch):
+    made = journal(tmp_path)
+    now_s = [0.0]
+    monkeypatch.setattr(made, "time_s", lambda: now_s[0])
+    assert made.validations_written() == 0
+    for step in range(1, 6):
+        now_s[0] = step / 10 + 0.01
+        made.steps([row(step)])
+        made.metrics("val", {"loss": 1.0 / step}, step=step, epoch=0)
+        if step == 3:
+            made.save()
+    now_s[0] = 0.35  # after a checkpoint of step 3, at 0.32 s
+    made.metrics("train", {"own": 1.0}, step=3, epoch=0)
+    made.rewind(3, 0.32)
+    assert [one.step for one in made.rows] == [1, 2, 3]
+    made.steps([row(4)])
+    made.save()
+    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]
+    assert [(entry["step"], entry["name"]) for entry in table(tmp_path / "metrics.csv")] == [
+        ("1", "loss"), ("2", "loss"), ("3", "loss"),
+    ]  # fmt: skip
+    assert made.validations_written() == 3
+
+
+def test_tables_that_cannot_be_cut_are_a_warning(tmp_path, caplog):
+    (tmp_path / "steps.csv").mkdir()
+    journal(tmp_path).cut_after(3)
+    assert "steps.csv could not be cut back to step 3" in caplog.text
+
+
+def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
+    made = journal(tmp_path)
+    made.record.steps = 5
+    made.save()
+    before = (tmp_path / "run.json").read_text()
+    for name in ("steps.csv", "metrics.csv"):
+        (tmp_path / name).symlink_to("/dev/full")
+    for step in (6, 7, 8):
+        made.record.steps = step
+        made.steps([row(step)])
+        made.metrics("train", {"loss": 1.0}, step=step, epoch=0)
+        made.save()
+    events = read(tmp_path)["events"]  # the record is written all the same
+    assert [(event["kind"], event["step"]) for event in events] == [("disk_full", 6)]
+    assert "No space left" in events[0]["message"]
+    assert caplog.text.count("can't be written") == 1
+    assert (tmp_path / "run.json").read_text() != before
+    for name in ("steps.csv", "metrics.csv"):
+        (tmp_path / name).unlink()
+    made.save()
+    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["6", "7", "8"]
+    assert [entry["step"] for entry in table(tmp_path / "metrics.csv")] == ["6", "7", "8"]
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    made = journal(tmp_path)
+    made.record.steps = 5
+    made.save()
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wellfed.record.os.fsync", fail)
+    made.record.steps = 6
+    made.save()
+    made.save()
+    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 5
+    assert [event["kind"] for event in made.record.events] == ["disk_full"]
+    monkeypatch.undo()
+    made.save()
+    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 6
+
+
+def test_events_reach_the_log(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        journal(tmp_path).event("checkpoint", 3)
+    assert "event checkpoint at step 3" in caplog.text
+
+
+def gpus(time_s, step=1, **values):
+    """A round of two GPUs."""
+    return [Sample(time_s, step, "train", gpu, {**values, "util_pct": 10.0 + gpu}) for gpu in (0, 1)]
+
+
+def test_a_full_disk_is_tried_less_and_less_and_holds_no_more_than_it_may(monkeypatch):
+    now_s, told = [0.0], []
+    monkeypatch.setattr(csv_table.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(csv_table, "MOST_ROWS", 50)
+    full = csv_table.CsvTable(Path("/dev/full"), ["number"], told.append, flush_s=0)
+    for number in range(600):
+        now_s[0] += 0.5
+        full.append({"number": number})
+    assert 5 <= len(told) <= 11  # at 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5 s and then every minute
+    assert [row["number"] for row in full._rows] == list(range(550, 600))
+
+
+def test_telemetry_is_a_row_a_sample_on_disk_at_once_and_one_row_for_the_sink(tmp_path):
+    sink = Kept()
+    made = journal(tmp_path, sink=sink)
+    made.telemetry([])
+
+    assert not (tmp_path / "telemetry.csv").exists()
+    rounds = [gpus(1.25, step=3, power_w=70.5), [Sample(1.5, 4, "validate", HOST, {"cpu_pct": 230.0})]]
+    for one in rounds:
+        made.telemetry(one)
+        made.publish(one)
+    rows = table(tmp_path / "telemetry.csv")
+    assert tuple(rows[0]) == COLUMNS
+    assert [{name: value for name, value in entry.items() if value} for entry in rows] == [
+        {"time_s": "1.25", "step": "3", "phase": "train", "gpu": "0", "util_pct": "10", "power_w": "70.5"},
+        {"time_s": "1.25", "step": "3", "phase": "train", "gpu": "1", "util_pct": "11", "power_w": "70.5"},
+        {"time_s": "1.5", "step": "4", "phase": "validate", "gpu": "-1", "cpu_pct": "230"},
+    ]
+    assert sink.rows == [
+        {
+            "telemetry/time_s": 1.25,
+            "gpu0/util_pct": 10.0, "gpu0/power_w": 70.5,
+            "gpu1/util_pct": 11.0, "gpu1/power_w": 70.5,
+        },
+        {"telemetry/time_s": 1.5, "host/cpu_pct": 230.0},
+    ]  # fmt: skip
+
+
+def test_telemetry_is_cut_by_step_and_where_time_goes_on(tmp_path):
+    """Killed at 200 s, saved last at 100 s after step 5; the clock goes on from there."""
+    made = journal(tmp_path)
+    for time_s, step in ((90.0, 4), (99.0, 5), (150.0, 5), (99.5, 6)):
+        made.telemetry(gpus(time_s, step))
+    with (tmp_path / "telemetry.csv").open("a") as stream:
+        stream.write("99.9,5,tra")
+    made = journal(tmp_path, earlier_s=100.0)
+    made.cut_after(5)
+    made.telemetry(gpus(101.0, 5))
+    assert [float(entry["time_s"]) for entry in table(tmp_path / "telemetry.csv")] == [90, 90, 99, 99, 101, 101]
+
+
+def test_telemetry_on_a_full_disk_is_one_event_and_written_by_a_later_save(tmp_path, caplog):
+    made = journal(tmp_path)
+    (tmp_path / "telemetry.csv").symlink_to("/dev/full")
+    for number in range(3):
+        made.telemetry(gpus(float(number)))
+    assert [event["kind"] for event in made.record.events] == ["disk_full"]
+    assert caplog.text.count("can't be written") == 1
+    (tmp_path / "telemetry.csv").unlink()
+    made.save()
+    assert [float(entry["time_s"]) for entry in table(tmp_path / "telemetry.csv")] == [0, 0, 1, 1, 2, 2]
+
+
+def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
+    made = journal(tmp_path)
+    num = 100
+    at_once(
+        num,
+        lambda number: made.telemetry(gpus(0.0, step=number)),
+        lambda number: made.event("gpu_lost", number),
+        lambda number: made.save(),
+        lambda number: made.cut_after(num),
+        lambda number: json.loads(made.record.to_json()) and None,
+    )
+    made.save()
+    assert [(int(entry["step"]), entry["gpu"]) for entry in table(tmp_path / "telemetry.csv")] == [
+        (number, gpu) for number in range(num) for gpu in "01"
+    ]
+    assert [event["step"] for event in read(tmp_path)["events"]] == list(range(num))
+
+
+def test_a_disk_that_fills_is_noted_once_by_all_threads(tmp_path, at_once, caplog):
+    for name in ("steps.csv", "metrics.csv", "telemetry.csv"):
+        (tmp_path / name).symlink_to("/dev/full")
+    made = journal(tmp_path)
+    at_once(
+        20,
+        lambda number: made.telemetry(gpus(float(number))),
+        lambda number: made.disk_full(OSError("full"), number),
+        lambda number: (made.steps([row(number)]), made.save()),
+    )
+    assert [event["kind"] for event in made.record.events] == ["disk_full"]
+    assert caplog.text.count("can't be written") == 1
+
+
+def test_the_record_is_written_by_one_thread_at_a_time(tmp_path, at_once):
+    """Two would share one temporary file."""
+    made = journal(tmp_path)
+    at_once(40, *[lambda number: made.save()] * 3)
+    assert made.record.events == []
+    assert os.listdir(tmp_path) == ["run.json"]

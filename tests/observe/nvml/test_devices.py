@@ -1,0 +1,138 @@
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fake_nvml.driver import FakeGpu, FakeMig, Scenario
+from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
+from wellfed.observe.nvml.devices import list_devices, list_holders
+from wellfed.observe.nvml.session import NvmlError, NvmlSession
+
+RESERVE = 512 * 2**20
+
+
+def devices_of(*cards, **library):
+    with NvmlSession(lambda: ScriptedNvml(*cards, **library)) as nvml:
+        return list_devices(nvml)
+
+
+def test_a_card_is_read_whole():
+    card = Card("GPU-1", "NVIDIA H200", 140 * GIB, 5 * GIB, RESERVE, (9, 0))
+    (device,) = devices_of(card, driver="580.65").devices
+    assert (device.nvml_index, device.uuid, device.name) == (0, "GPU-1", "NVIDIA H200")
+    assert device.memory_total_bytes == 140 * GIB - RESERVE
+    assert device.memory_used_bytes == 5 * GIB
+    assert device.memory_free_bytes == 135 * GIB - RESERVE
+    assert (device.capability, device.driver_version) == ((9, 0), "580.65")
+    assert (device.is_mig, device.index) == (False, None)
+
+
+def test_an_old_driver_counts_the_reserve_as_used():
+    card = Card(total_bytes=8 * GIB, used_bytes=GIB, reserved_bytes=RESERVE)
+    card.errors["nvmlDeviceGetMemoryInfo_v2"] = FUNCTION_NOT_FOUND
+    (device,) = devices_of(card).devices
+    assert device.memory_total_bytes == 8 * GIB
+    assert device.memory_used_bytes == GIB + RESERVE
+    assert device.memory_free_bytes == 7 * GIB - RESERVE
+
+
+def test_what_a_card_refuses_is_absent():
+    refused = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetName"]
+    (device,) = devices_of(
+        Card(errors=dict.fromkeys([*refused, "nvmlDeviceGetMigMode"], NOT_SUPPORTED)),
+        errors={"nvmlSystemGetDriverVersion": NOT_SUPPORTED},
+    ).devices
+    assert device.memory_total_bytes is device.memory_used_bytes is device.memory_free_bytes is None
+    assert device.capability is device.driver_version is None
+    assert device.name == "NVIDIA GPU"
+    assert not device.has_mig_mode
+
+
+def test_a_lost_card_leaves_the_others():
+    lost = Card("GPU-lost", errors={"nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
+    found = devices_of(lost, Card("GPU-well"))
+    assert [(device.nvml_index, device.uuid) for device in found.devices] == [(1, "GPU-well")]
+    assert found.notes == ("card 0 is left out (NVML nvmlDeviceGetHandleByIndex: GPU is lost).",)
+
+
+def test_cards_that_cannot_be_counted_are_an_error():
+    with pytest.raises(NvmlError, match="nvmlDeviceGetCount"):
+        devices_of(errors={"nvmlDeviceGetCount": GPU_IS_LOST})
+
+
+def test_names_from_an_old_module_are_bytes():
+    card = Card()
+    card.name, card.uuid = b"Tesla T4", b"GPU-old"
+    (device,) = devices_of(card).devices
+    assert (device.name, device.uuid) == ("Tesla T4", "GPU-old")
+
+
+def test_mig_instances_follow_their_card():
+    first = Card("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 * GIB, GIB)
+    second = Card("MIG-2", "NVIDIA A100 MIG 3g.20gb", 20 * GIB)
+    split = Card("GPU-split", "NVIDIA A100", 40 * GIB, capability=(8, 0), slots=[first, None, second])
+    found = devices_of(Card("GPU-whole"), split).devices
+    assert [device.uuid for device in found] == ["GPU-whole", "GPU-split", "MIG-1", "MIG-2"]
+    assert [device.is_mig for device in found] == [False, False, True, True]
+    assert [device.has_mig_mode for device in found] == [False, True, False, False]
+    assert [device.nvml_index for device in found] == [0, 1, 1, 1]
+    assert found[2].memory_total_bytes == 5 * GIB
+    assert found[2].memory_free_bytes == 4 * GIB
+    assert found[3].capability == (8, 0)
+    assert found[3].name == "NVIDIA A100 MIG 3g.20gb"
+
+
+def test_a_power_limit_that_is_not_told_costs_no_card(fake_driver):
+    told, refuses = FakeGpu("GPU-a", power_limit_w=699.5), {"nvmlDeviceGetEnforcedPowerLimit": 999}
+    gpus = [told, FakeGpu("GPU-b"), FakeGpu("GPU-c", power_limit_w=700, errors=refuses)]
+    with fake_driver.load(Scenario(gpus)), NvmlSession() as nvml:
+        assert [device.power_limit_w for device in list_devices(nvml).devices] == [699.5, None, None]
+
+
+def holders_of(fake_driver, *gpus, **more):
+    with fake_driver.load(Scenario(list(gpus), **more)), NvmlSession() as nvml:
+        return [device.holders for device in list_devices(nvml).devices]
+
+
+def test_the_largest_comes_first_by_its_file_name(fake_driver):
+    gpu = FakeGpu(processes=[(11, 1.5, "/usr/bin/python3.12"), (12, 20.0, "C:\\apps\\ollama.exe")])
+    ((first, second),) = holders_of(fake_driver, gpu)
+    assert (first.pid, first.name, first.memory_bytes) == (12, "ollama.exe", 20 * 2**30)
+    assert (second.pid, second.name, second.memory_bytes) == (11, "python3.12", 1.5 * 2**30)
+
+
+def test_a_process_without_a_name_is_listed_all_the_same(fake_driver):
+    ((one,),) = holders_of(fake_driver, FakeGpu(processes=[(4711, 2.0)]))
+    assert (one.pid, one.name) == (4711, None)
+
+
+def test_a_card_that_nobody_uses_and_one_that_does_not_tell_have_none(fake_driver):
+    refuses = {"nvmlDeviceGetComputeRunningProcesses_v3": 4, "nvmlDeviceGetGraphicsRunningProcesses_v3": 13}
+    silent = FakeGpu("GPU-b", processes=[(1, 1.0)], errors=refuses)
+    assert holders_of(fake_driver, FakeGpu("GPU-a"), silent) == [(), ()]
+
+
+def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
+    class Lists:
+        def ask(self, function, *args):
+            if function == "nvmlSystemGetProcessName":
+                return "python"
+            is_compute = "Compute" in function
+            sizes = {7: 5 if is_compute else None, 8: None}
+            return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes.items()]
+
+    assert [(one.pid, one.memory_bytes) for one in list_holders(Lists(), None)] == [(7, 5), (8, None)]
+
+
+def test_names_that_are_no_utf8_are_shown_as_far_as_they_can_be(fake_driver):
+    gpu = FakeGpu("GPU-\udcff", "NVIDIA \udcfe", processes=[(11, 1.5, "/usr/bin/\udcffx")])
+    with fake_driver.load(Scenario([gpu, FakeGpu("GPU-b")])), NvmlSession() as nvml:
+        first, second = list_devices(nvml).devices
+    assert (first.uuid, first.name, second.uuid) == ("GPU-\ufffd", "NVIDIA \ufffd", "GPU-b")
+    assert first.holders[0].name == "\ufffdx"
+
+
+def test_an_instance_has_its_own(fake_driver):
+    card = FakeGpu("GPU-a", mig=[FakeMig("MIG-a")], processes=[(9, 3.0, "python")])
+    parent, instance = holders_of(fake_driver, card)
+    assert [one.pid for one in parent] == [9]
+    assert instance == ()

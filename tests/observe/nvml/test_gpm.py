@@ -1,0 +1,216 @@
+from contextlib import ExitStack
+
+import pytest
+
+from tests.fake_nvml.driver import (
+    DRAM_ACTIVE,
+    NO_DATA,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    PCIE_RX,
+    PCIE_TX,
+    SM_ACTIVE,
+    SM_OCCUPANCY,
+    TENSOR_ACTIVE,
+    UNKNOWN,
+    Failing,
+    FakeGpu,
+    FakeMig,
+    Scenario,
+    Wave,
+)
+from wellfed.observe.nvml.gpm import FIGURES, SHORTEST_S, Gpm
+from wellfed.observe.nvml.readings import OpenDevice
+from wellfed.observe.nvml.session import FunctionNotFoundError, NoDataError, NotSupportedError, NvmlError, NvmlSession
+
+
+class Watched:
+    """A Gpm on a clock that only the test turns."""
+
+    def __init__(self, driver, nvml, uuid, is_mig):
+        self.driver, self.now_s = driver, 7.0
+        self.device = OpenDevice(uuid)
+        self.device.open(nvml)
+        self.gpm = Gpm(self.device, is_mig=is_mig, now_s=lambda: self.now_s)
+
+    def later(self, seconds=1.0):
+        self.driver.advance(seconds)
+        self.now_s += seconds
+        return self.gpm.read()
+
+    def begin(self):
+        with pytest.raises(NoDataError):
+            self.gpm.read()
+
+
+@pytest.fixture
+def watch(fake_driver):
+    """``watch(gpu)``; at the end no sample may be left with the driver."""
+    with ExitStack() as stack:
+
+        def begin(gpu, uuid=None, driver=fake_driver, *, is_mig=False, **options):
+            loaded = stack.enter_context(driver.load(Scenario([gpu], **options)))
+            watched = Watched(loaded, stack.enter_context(NvmlSession()), uuid or gpu.uuid, is_mig)
+
+            def end():
+                watched.gpm.close()
+                assert loaded.num_gpm_samples() == 0
+                watched.gpm.close()
+
+            stack.callback(end)
+            return watched
+
+        yield begin
+
+
+def test_the_first_reading_only_begins(watch):
+    watched = watch(FakeGpu(gpm=True, util=50))
+    watched.begin()
+    assert watched.driver.num_gpm_samples() == 2
+    assert set(watched.later()) == set(FIGURES)
+
+
+def test_figures_in_our_units(watch):
+    scales = {SM_ACTIVE: 0.9, SM_OCCUPANCY: 0.5, TENSOR_ACTIVE: 0.25, DRAM_ACTIVE: 0.75, PCIE_TX: 1, PCIE_RX: 1}
+    gpu = FakeGpu(gpm=True, util=80, gpm_scales=scales, pcie_rx_kb_s=5_000_000, pcie_tx_kb_s=250_000)
+    watched = watch(gpu)
+    watched.begin()
+    assert watched.later() == pytest.approx(
+        {
+            **{"sm_active_pct": 72, "sm_occupancy_pct": 40, "tensor_active_pct": 20, "dram_active_pct": 60},
+            **{"pcie_rx_mb_s": 5000, "pcie_tx_mb_s": 250},
+        }
+    )
+
+
+def test_figures_are_means_since_the_reading_before(watch):
+    watched = watch(FakeGpu(gpm=True, util=Wave(4.0, 0.5, 0, 100)))
+    watched.begin()
+    assert watched.later(8.0)["sm_active_pct"] == pytest.approx(50, abs=2)
+    found = [watched.later(2.0)["sm_active_pct"] for _ in range(4)]
+    assert found == [pytest.approx(mean, abs=10) for mean in (100, 0, 100, 0)]
+    assert watched.driver.num_gpm_samples() == 2
+
+
+def test_a_window_that_is_too_short_goes_on(watch):
+    watched = watch(FakeGpu(gpm=True, util=50))
+    watched.begin()
+    for _ in range(3):
+        with pytest.raises(NoDataError):
+            watched.later(SHORTEST_S / 4)
+    taken = watched.driver.num_calls("nvmlGpmSampleGet")
+    assert taken == 1
+    assert watched.later(SHORTEST_S / 2)["sm_active_pct"] == pytest.approx(50)
+
+
+def test_a_window_begins_when_the_driver_has_taken_the_sample(watch):
+    watched = watch(FakeGpu(gpm=True, util=50))
+    ask = watched.device.session.ask
+
+    def slowly(function, *args):
+        watched.now_s += 1.0
+        return ask(function, *args)
+
+    watched.device.session.ask = slowly
+    watched.begin()
+    watched.device.session.ask = ask
+    with pytest.raises(NoDataError):
+        watched.later(SHORTEST_S / 2)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "error"),
+    [
+        (FakeGpu(gpm=False), "nvmlGpmQueryDeviceSupport: not supported"),
+        (FakeGpu(gpm=True, errors={"nvmlGpmSampleGet": NOT_SUPPORTED}), "nvmlGpmSampleGet: not supported"),
+        (FakeGpu(gpm=True, errors={"nvmlGpmSampleGet": NO_PERMISSION}), "nvmlGpmSampleGet: no permission"),
+        (FakeGpu(gpm=True, errors={"nvmlGpmSampleGet": UNKNOWN}), "nvmlGpmSampleGet: unknown error"),
+    ],
+)
+def test_what_is_refused_is_raised(watch, gpu, error):
+    watched = watch(gpu)
+    for _ in range(3):
+        with pytest.raises(NvmlError, match=error):
+            watched.later()
+    assert watched.driver.num_gpm_samples() in (0, 2)
+
+
+def test_a_driver_without_gpm_says_so(watch, fake_driver):
+    watched = watch(FakeGpu(gpm=True), driver=fake_driver.without("nvmlGpmQueryDeviceSupport"))
+    with pytest.raises(FunctionNotFoundError):
+        watched.gpm.read()
+
+
+def test_an_allocation_that_fails_leaks_nothing(watch):
+    scenario = {"errors": {"nvmlGpmSampleAlloc": [Failing(UNKNOWN, 10, 20)]}}
+    watched = watch(FakeGpu(gpm=True, util=50), **scenario)
+    watched.driver.advance(10)
+    for _ in range(3):
+        with pytest.raises(NvmlError, match="nvmlGpmSampleAlloc"):
+            watched.gpm.read()
+    watched.driver.advance(10)
+    watched.begin()
+    assert watched.driver.num_gpm_samples() == 2
+
+
+def test_a_second_allocation_that_fails_leaks_nothing(watch):
+    watched = watch(FakeGpu(gpm=True, util=50))
+    ask, asked = watched.device.session.ask, []
+
+    def refuse_the_second(function, *args):
+        asked.append(function)
+        if asked.count("nvmlGpmSampleAlloc") == 2:
+            raise NvmlError(function)
+        return ask(function, *args)
+
+    watched.device.session.ask = refuse_the_second
+    with pytest.raises(NvmlError):
+        watched.gpm.read()
+    watched.device.session.ask = ask
+    assert watched.driver.num_gpm_samples() == 1
+    watched.begin()
+    assert watched.driver.num_gpm_samples() == 2
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_DATA])
+def test_a_metric_that_is_refused_is_left_out(watch, code):
+    watched = watch(FakeGpu(gpm=True, util=50, gpm_errors={TENSOR_ACTIVE: code}))
+    watched.begin()
+    assert set(watched.later()) == set(FIGURES) - {"tensor_active_pct"}
+
+
+def test_no_metric_at_all_is_no_gpm(watch):
+    watched = watch(FakeGpu(gpm=True, util=50, gpm_scales={}))
+    watched.begin()
+    with pytest.raises(NotSupportedError, match="nvmlGpmMetricsGet"):
+        watched.later()
+
+
+def test_a_sample_that_fails_makes_the_window_longer(watch):
+    gpu = FakeGpu(gpm=True, util=Wave(4.0, 0.5, 0, 100))
+    watched = watch(gpu)
+    watched.begin()
+    failing = FakeGpu(gpm=True, util=Wave(4.0, 0.5, 0, 100), errors={"nvmlGpmSampleGet": UNKNOWN})
+    watched.driver.switch(Scenario([failing]))
+    with pytest.raises(NvmlError):
+        watched.later(2.0)
+    watched.driver.switch(Scenario([gpu]))
+    assert watched.later(2.0)["sm_active_pct"] == pytest.approx(50, abs=10)
+
+
+def test_an_instance_is_asked_of_its_card(watch):
+    instances = [FakeMig("MIG-1", gpu_instance_id=3, util=10), FakeMig("MIG-2", gpu_instance_id=5, util=70)]
+    watched = watch(FakeGpu(gpm=True, util=99, mig=instances), "MIG-2", is_mig=True)
+    watched.begin()
+    assert watched.later()["sm_active_pct"] == pytest.approx(70)
+
+
+def test_after_closing_it_begins_anew(watch):
+    watched = watch(FakeGpu(gpm=True, util=50))
+    watched.begin()
+    watched.gpm.close()
+    assert watched.driver.num_gpm_samples() == 0
+    watched.driver.advance(1)
+    watched.now_s += 1
+    watched.begin()
+    assert watched.later()["sm_active_pct"] == pytest.approx(50)

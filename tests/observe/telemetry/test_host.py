@@ -1,0 +1,265 @@
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections import namedtuple
+
+import psutil
+import pytest
+
+from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.machines import HOST
+
+BURNED_S = 0.4
+"""The system counts in ticks of 10 ms, so a little less may show."""
+CHILD = f"""
+import sys, time
+def burn():
+    until_s = time.process_time() + {BURNED_S}
+    while time.process_time() < until_s:
+        pass
+held = bytearray(b"x") * (64 * 2**20)
+print("here", flush=True)
+for order in sys.stdin:
+    burn()
+    print("done", flush=True)
+"""
+
+
+class Child:
+    """A process that holds 64 MiB and burns CPU time when told."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._heard("here")
+
+    def _heard(self, word):
+        assert self._process.stdout.readline() == f"{word}\n"
+
+    def burn(self):
+        """It has used so much more CPU time on return."""
+        self._process.stdin.write("burn\n")
+        self._process.stdin.flush()
+        self._heard("done")
+
+    def end(self, *, wait=True):
+        self._process.kill()
+        if wait:
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+
+
+@pytest.fixture
+def child():
+    process = Child()
+    yield process
+    process.end()
+
+
+class Host:
+    """A source on a clock that only the test turns, far enough for processes to be looked for anew."""
+
+    def __init__(self, **options):
+        self.now_s = 0.0
+        self.source = HostSource(now_s=lambda: self.now_s, **options)
+
+    def read(self, after_s=0.0):
+        self.now_s += after_s
+        (reading,) = self.source.read(slow=False)
+        assert reading.gpu == HOST
+        return reading.values
+
+    def spent_s(self):
+        """CPU seconds counted since the reading before."""
+        return self.read(after_s=1000.0)["cpu_pct"] / 100 * 1000
+
+
+def test_the_first_reading_has_memory_and_no_cpu():
+    host = Host()
+    assert set(host.read()) == {"rss_gib"}
+    assert set(host.read(after_s=1.0)) >= {"cpu_pct", "rss_gib", "loader_cpu_pct"}
+    own = psutil.Process()
+    rss = sum(process.memory_info().rss for process in (own, *own.children(recursive=True)))
+    assert host.read()["rss_gib"] == pytest.approx(rss / 2**30, rel=0.2)
+
+
+def test_cpu_of_a_child_counts(child):
+    host = Host()
+    host.read()
+    child.burn()
+    assert host.spent_s() >= 0.9 * BURNED_S
+    assert host.spent_s() < BURNED_S  # what it did before is not counted again
+
+
+def test_a_childs_cpu_counts_from_its_first_reading_on():
+    host = Host()
+    host.read()
+    child = Child()
+    child.burn()
+    assert host.spent_s() < BURNED_S
+    child.burn()
+    assert host.spent_s() >= 0.9 * BURNED_S
+    child.end()
+
+
+def test_percent_are_of_one_core(child):
+    host = Host()
+    host.read()
+    before_s = sum(psutil.Process().cpu_times()[:2]) + sum(psutil.Process(child._process.pid).cpu_times()[:2])
+    child.burn()
+    cpu_pct = host.read(after_s=0.1)["cpu_pct"]
+    after_s = sum(psutil.Process().cpu_times()[:2]) + sum(psutil.Process(child._process.pid).cpu_times()[:2])
+    assert 90 * BURNED_S / 0.1 <= cpu_pct <= 100 * (after_s - before_s) / 0.1 + 50
+
+
+def test_memory_of_a_child_counts_until_it_ends(child):
+    host = Host()
+    with_child = host.read()["rss_gib"]
+    child.end(wait=False)
+    # Ended, and not yet buried.
+    assert host.read(after_s=1.0)["rss_gib"] == pytest.approx(with_child, abs=0.2)
+    child.end()
+    values = host.read(after_s=1.0)  # before it is looked for anew
+    assert values["rss_gib"] < with_child - 0.06
+    assert values["cpu_pct"] >= 0
+    assert host.spent_s() >= 0
+
+
+def test_too_short_a_time_says_nothing_of_cpu():
+    host = Host()
+    host.read()
+    assert set(host.read(after_s=0.01)) == {"rss_gib"}
+    spent = host.read(after_s=0.06)
+    assert "cpu_pct" in spent
+
+
+def test_looking_for_processes_takes_a_small_share_of_the_time():
+    searches = []
+
+    class Counting(psutil.Process):
+        def children(self, recursive=False):
+            searches.append(recursive)
+            return super().children(recursive)
+
+    host = Host(process=Counting())
+    for _ in range(50):
+        host.read(after_s=1e-6)
+    assert searches == [True]
+    host.read(after_s=1000.0)
+    assert searches == [True, True]
+
+
+def test_a_process_that_cannot_be_looked_at_breaks_nothing():
+    class Hidden(psutil.Process):
+        def oneshot(self):
+            raise psutil.AccessDenied
+
+        def children(self, recursive=False):
+            raise psutil.AccessDenied
+
+    host = Host(process=Hidden())
+    assert host.source.read(slow=True) == []
+
+
+Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")  # as Linux has them
+
+
+def machines(*readings):
+    """A machine that gives these, one after the other."""
+    left = iter(readings)
+    return lambda: next(left)
+
+
+def test_what_others_take_and_waiting_for_the_disk_is_told():
+    before = Times(100, 1, 10, 500, 20, 2, 3, 4, 50, 0)
+    after = Times(105, 1.5, 12, 510, 22, 2.25, 3.25, 4, 55, 0)  # 8 s at work, 2 of 20 s waiting for the disk
+    host = Host(machine=machines(before, after))
+    host.read()
+    own_s = sum(psutil.Process().cpu_times()[:2])
+    values = host.read(after_s=10.0)
+    own_s = sum(psutil.Process().cpu_times()[:2]) - own_s
+    assert values["others_cpu_pct"] == pytest.approx(80, abs=10 * own_s + 1)
+    assert values["iowait_pct"] == pytest.approx(10)
+
+
+def test_what_went_backwards_is_nothing():
+    before = Times(100, 1, 10, 500, 20, 2, 3, 4, 50, 0)
+    host = Host(machine=machines(before, before._replace(idle=520, iowait=19, user=99)))
+    host.read()
+    values = host.read(after_s=10.0)
+    assert (values["others_cpu_pct"], values["iowait_pct"]) == (0, 0)
+
+
+def test_what_a_system_does_not_count_is_not_told():
+    Few = namedtuple("Few", "user system idle")
+    host = Host(machine=machines(Few(1, 2, 3), Few(1, 2, 13), Few(1, 2, 13)))
+    host.read()
+    assert set(host.read(after_s=10.0)) == {"cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct"}
+    assert set(host.read(after_s=10.0)) == {"cpu_pct", "rss_gib", "loader_cpu_pct"}  # counts nothing at all
+
+
+def test_data_workers_are_told_from_other_processes(child):
+    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        host.read()
+        child.burn()
+        assert host.read(after_s=1000.0)["loader_cpu_pct"] == 0
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        values = host.read(after_s=1000.0)
+        assert 0.9 * BURNED_S <= values["loader_cpu_pct"] * 10 <= values["cpu_pct"] * 10
+        orders[0].send("burn in a process of yours")
+        assert orders[0].recv() == "begun"
+        host.read(after_s=1000.0)
+        orders[0].send("go")
+        assert orders[0].recv() == "done"
+        assert host.read(after_s=1000.0)["loader_cpu_pct"] * 10 >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_a_data_worker_counts_before_processes_are_looked_for_again():
+    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    host.read()
+    host.source._search_at_s = 1e9  # looking took long
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        host.read(after_s=1.0)
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        assert host.read(after_s=1.0)["loader_cpu_pct"] / 100 >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def work(orders):
+    """A data worker."""
+    orders.send("here")
+    assert orders.recv() == "burn"
+    until_s = time.process_time() + BURNED_S
+    while time.process_time() < until_s:
+        pass
+    orders.send("done")
+    orders.recv()
+    own = Child()
+    orders.send("begun")
+    orders.recv()
+    own.burn()
+    orders.send("done")
+    orders.recv()
+
+
+def test_closing_holds_nothing_up():
+    host = Host()
+    host.source.close()
+    assert not host.source.waits_for_step_end

@@ -1,0 +1,121 @@
+import threading
+import time
+
+import pytest
+
+from tests.kit.watched import until
+from wellfed.observe.telemetry.run_progress import Progress
+
+
+@pytest.fixture
+def edges():
+    """A progress, and its edges as (phase left, phase that shows then)."""
+    progress, found = Progress(), []
+    progress.on_edge = lambda left: found.append((left, progress.phase))
+    return progress, found
+
+
+def test_a_run_starts_at_its_step_in_start():
+    assert (Progress().step, Progress(7).step, Progress().phase) == (0, 7, "start")
+
+
+def test_edges_are_where_training_begins_and_ends(edges):
+    progress, found = edges
+    for phase in ["start", "ceiling", "train", "validate", "train", "checkpoint", "validate", "test", "start", "test"]:
+        progress.enter(phase)
+        assert progress.phase == phase
+    # The phase that is over still shows: a reading that comes in between counts to it too.
+    assert found == [("ceiling", "ceiling"), ("validate", "validate")]
+
+
+def test_a_phase_for_the_length_of_a_block(edges):
+    progress, found = edges
+    progress.enter("train")
+    found.clear()
+    with progress.during("validate"), progress.during("checkpoint"):
+        assert progress.phase == "checkpoint"
+    assert (progress.phase, found) == ("train", [])
+    with progress.during("test"):
+        assert progress.phase == "test"
+    assert (progress.phase, found) == ("train", [("train", "train"), ("test", "test")])
+
+
+def test_a_block_that_raises_ends_its_phase_too(edges):
+    progress, _ = edges
+    with pytest.raises(KeyboardInterrupt), progress.during("ceiling"):
+        raise KeyboardInterrupt
+    assert progress.phase == "start"
+
+
+def test_training_counts_between_any_two_times_with_what_comes_in_between():
+    now_s = [0.0]
+    progress = Progress(time_s=lambda: now_s[0])
+    for at_s, phase in [(2, "train"), (3, "validate"), (4, "train"), (6, "test"), (8, "train")]:
+        now_s[0] = at_s
+        progress.enter(phase)
+    assert progress.trained_s(0, 10) == 4 + 2  # 2 to 6, and from 8 on
+    assert progress.trained_s(0, 2) == progress.trained_s(6, 8) == 0
+    assert progress.trained_s(5, 9) == 1 + 1
+
+
+def test_the_time_in_each_phase_is_counted_and_how_often_it_came():
+    now_s = [1.0]
+    progress = Progress(time_s=lambda: now_s[0])
+
+    def pass_s(seconds):
+        now_s[0] += seconds
+
+    pass_s(2)
+    progress.enter("train")
+    pass_s(3)
+    for _ in range(2):
+        progress.enter("validate")
+        pass_s(1)
+        with progress.during("checkpoint"):
+            pass_s(0.5)
+        progress.enter("train")
+    pass_s(4)
+    spent = progress.spent()
+    assert spent["start"] == (2, 0)
+    assert spent["train"][0] == 7
+    assert spent["validate"] == (2, 2)
+    assert spent["checkpoint"] == (1, 2)
+
+
+def awaiting(progress, timeout_s):
+    """A thread that awaits the end of a step; it has begun to."""
+    thread = threading.Thread(target=progress.await_step_end, args=(timeout_s,))
+    thread.start()
+    until(lambda: progress._is_awaited)
+    return thread
+
+
+@pytest.mark.parametrize("wake", [lambda progress: progress.step_done(3), lambda progress: progress.wake()])
+def test_who_awaits_a_step_wakes_as_it_ends_and_when_told(wake):
+    progress = Progress()
+    thread = awaiting(progress, 30)
+    assert thread.is_alive()
+    wake(progress)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_step_that_takes_long_is_not_awaited():
+    progress = Progress()
+    progress.step_done(1)  # an earlier one does not count
+    began_at_s = time.monotonic()
+    progress.await_step_end(0.03)
+    assert time.monotonic() - began_at_s >= 0.025
+
+
+def test_a_step_costs_the_training_loop_next_to_nothing():
+    progress = Progress()
+
+    def of_a_thousand_us():
+        began_s = time.perf_counter()
+        for step in range(1000):
+            progress.step_done(step)
+        return 1e3 * (time.perf_counter() - began_s)
+
+    assert min(of_a_thousand_us() for _ in range(20)) < 1.0  # microseconds a step, at the best of times
+    assert progress.step == 999

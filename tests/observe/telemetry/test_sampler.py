@@ -1,0 +1,467 @@
+import threading
+import time
+
+import pytest
+
+from tests.fake_nvml.driver import Hang, Scenario
+from tests.kit.watched import Heard, ScriptedSource, a100, h200, until
+from wellfed.observe.telemetry import sampler as sampler_file
+from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
+from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import Sampler
+from wellfed.observe.telemetry.series import Reading
+
+NEVER_S = 600.0
+"""An interval in which only edges bring rounds."""
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch):
+    """What is slow to a person is slow to a test much sooner."""
+    monkeypatch.setattr(sampler_file, "STUCK_S", 0.1)
+    monkeypatch.setattr(sampler_file, "STOP_S", 0.2)
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+def sampling(heard, *sources, interval_s=0.005, progress=None, now_s=time.monotonic, outlet=None):
+    return Sampler(
+        sources,
+        outlet or heard.outlet(),
+        interval_s=interval_s,
+        progress=progress or Progress(),
+        time_s=lambda: 12.5,
+        now_s=now_s,
+    )
+
+
+def patient(monkeypatch):
+    """The end of a run waits for readings under way as long as it takes."""
+    monkeypatch.setattr(sampler_file, "STOP_S", 20.0)
+
+
+# ---- Samples ----
+
+
+def test_every_source_is_read_again_and_again(heard):
+    progress = Progress(3)
+    gpu, host = ScriptedSource(0), ScriptedSource(HOST, name="host")
+    with sampling(heard, gpu, host, progress=progress):
+        until(lambda: len(heard.of(0)) >= 3 and len(heard.of(HOST)) >= 3)
+        assert not gpu.is_closed.is_set()
+    first = heard.of(0)[0]
+    assert (first.time_s, first.step, first.phase, first.gpu) == (12.5, 3, "start", 0)
+    assert [sample.values["x"] for sample in heard.of(HOST)][:3] == [1, 2, 3]
+    assert gpu.is_closed.is_set()
+    assert host.is_closed.is_set()
+    assert heard.events == []
+
+
+def test_samples_say_how_far_the_run_is(heard):
+    progress = Progress()
+    with sampling(heard, ScriptedSource(), progress=progress):
+        until(lambda: heard.samples)
+        progress.enter("train")
+        progress.step_done(41)
+        until(lambda: (heard.samples[-1].step, heard.samples[-1].phase) == (41, "train"))
+        progress.enter("validate")
+        until(lambda: heard.samples[-1].phase == "validate")
+
+
+def test_a_reading_without_figures_is_no_row(heard):
+    source = ScriptedSource()
+    readings = [Reading(0, {}), Reading(1, {"x": 1.0})]
+    source.read = lambda *, slow, edge: (source.reads.append(slow), readings)[1]
+    with sampling(heard, source):
+        until(lambda: len(source.reads) >= 3)
+    assert heard.of(0) == []
+    assert len(heard.of(1)) >= 2
+
+
+def test_dear_figures_are_read_every_few_seconds(heard):
+    now_s = [0.0]
+
+    def a_second():
+        now_s[0] += 1.0
+
+    source = ScriptedSource(then=a_second)
+    with sampling(heard, source, interval_s=0.001, now_s=lambda: now_s[0]):
+        until(lambda: len(source.reads) >= 12)
+    assert source.reads[:12] == [True, *[False] * 4, True, *[False] * 4, True, False]
+
+
+# ---- Edges ----
+
+
+def test_where_training_begins_and_ends_a_round_is_taken_for_what_is_over(heard):
+    progress = Progress()
+    source = ScriptedSource()
+    with sampling(heard, source, interval_s=NEVER_S, progress=progress):
+        until(lambda: len(heard.samples) == 1)
+        progress.enter("train")
+        until(lambda: len(heard.samples) == 2)
+        with progress.during("validate"):
+            pass
+        progress.enter("test")
+        until(lambda: len(heard.samples) == 3)
+    assert [sample.phase for sample in heard.samples] == ["start", "start", "train"]
+    assert source.reads == [True, "edge", "edge"]
+
+
+def test_edges_in_quick_succession_have_a_round_each(heard, monkeypatch):
+    patient(monkeypatch)
+    progress, source = Progress(), ScriptedSource()
+    source.gate.clear()
+    with sampling(heard, source, interval_s=NEVER_S, progress=progress):
+        until(lambda: source.reads)
+        for phase in ["train", "test", "train"]:
+            progress.enter(phase)
+        source.gate.set()
+        until(lambda: len(heard.samples) == 4)
+    assert [sample.phase for sample in heard.samples] == ["start", "start", "train", "test", "train"]
+
+
+def test_what_is_being_read_as_training_ends_still_counts_to_it(heard, monkeypatch):
+    patient(monkeypatch)
+    progress, source = Progress(), ScriptedSource()
+    progress.enter("train")
+    source.gate.clear()
+    with sampling(heard, source, interval_s=NEVER_S, progress=progress):
+        until(lambda: source.reads)
+        progress.enter("test")
+        source.gate.set()
+    assert [sample.phase for sample in heard.samples] == ["train", "train"]
+
+
+def test_the_last_stretch_counts_when_the_block_ends_right_after(heard, monkeypatch):
+    patient(monkeypatch)
+    progress = Progress()
+    with sampling(heard, ScriptedSource(), interval_s=NEVER_S, progress=progress):
+        until(lambda: len(heard.samples) == 1)
+        progress.enter("train")
+        progress.enter("start")
+    assert [sample.phase for sample in heard.samples] == ["start", "start", "train"]
+
+
+def test_the_last_stretch_counts_when_training_is_cut_short(heard, monkeypatch):
+    patient(monkeypatch)
+    progress = Progress()
+
+    def be_cut_short():
+        until(lambda: len(heard.samples) == 1)
+        progress.enter("validate")
+        until(lambda: len(heard.samples) == 2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), sampling(heard, ScriptedSource(), interval_s=NEVER_S, progress=progress):
+        be_cut_short()
+    assert [sample.phase for sample in heard.samples] == ["start", "start", "validate"]
+    progress.enter("test")  # nobody listens any more
+    assert len(heard.samples) == 3
+
+
+# ---- Ends of steps ----
+
+
+@pytest.fixture
+def stepping(heard, monkeypatch):
+    """A progress in training, and a source that is read where steps end, however long that takes."""
+    monkeypatch.setattr(sampler_file, "STEP_END_SHARE", 1e6)
+    monkeypatch.setattr(sampler_file, "STEP_END_S", 30.0)
+    patient(monkeypatch)
+    progress = Progress()
+    progress.enter("train")
+    return progress, ScriptedSource(waits=True)
+
+
+def test_means_are_taken_where_steps_end(heard, stepping):
+    progress, source = stepping
+    with sampling(heard, source, progress=progress):
+        until(lambda: progress._is_awaited)
+        assert source.reads == []
+        progress.step_done(1)
+        until(lambda: len(source.reads) == 1 and progress._is_awaited)
+        progress.step_done(2)
+        until(lambda: len(heard.samples) == 2)
+    assert [sample.step for sample in heard.samples[:2]] == [1, 2]
+
+
+def test_edges_and_the_end_do_not_wait_for_a_step(heard, stepping):
+    progress, source = stepping
+    began_at_s = time.monotonic()
+    with sampling(heard, source, progress=progress, interval_s=NEVER_S):
+        until(lambda: progress._is_awaited)
+        progress.enter("test")
+        until(lambda: heard.samples)
+        progress.enter("train")
+        until(lambda: heard.samples[-1].phase == "test")
+    assert heard.samples[0].phase == "train"
+    assert time.monotonic() - began_at_s < 15
+
+
+@pytest.mark.parametrize(("phase", "waits"), [("validate", True), ("train", False)])
+def test_only_means_over_training_wait_for_a_step(heard, stepping, phase, waits):
+    progress, source = stepping
+    progress.enter(phase)
+    source.waits_for_step_end = waits
+    with sampling(heard, source, progress=progress):
+        until(lambda: len(source.reads) >= 3)
+
+
+def test_a_step_is_awaited_for_a_share_of_the_interval_and_never_long(heard):
+    progress = Progress()
+    progress.enter("train")
+    waits_s = []
+    progress.await_step_end = waits_s.append
+    for interval_s in [0.004, NEVER_S]:
+        with sampling(heard, ScriptedSource(waits=True), progress=progress, interval_s=interval_s):
+            until(lambda: heard.samples)
+        heard.samples.clear()
+    assert (waits_s[0], waits_s[-1]) == (0.001, 0.5)
+
+
+# ---- Trouble ----
+
+
+def test_a_source_that_hangs_is_left_alone(heard):
+    stuck, well = ScriptedSource(0), ScriptedSource(HOST, name="host")
+    stuck.gate.clear()
+    progress = Progress()
+    with sampling(heard, stuck, well, progress=progress):
+        until(lambda: "stuck" in heard.troubles())
+        before = len(heard.of(HOST))
+        until(lambda: len(heard.of(HOST)) > before + 5)
+    assert len(stuck.reads) == 1
+    assert heard.of(0) == []
+    (event,) = heard.events
+    assert (event["kind"], event["trouble"]) == ("telemetry_trouble", "stuck")
+    assert event["message"].startswith("a reading of the gpu has not come back for ")
+    samples, events = list(heard.samples), list(heard.events)
+    progress.enter("train")  # nobody listens any more
+    stuck.gate.set()
+    until(stuck.is_closed.is_set)
+    assert (heard.samples, heard.events) == (samples, events)
+    assert len(stuck.reads) == 1
+
+
+def test_a_source_that_hangs_at_the_end_is_told_of(heard):
+    stuck = ScriptedSource()
+    progress = Progress()
+    with sampling(heard, stuck, interval_s=NEVER_S, progress=progress):
+        until(lambda: heard.samples)
+        stuck.gate.clear()
+        progress.enter("train")
+    assert heard.troubles() == ["stuck"]
+    stuck.gate.set()
+    until(stuck.is_closed.is_set)
+    assert len(heard.samples) == 1
+
+
+def test_a_source_that_hangs_in_closing_is_told_of(heard):
+    stuck, gate, is_over = ScriptedSource(), threading.Event(), threading.Event()
+    stuck.close = lambda: (gate.wait(30), is_over.set())
+    with sampling(heard, stuck, interval_s=NEVER_S):
+        until(lambda: heard.samples)
+    assert heard.troubles() == ["stuck"]
+    gate.set()
+    until(is_over.is_set)
+
+
+def test_a_source_that_comes_back_is_read_on(heard):
+    stuck, well = ScriptedSource(0), ScriptedSource(HOST, name="host")
+    stuck.gate.clear()
+    with sampling(heard, stuck, well):
+        until(lambda: heard.events)
+        stuck.gate.set()
+        until(lambda: len(heard.of(0)) >= 3)
+    assert heard.troubles() == ["stuck"]
+
+
+def test_a_source_that_takes_longer_than_the_interval_is_told_of_once(heard):
+    now_s = [0.0]
+
+    def half_a_second():
+        now_s[0] += 0.5
+
+    slow = ScriptedSource(then=half_a_second)
+    with sampling(heard, slow, interval_s=0.03, now_s=lambda: now_s[0]):
+        until(lambda: len(heard.samples) >= 3)
+        assert heard.samples[1].values == {"x": 2}
+        until(lambda: len(heard.samples) >= 6)
+    (event,) = heard.events
+    assert event["trouble"] == "slow"
+    assert event["message"] == (
+        "a reading of the gpu takes 0.50 s, longer than the 0.03 s between readings: there are fewer rows."
+    )
+
+
+def test_a_reading_that_is_late_now_and_then_is_no_trouble(heard):
+    now_s, slow = [0.0], ScriptedSource()
+
+    def now_and_then():
+        now_s[0] += 0.5 if len(slow.reads) % 3 else 0.0
+
+    slow._then = now_and_then
+    with sampling(heard, slow, interval_s=0.005, now_s=lambda: now_s[0]):
+        until(lambda: len(heard.samples) >= 20)
+    assert heard.events == []
+
+
+def test_a_source_that_fails_ends_alone(heard, caplog):
+    def fail():
+        raise RuntimeError("a fault of ours")
+
+    faulty, well = ScriptedSource(0, then=fail), ScriptedSource(HOST, name="host")
+    progress = Progress()
+    with sampling(heard, faulty, well, progress=progress):
+        until(faulty.is_closed.is_set)
+        progress.enter("train")
+        before = len(heard.of(HOST))
+        until(lambda: len(heard.of(HOST)) > before + 3)
+    (event,) = heard.events
+    assert event["trouble"] == "failed"
+    assert event["message"] == "the gpu is no longer watched: RuntimeError: a fault of ours"
+    assert len(faulty.reads) == 1
+    assert "a fault of ours" in caplog.text
+
+
+def test_a_source_that_fails_in_closing_reaches_nobody(heard, caplog):
+    faulty = ScriptedSource()
+    faulty.close = lambda: 1 // 0
+    with sampling(heard, faulty, interval_s=NEVER_S):
+        until(lambda: heard.samples)
+    assert heard.troubles() == ["failed"]
+
+
+def test_an_outlet_that_fails_is_told_of(heard, caplog):
+    outlet = heard.outlet()
+    outlet.take = lambda samples: 1 // 0
+    source = ScriptedSource()
+    with sampling(heard, source, outlet=outlet):
+        until(source.is_closed.is_set)
+    assert heard.troubles() == ["failed"]
+
+
+def test_trouble_that_many_threads_see_is_told_once(heard):
+    stuck = ScriptedSource()
+    stuck.gate.clear()
+    others = [ScriptedSource(number, name=f"other {number}") for number in range(1, 5)]
+    with sampling(heard, stuck, *others, interval_s=0.001):
+        until(lambda: heard.events)
+        until(lambda: len(heard.of(4)) > 100)
+    assert heard.troubles() == ["stuck"]
+    stuck.gate.set()
+    until(stuck.is_closed.is_set)
+
+
+# ---- Cost ----
+
+
+def test_what_watching_costs_is_the_threads_cpu_time(heard):
+    now_s = [0.0]
+
+    def burn():
+        until_s = time.thread_time() + 0.02
+        while time.thread_time() < until_s:
+            pass
+        now_s[0] = 1.0
+
+    watching = sampling(heard, ScriptedSource(then=burn), ScriptedSource(1), interval_s=NEVER_S, now_s=lambda: now_s[0])
+    with watching:
+        until(lambda: watching.cpu_frac() >= 0.02)
+    now_s[0] = 100.0
+    assert 0.02 <= watching.cpu_frac() < 1.0  # of the second that it was at it, whenever it is asked
+
+
+# ---- A driver in trouble ----
+
+
+def gpu_sampling(heard, **options):
+    outlet = heard.outlet()
+    return sampling(heard, GpuSource([WatchedGpu(0, "GPU-1")], outlet.event), HostSource(), outlet=outlet, **options)
+
+
+def test_a_driver_that_hangs_holds_nothing_up(heard, fake_driver):
+    hang = Hang("nvmlDeviceGetMemoryInfo_v2", 1.5, once=True)
+    with fake_driver.load(Scenario([h200()], hangs=[hang])) as driver:
+        with gpu_sampling(heard, interval_s=0.02):
+            until(lambda: heard.events)
+            assert len(heard.of(HOST)) > 1
+        assert heard.troubles() == ["stuck"]
+        assert driver.num_users() == 1  # it is still at it
+        samples = list(heard.samples)
+        until(lambda: driver.num_users() == 0)
+        assert driver.num_gpm_samples() == 0
+    assert heard.of(0) == []
+    assert heard.samples == samples
+    assert heard.troubles() == ["stuck"]
+
+
+def test_a_driver_that_hangs_in_opening_and_comes_back(heard, fake_driver):
+    hang = Hang("nvmlInitWithFlags", 0.4, once=True)
+    with fake_driver.load(Scenario([h200()], hangs=[hang])) as driver:
+        with gpu_sampling(heard, interval_s=0.02):
+            until(lambda: heard.events)
+            until(lambda: len(heard.of(0)) >= 3)
+        until(lambda: driver.num_users() == 0)
+    assert heard.troubles() == ["stuck"]
+
+
+def test_a_slow_driver_gives_fewer_rows(heard, fake_driver, monkeypatch):
+    monkeypatch.setattr(sampler_file, "STUCK_S", 20.0)
+    patient(monkeypatch)
+    with fake_driver.load(Scenario([a100()], slow_ms=20)) as driver:
+        with gpu_sampling(heard, interval_s=0.05):
+            until(lambda: "slow" in heard.troubles())
+            until(lambda: len(heard.of(0)) >= 5)
+        assert driver.num_users() == 0
+    assert heard.troubles().count("slow") == 1
+    assert set(heard.troubles()) == {"slow", "metric_absent"}
+
+
+def test_a_slow_driver_is_not_stuck_and_its_gpus_come_one_by_one(heard, fake_driver, monkeypatch):
+    """A round takes longer than a call may; each GPU is handed over as it is there."""
+    monkeypatch.setattr(sampler_file, "STUCK_S", 1.0)
+    gpus = [a100(f"GPU-{number}") for number in range(3)]
+    watched = [WatchedGpu(number, gpu.uuid) for number, gpu in enumerate(gpus)]
+    with fake_driver.load(Scenario(gpus, slow_ms=20)):
+        outlet = heard.outlet()
+        with sampling(heard, GpuSource(watched, outlet.event), HostSource(), outlet=outlet, interval_s=0.05):
+            until(lambda: len(heard.of(0)) >= 4)
+    assert [trouble for trouble in heard.troubles() if trouble != "metric_absent"] == ["slow"]
+    assert [sample.gpu for sample in heard.samples if sample.gpu >= 0][:6] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_sink_that_hangs_costs_its_rows_alone(heard):
+    gate, published = threading.Event(), []
+
+    def publish(samples):
+        published.append(samples[0].gpu)
+        if samples[0].gpu == 0:
+            gate.wait(30)
+
+    outlet = Outlet(heard.samples.extend, heard.outlet().event, publish)
+    with sampling(heard, ScriptedSource(0), ScriptedSource(HOST, name="host"), outlet=outlet):
+        until(lambda: len(heard.of(HOST)) > 5)
+    assert len(heard.of(0)) == published.count(0) == 1
+    assert heard.troubles() == ["stuck"]
+    gate.set()
+
+
+def test_a_second_signal_while_the_end_waits_still_closes_the_way_out(heard, monkeypatch):
+    stuck = ScriptedSource()
+    stuck.gate.clear()
+    outlet = heard.outlet()
+    watching = sampling(heard, stuck, outlet=outlet)
+    monkeypatch.setattr(watching.watches[0].ticker, "join", lambda timeout_s: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), watching:
+        until(lambda: stuck.reads)
+    stuck.gate.set()
+    until(stuck.is_closed.is_set)
+    assert heard.samples == []

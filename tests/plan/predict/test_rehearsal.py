@@ -1,0 +1,109 @@
+"""The rehearsal does what training does: Lightning's own run takes the memory that was predicted."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.memory_cases import Counter
+from tests.kit import tiny
+from wellfed import batches
+from wellfed.contract import LossOutput
+from wellfed.plan.predict.cuda_emulation import as_on_cuda
+from wellfed.plan.predict.estimate import measure, repeated
+from wellfed.plan.predict.footprint import StepShape, predicted_peak
+from wellfed.plan.predict.rehearsal import Rehearsal, Task
+from wellfed.train.memory.checkpointing import checkpoint_blocks
+
+SAMPLES = 2048
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+        self.first, self.last = nn.Linear(tiny.WIDTH, 64), nn.Linear(64, 1)
+
+    def loss(self, batch):
+        return LossOutput((self.last(self.blocks(self.first(batch["x"]))) - batch["y"]).square().mean())
+
+
+def make_optimizer(model):
+    return torch.optim.AdamW(model.parameters(), foreach=True)
+
+
+def task(sample, **more):
+    return Task(repeated(sample), make_optimizer, **more)
+
+
+@pytest.mark.parametrize(
+    ("precision", "micro", "checkpointed"),
+    [
+        ("32-true", SAMPLES, False),
+        ("32-true", 512, False),
+        ("bf16-mixed", 1024, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # the same in other pairs
+            for case in [
+                ("32-true", 1024, True),
+                ("bf16-mixed", SAMPLES, False),
+                ("bf16-mixed", 512, False),
+                ("bf16-true", SAMPLES, False),
+                ("bf16-true", 512, False),
+                ("bf16-true", 1024, True),
+            ]
+        ),
+    ],
+)
+def test_a_run_of_lightnings_takes_what_was_predicted(tmp_path, precision, micro, checkpointed):
+    model, data = Wide(), tiny.TinyData(SAMPLES)
+    sample = data.fetch(torch.arange(SAMPLES), tiny.SampleRng(0, 0))
+    found = measure(model, task(sample, precision=precision, checkpointed=checkpointed), SAMPLES, block_bytes=1)
+    predicted = predicted_peak(found, micro, StepShape(SAMPLES))
+    # On a CPU the loader's batch lies beside its copy of another type.
+    beside = batches.num_bytes(sample) if precision == "bf16-true" else 0
+    if checkpointed:
+        checkpoint_blocks(model)
+    module = tiny.module(micro=micro, model=model)
+    module._make_optimizer = make_optimizer
+    counter = Counter()
+    counter.track_external(module)
+    with as_on_cuda(), counter:
+        tiny.fit(module, tmp_path, batches=tiny.loader(SAMPLES, data), precision=precision, max_steps=3)
+    assert predicted.moment == "forward and backward"
+    assert predicted.tensor_bytes + beside == pytest.approx(counter.peak_bytes(), rel=0.05)
+
+
+def test_the_copy_has_the_types_of_the_precision_and_its_ties():
+    model = Wide()
+    model.tied = model.last
+    model.last.weight.requires_grad = False
+    given = task({"x": torch.zeros(2, tiny.WIDTH), "y": torch.zeros(2, 1)}, precision="bf16-true")
+    with as_on_cuda(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        copied = Rehearsal(model, given, 1, fake)._model
+        assert copied.tied.weight is copied.last.weight
+    assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
+    assert [each.requires_grad for each in copied.parameters()] == [each.requires_grad for each in model.parameters()]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_what_is_there_comes_in_the_order_of_a_model_that_is_moved():
+    """Parts first, then what is beside them; what is shared once; of the optimizer's state what a card holds."""
+
+    class Nested(Wide):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.register_buffer("seen", torch.zeros(5))
+            self.first.weight = self.first.weight
+            self.tied = self.last
+
+    model, moved = Nested(), []
+    with as_on_cuda(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        found = Rehearsal(model, task({"x": torch.zeros(2, tiny.WIDTH), "y": torch.zeros(2, 1)}), 1, fake)
+        points = [found.point(2)]
+        made = found.footprint(points, "fake tensors", ())
+    model._apply(lambda each: moved.append(each.nbytes) or each)
+    assert made.recording.resident == tuple(moved)
+    trained = sum(each.nbytes for each in model.parameters()) - model.scale.nbytes
+    assert made.optimizer_state == 2 * trained  # steps are counted on the host

@@ -1,0 +1,111 @@
+import random
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.kit.cards import GIB, Card, cards
+from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, Peak, Probe, search
+
+
+def largest_by_search(card, max_size=10**6):
+    return search(card.probe, max_size=max_size, budget_bytes=card.budget, plateau_gain=0)
+
+
+# Rounding makes the slope seem steeper: the line ends at 31, and 32 fit.
+STEEPER_BY_ROUNDING = Card(3221225472, rest=1530082099, fixed=765041049, optimizer=0, per_sample=23884208.4)
+
+# The last probe is on the line and what fits is still on the flat part: the slope between them says little.
+FLAT_BELOW = Card(2**31, rest=1402575257, fixed=0, optimizer=623837184, per_sample=26021804.4, tells_apart=False)
+
+
+@settings(max_examples=600)
+@given(cards())
+@example(STEEPER_BY_ROUNDING)
+def test_the_largest_that_fits_is_found_in_six_probes_on_any_card(card):
+    fit, best = largest_by_search(card), card.largest()
+    assert fit.size is not None, (card, best)
+    assert len(card.tried) <= MAX_PROBES
+    assert fit.size in card.tried, "it was itself run"
+    assert card.fits(fit.size)
+    assert fit.size >= GOOD_FRAC * best
+    if best < EXACT_BELOW:
+        assert fit.size == best
+    assert fit.stopped_by == "budget"
+
+
+@settings(max_examples=200)
+@given(cards(), st.integers(0, 2**32))
+def test_no_step_of_the_next_200_runs_out_of_memory(card, seed):
+    """Kernels' workspaces and odd batches need some more now and then: up to 3 % here."""
+    noise, size = random.Random(seed), largest_by_search(card).size
+    assert all(card.needs(size, more=noise.uniform(0.99, 1.03)).total <= card.budget for _ in range(200))
+
+
+@settings(max_examples=200)
+@given(cards(tells_apart=False))
+@example(FLAT_BELOW)
+def test_where_only_the_maximum_is_known_nothing_that_does_not_fit_is_chosen(card):
+    fit = largest_by_search(card)
+    assert len(card.tried) <= MAX_PROBES
+    assert fit.size in card.tried
+    assert card.fits(fit.size)
+    assert fit.size >= GOOD_FRAC * card.largest() or fit.stopped_by == "probes" or card.largest() < EXACT_BELOW
+
+
+@settings(max_examples=100)
+@given(cards(), st.integers(1, 500))
+def test_a_step_that_fits_whole_is_not_split(card, max_size):
+    best = card.largest()
+    fit = largest_by_search(card, max_size)
+    assert fit.size <= max_size
+    assert all(size <= max_size for size in card.tried)
+    if best >= max_size:
+        assert fit.size >= GOOD_FRAC * max_size
+
+
+@settings(max_examples=200)
+@given(cards(), st.floats(2, 200))
+def test_growth_stops_where_it_no_longer_pays(card, half_rate_size):
+    card.half_rate_size = half_rate_size
+    fit = search(card.probe, max_size=10**6, budget_bytes=card.budget)
+    assert fit.stopped_by in ("plateau", "budget")
+    if fit.stopped_by == "plateau":
+        assert card.rate(fit.size) >= max(map(card.rate, filter(card.fits, card.tried))) / 1.05
+        assert fit.size in card.tried
+
+
+def card(**changes):
+    given = {"budget": 8 * GIB, "rest": GIB, "fixed": 0, "optimizer": GIB, "per_sample": 0.1 * GIB}
+    return Card(**{**given, **changes})
+
+
+def test_one_sample_that_does_not_fit_ends_the_search_at_once():
+    big = card(per_sample=20 * GIB)
+    fit = largest_by_search(big)
+    assert (fit.size, fit.stopped_by, big.tried) == (None, "nothing fits", [1])
+
+
+def test_the_smallest_tried_size_that_reaches_the_target_is_taken():
+    subject, util = card(), {1: 30.0, 60: 90.0}
+
+    def probe(size):
+        found = subject.probe(size)
+        return Probe(size, found.peak, found.samples_per_s, util.get(size, 60.0))
+
+    fit = search(probe, max_size=60, budget_bytes=8 * GIB, target_util_pct=85, plateau_gain=0)
+    assert (fit.size, fit.stopped_by) == (60, "target")
+    assert "90 %" in fit.because
+    fit = search(probe, max_size=60, budget_bytes=8 * GIB, target_util_pct=25, plateau_gain=0)
+    assert fit.size == 1
+
+
+def test_a_size_above_the_line_is_halved_towards():
+    """A kernel that needs another workspace from 40 samples on."""
+
+    def probe(size):
+        peak = int(GIB + size * 0.05 * GIB + (4 * GIB if size >= 40 else 0))
+        return Probe(size, None if peak > 4 * GIB else Peak(GIB, peak, peak), size)
+
+    fit = search(probe, max_size=1000, budget_bytes=4 * GIB, plateau_gain=0)
+    assert 30 <= fit.size < 40
+    assert len(fit.probes) <= MAX_PROBES

@@ -1,0 +1,196 @@
+"""The backend that ``auto`` takes, from recorded times."""
+
+import dataclasses
+
+import pytest
+
+from tests.kit.machines import H200, LAPTOP, machine
+from tests.plan.test_decide import FETCH, ITEMS, ITERABLE, check_reasons, config, planned
+from wellfed.config.schema import Backend, LoaderConfig
+from wellfed.data.backends.first_batches import BackendTime, FirstBatches
+from wellfed.plan.backend import candidates, to_time
+from wellfed.units import show_ms
+
+
+def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
+    step_ms = max(1.0, build_ms)
+    timed = {name: BackendTime(step_ms + lost, noise_ms) for name, lost in lost_ms.items()}
+    return FirstBatches(build_ms, batch_bytes, 1000, step_ms, timed, failed)
+
+
+def backend(found, loader=None, *, data=FETCH, facts=H200):
+    plan = planned(config(loader=loader or {}), facts, data=data, trial=found)
+    check_reasons(plan)
+    return plan.knobs["loader.backend"]
+
+
+@pytest.mark.parametrize(
+    ("loader", "data", "expected"),
+    [
+        ({}, FETCH, ("inline", "threads", "processes")),
+        ({}, ITEMS, ("inline", "processes")),
+        ({"num_workers": 0}, FETCH, ("inline",)),
+        ({"num_workers": 0}, ITEMS, ("inline", "torch")),
+        ({"num_workers": 2}, FETCH, ("threads", "processes")),
+        ({"num_workers": 2}, ITEMS, ("processes",)),
+        ({"prefetch_factor": 4}, FETCH, ("threads", "processes")),
+        ({"prefetch_factor": 4}, ITEMS, ("processes", "inline")),
+        ({"backend": Backend.threads}, FETCH, ()),
+        ({"max_skipped": 1}, FETCH, ()),
+        ({"max_skipped": 1}, ITEMS, ()),
+        ({"timeout_s": 1}, FETCH, ()),
+        ({}, ITERABLE, ("inline", "processes")),
+        ({"num_workers": 0}, ITERABLE, ("inline",)),
+        ({"num_workers": 2}, ITERABLE, ("processes",)),
+        ({"prefetch_factor": 2}, ITERABLE, ("processes", "inline")),
+        ({"timeout_s": 1}, ITERABLE, ()),
+    ],
+)
+def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
+    assert candidates(LoaderConfig(**loader), data, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("build_ms", "names", "expected"),
+    [
+        (0.049, ("inline", "threads", "processes"), ()),
+        (0.05, ("inline", "threads", "processes"), ("inline", "threads")),
+        (0.99, ("inline", "threads", "processes"), ("inline", "threads")),
+        (1.0, ("inline", "threads", "processes"), ("inline", "threads", "processes")),
+        (99, ("inline", "threads", "processes"), ("inline", "threads", "processes")),
+        (100, ("inline", "threads", "processes"), ()),
+        (0.5, ("inline", "processes"), ()),
+        (0.5, ("inline", "torch"), ("inline", "torch")),
+        (5, ("processes",), ()),
+        (5, (), ()),
+    ],
+)
+def test_what_is_worth_timing(build_ms, names, expected):
+    assert to_time(names, trial(build_ms)) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "loader", "data", "expected"),
+    [
+        # Ties, within 10 % of a step with its loss or within the noise, go to the simpler.
+        (trial(inline=2.0, threads=1.7), {}, FETCH, "inline"),
+        (trial(inline=2.0, threads=1.5), {}, FETCH, "threads"),
+        (trial(inline=2.0, threads=1.5, noise_ms=0.2), {}, FETCH, "inline"),
+        (trial(inline=2.0, threads=0.3, processes=0.1), {}, FETCH, "threads"),
+        (trial(inline=2.0, threads=1.9, processes=0.4), {}, FETCH, "processes"),
+        (trial(inline=2.0, threads=2.4, processes=3.0), {}, FETCH, "inline"),
+        (trial(inline=2.0, processes=0.5), {}, ITEMS, "processes"),
+        (trial(inline=2.0, processes=2.5), {}, ITEMS, "inline"),
+        (trial(inline=2.0, torch=1.9), {"num_workers": 0}, ITEMS, "inline"),
+        # What was asked for wins a tie; so many workers are never given up.
+        (trial(threads=2.0, processes=2.2), {"num_workers": 3}, FETCH, "threads"),
+        (trial(threads=4.0, processes=0.2), {"num_workers": 3}, FETCH, "processes"),
+        (trial(processes=2.2, inline=2.0), {"prefetch_factor": 4}, ITEMS, "processes"),
+        (trial(processes=5.2, inline=2.0), {"prefetch_factor": 4}, ITEMS, "inline"),
+        (trial(0.3), {"prefetch_factor": 4}, ITEMS, "inline"),
+        # One batch said enough.
+        (trial(0.04), {}, FETCH, "inline"),
+        (trial(0.3), {}, ITEMS, "inline"),
+        (trial(0.04), {"num_workers": 2}, FETCH, "threads"),
+        (trial(300), {}, FETCH, "threads"),
+        (trial(300), {}, ITEMS, "processes"),
+        (trial(inline=2.0, threads=1.9, failed=("processes",)), {}, FETCH, "inline"),
+    ],
+)
+def test_the_backend_by_measured_times(found, loader, data, expected):
+    chosen = backend(found, loader, data=data)
+    assert (chosen.value, chosen.source) == (expected, "measured")
+
+
+def test_the_times_are_in_the_plan():
+    assert backend(trial(2.5, inline=2.6, threads=0.2, processes=1.6)).because == (
+        "first batches, steps of 2.5 ms: step and batch take inline 5.1 ms, threads 2.7 ms, processes 4.1 ms"
+    )
+    assert backend(trial(inline=2.0, threads=1.9, failed=("processes",))).because == (
+        "first batches, steps of 2 ms: step and batch take inline 4 ms, threads 3.9 ms; a tie goes to the first named; "
+        "processes failed"
+    )
+    assert backend(trial(0.046)).because == (
+        "a batch is built in 0.046 ms, less than handing it over would cost: nothing else was timed"
+    )
+    assert backend(trial(310), data=ITEMS).because == "a batch is built in 310 ms: too long to time others"
+
+
+def test_what_was_set_or_has_no_choice_is_not_a_measurement():
+    found = trial(inline=9.0, threads=0.1, processes=0.1)
+    for loader, data, value, source in (
+        ({"backend": Backend.inline}, FETCH, "inline", "set"),
+        ({"num_workers": 0}, FETCH, "inline", "predicted"),
+        ({"max_skipped": 1}, ITEMS, "processes", "predicted"),
+        ({"num_workers": 2}, ITEMS, "processes", "predicted"),
+        ({"num_workers": 0}, ITERABLE, "inline", "predicted"),
+    ):
+        chosen = backend(found, loader, data=data)
+        assert (chosen.value, chosen.source) == (value, source)
+
+
+@pytest.mark.parametrize("loader", [{"timeout_s": 1}, {"max_skipped": 2}])
+def test_what_may_hang_is_built_by_one_who_can_be_watched(loader):
+    (setting,) = (f"loader.{knob}={value}" for knob, value in loader.items())
+    found = trial(inline=0.1, threads=9.0, processes=9.0)
+    plan = planned(config(loader=loader), trial=found)
+    assert (plan.loader.backend, plan.loader.num_workers) == ("threads", 1)
+    assert setting in plan.knobs["loader.backend"].because
+    assert setting in plan.knobs["loader.num_workers"].because
+    assert backend(found, loader, data=ITEMS).value == "processes"
+    assert planned(config(loader={**loader, "num_workers": 3}), trial=found).loader.num_workers == 3
+    assert plan.warnings == ()
+
+
+def test_the_timeout_of_a_loader_option_asks_for_nobody():
+    given = config(loader={"timeout_s": 60})
+    plan = planned(given, choices={"loader": "balanced"})
+    assert (plan.loader.backend, plan.warnings) == ("inline", ())
+    assert planned(given, choices={"loader": "auto"}).loader.backend == "threads"
+
+
+@pytest.mark.parametrize(
+    ("loader", "data", "way_out"),
+    [
+        ({"backend": Backend.inline}, FETCH, "inline has no worker to wait for. Set loader.backend=threads."),
+        ({"backend": Backend.inline}, ITEMS, "inline has no worker to wait for. Set loader.backend=processes."),
+        ({"num_workers": 0}, FETCH, "inline has no worker to wait for. Set loader.num_workers=1."),
+        ({"num_workers": 0}, ITEMS, "torch has no worker to wait for. Set loader.num_workers=1."),
+        ({"num_workers": 0}, ITERABLE, "inline has no worker to wait for. Set loader.num_workers=1."),
+    ],
+)
+def test_a_timeout_without_workers_is_warned_of(loader, data, way_out):
+    (warning,) = planned(config(loader={**loader, "timeout_s": 1}), data=data).warnings
+    assert warning == f"loader.timeout_s=1 is not used: {way_out}"
+
+
+def test_skip_ids_beyond_the_data_are_named():
+    data = dataclasses.replace(FETCH, num_train=10)
+    (warning,) = planned(config(loader={"skip_ids": [3, 10, -1]}), data=data).warnings
+    assert warning == "loader.skip_ids=10,-1: no such training sample; there are 10, counted from 0."
+    (warning,) = planned(config(loader={"skip_ids": list(range(20))}), data=data).warnings
+    assert warning.startswith("loader.skip_ids=10,11,12,13,14 and 5 more: ")
+
+
+@pytest.mark.parametrize(
+    ("build_ms", "cores", "expected"), [(1.0, 64.0, 2), (2.5, 64.0, 4), (2.5, 4.0, 3), (90, 64.0, 8), (300, 4.0, 3)]
+)
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_no_more_workers_than_are_of_use(name, build_ms, cores, expected):
+    given = config(loader={"backend": Backend[name]})
+    count = planned(given, machine(cores=cores), trial=trial(build_ms)).knobs["loader.num_workers"]
+    assert count.value == expected
+    assert count.source == ("measured" if expected < min(8, cores - 1) else "predicted")
+    if count.source == "measured":
+        assert show_ms(build_ms) in count.because
+    asked = config(loader={"backend": Backend[name], "num_workers": 3})
+    assert planned(asked, machine(cores=64.0), trial=trial(build_ms)).loader.num_workers == 3
+
+
+def test_what_does_not_fit_is_not_taken():
+    facts = dataclasses.replace(LAPTOP, shm_free_gib=0.0625)  # Docker's own
+    big = trial(inline=20.0, processes=0.1, batch_bytes=40 * 2**20)
+    chosen = backend(big, data=ITEMS, facts=facts)
+    assert (chosen.value, chosen.because.rpartition("; ")[2]) == ("inline", "no room for processes")
+    assert backend(big, data=ITEMS).value == "processes"
+    assert backend(trial(300, batch_bytes=40 * 2**20), data=ITEMS, facts=facts).value == "inline"

@@ -1,0 +1,162 @@
+"""Whole, damaged and foreign checkpoint files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wellfed
+from wellfed.errors import ConfigError
+from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint
+
+STATE = {"global_step": 3, "state_dict": {"w": torch.arange(500.0)}}
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    path = tmp_path / "last.ckpt"
+    torch.save(STATE, path)
+    return path
+
+
+def told(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_checkpoint(path)
+    (fault,) = caught.value.faults
+    assert fault.where == str(path)
+    assert fault.way_out == "Name another, e.g. last-1.ckpt."
+    return fault.problem
+
+
+def test_a_whole_checkpoint_is_loaded(whole: Path) -> None:
+    assert is_readable(whole)
+    state = load_checkpoint(whole)
+    assert state["global_step"] == 3
+    assert torch.equal(state["state_dict"]["w"], STATE["state_dict"]["w"])
+
+
+def test_a_large_one_is_read_once(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait while rank 0 looks whether a run has one, whether that is whole, and at what it holds."""
+    read, testzip = [], zipfile.ZipFile.testzip
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: read.append(self.filename) or testzip(self))
+    assert is_readable(whole)
+    assert is_readable(whole)
+    assert read == [str(whole)]
+    if sys.platform == "linux":
+        state = load_checkpoint(whole)  # its tensors lie in the file
+        assert str(whole) in Path("/proc/self/maps").read_text()
+        assert torch.equal(state["state_dict"]["w"], STATE["state_dict"]["w"])
+    torch.save({**STATE, "more": 1}, whole.with_name("new"))
+    whole.with_name("new").replace(whole)
+    assert is_readable(whole)
+    assert len(read) == 2
+    whole.unlink()
+    assert not is_readable(whole)
+
+
+def test_a_weight_that_was_flipped_is_found_although_torch_loads_it(whole: Path) -> None:
+    data = bytearray(whole.read_bytes())
+    weights = STATE["state_dict"]["w"].numpy().tobytes()
+    data[bytes(data).index(weights) + 1000] ^= 0xFF
+    whole.write_bytes(data)
+    assert not torch.equal(torch.load(whole, weights_only=True)["state_dict"]["w"], STATE["state_dict"]["w"])
+    assert not is_readable(whole)
+
+
+@settings(max_examples=300)
+@given(place=st.floats(0, 1, exclude_max=True), by=st.integers(1, 255))
+def test_any_flipped_byte_is_found_or_harmless(tmp_path_factory: pytest.TempPathFactory, place: float, by: int) -> None:
+    path = tmp_path_factory.mktemp("flip") / "last.ckpt"
+    torch.save(STATE, path)
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= by
+    path.write_bytes(data)
+    if not is_readable(path):
+        return
+    try:
+        state = load_checkpoint(path)
+    except ConfigError:
+        return
+    assert state["global_step"] == 3
+    assert torch.equal(state["state_dict"]["w"], STATE["state_dict"]["w"])
+
+
+@settings(max_examples=40)
+@given(kept=st.integers(0, 4000))
+def test_a_checkpoint_cut_anywhere_is_not_readable(tmp_path_factory: pytest.TempPathFactory, kept: int) -> None:
+    path = tmp_path_factory.mktemp("cut") / "last.ckpt"
+    torch.save(STATE, path)
+    data = path.read_bytes()
+    path.write_bytes(data[: min(kept, len(data) - 1)])
+    assert not is_readable(path)
+    told(path)
+
+
+@pytest.mark.parametrize(
+    ("members", "readable"),
+    [
+        ((), False),
+        (("archive/data.pkl",), False),
+        (("archive/version",), False),
+        (("data.pkl", "version"), False),
+        (("archive/data.pkl", "archive/version"), True),  # torch's by its names; loading tells
+    ],
+)
+def test_a_foreign_archive(tmp_path: Path, members: tuple[str, ...], readable: bool) -> None:
+    path = tmp_path / "x.ckpt"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in members:
+            archive.writestr(name, "3\n")
+    assert is_readable(path) is readable
+    assert told(path).startswith("is no checkpoint that can be loaded (")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"weights": 1}, "is no checkpoint of a run: it holds no state_dict and no global_step."),
+        ({"state_dict": {}}, "is no checkpoint of a run: it holds no global_step."),
+        ({"state_dict": 3, "global_step": 3}, "is no checkpoint of a run: it holds no state_dict."),
+        (torch.zeros(3), "is no checkpoint of a run: it holds no state_dict and no global_step."),
+    ],
+)
+def test_torchs_file_without_a_runs_content(tmp_path: Path, content: object, problem: str) -> None:
+    torch.save(content, tmp_path / "x.ckpt")
+    assert is_readable(tmp_path / "x.ckpt")
+    assert told(tmp_path / "x.ckpt") == problem
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    class Code:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({**STATE, "more": Code()}, tmp_path / "x.ckpt")
+    assert told(tmp_path / "x.ckpt") == "is no checkpoint that can be loaded (Weights only load failed)."
+    (tmp_path / "x.ckpt").write_bytes(pickle.dumps(Code(), protocol=2))
+    told(tmp_path / "x.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_file_and_no_archive(tmp_path: Path) -> None:
+    assert told(tmp_path / "none") == "can't be read: No such file or directory."
+    (tmp_path / "x.ckpt").write_text("text")
+    assert not is_readable(tmp_path / "x.ckpt")
+    assert told(tmp_path / "x.ckpt").startswith("is no checkpoint that can be loaded (")
+
+
+def test_it_imports_without_torch() -> None:
+    code = "import sys, wellfed.run.folder.checkpoint_file; print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source)
+    assert re.fullmatch(r"\[\]\n", done.stdout), done

@@ -1,0 +1,448 @@
+import copy
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+import wellfed
+from tests.run.folder.test_lock import holder
+from wellfed.config.compose import compose
+from wellfed.config.quoting import key_value
+from wellfed.errors import ConfigError
+from wellfed.record import RunRecord
+from wellfed.run.folder.resume import Target, check_unchanged, expand, latest_checkpoint, locate
+from wellfed.train.lightning.checkpoints import checkpoint_trailer
+
+PARSER = OverridesParser.create()
+
+
+def read_by_hydra(override):
+    value = PARSER.parse_override(override).value()
+    return getattr(value, "text", value)
+
+
+def checkpoint(path, *, cut=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"global_step": 3, "state_dict": {"w": torch.zeros(50)}}, path)
+    if cut:
+        path.write_bytes(path.read_bytes()[:-40])
+    return path
+
+
+def run(folder, *, status="failed", overrides=("seed=5",), checkpoints=("last",), cut=(), **facts):
+    """A run folder as a run leaves it."""
+    folder.mkdir(parents=True)
+    record = RunRecord.start(folder.name)
+    record.status, record.overrides = status, list(overrides)
+    for name, value in facts.items():
+        setattr(record, name, value)
+    record.write(folder)
+    for name in checkpoints:
+        checkpoint(folder / "checkpoints" / f"{name}.ckpt", cut=name in cut)
+    return folder
+
+
+def message(call, *args, **more):
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **more)
+    return str(caught.value)
+
+
+# -- expand -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_resume_only_quotes_are_added():
+    assert expand(["gpu=8gb", "workload.data.path=a b"]) == ["gpu=8gb", "workload.data.path='a b'"]
+    assert expand(["resume=null", "rerun=null"]) == ["resume=null", "rerun=null"]
+
+
+def test_a_run_folder_is_gone_on_with_in_place(tmp_path):
+    folder = run(tmp_path / "it's a=b (1)", overrides=["loader=balanced", "seed=5", "workload.data.path='c d'"])
+    found = expand([f"resume={folder}", "trainer.max_epochs=9"])
+    assert found[:4] == ["loader=balanced", "seed=5", "workload.data.path='c d'", "trainer.max_epochs=9"]
+    assert [key_value(text)[0] for text in found[4:]] == ["hydra.run.dir", "resume"]
+    assert [read_by_hydra(text) for text in found[4:]] == [str(folder), str(folder)]
+
+
+def test_later_overrides_replace_earlier_ones_of_the_same_key(tmp_path):
+    earlier = [
+        "loader=balanced",
+        "loader.num_workers=3",
+        "+experiment=a",
+        "gpu@x=8gb",
+        "resume=old",
+        "rerun=old",
+        "seed=5",
+    ]
+    folder = run(tmp_path / "run", overrides=earlier)
+    found = expand([f"resume={folder}", "loader=aggressive", "++loader.num_workers=1", "experiment=b"])
+    assert found[:5] == ["gpu@x=8gb", "seed=5", "loader=aggressive", "++loader.num_workers=1", "experiment=b"]
+    assert [text for text in found if text.startswith(("rerun", "resume"))] == [f"resume={folder}"]
+
+
+def test_a_checkpoint_elsewhere_brings_its_runs_overrides_and_a_new_folder(tmp_path):
+    folder = run(tmp_path / "run")
+    path = folder / "checkpoints" / "last.ckpt"
+    assert expand([f"resume={path}"]) == ["seed=5", f"resume={path}"]
+    lone = checkpoint(tmp_path / "elsewhere" / "deep" / "x.ckpt")
+    assert expand([f"resume={lone}", "seed=2"]) == ["seed=2", f"resume={lone}"]
+
+
+@pytest.mark.parametrize(
+    ("source", "plateau_frac", "typed", "kept"),
+    [
+        ("measured", 0.8, (), True),
+        ("measured", 0.8, ("memory.accumulate=2",), False),
+        ("measured", 0.8, ("memory=auto",), False),
+        ("measured", None, (), False),
+        ("predicted", 0.8, (), False),
+    ],
+)
+def test_a_micro_batch_that_was_found_by_rates_is_kept(tmp_path, source, plateau_frac, typed, kept):
+    entry = {"value": 16, "because": "rates", "source": source}
+    config = {"memory": {"plateau_frac": plateau_frac}}
+    folder = run(tmp_path / "a", overrides=["memory=tight"], plan={"memory.micro_batch": entry}, config=config)
+    expanded = expand([f"resume={folder}", *typed])
+    assert ("memory.micro_batch=16" in expanded) == kept
+    assert ("memory=tight" in expanded) == ("memory=auto" not in typed)
+
+
+def test_rerun_replays_the_overrides(tmp_path):
+    folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
+    assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", f"rerun='{folder}'", "seed=6"]
+    assert "is no run folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
+
+
+def test_earlier_words_of_compile_go_on_and_run_again(tmp_path):
+    folder = run(tmp_path / "run", overrides=["gpu.compile=reduce_overhead"])
+    for knob in ("resume", "rerun"):
+        assert (
+            compose([text for text in expand([f"{knob}={folder}"]) if "hydra" not in text]).config.gpu.compile
+            == "reduce-overhead"
+        )
+
+
+def test_a_run_is_named_by_its_name_a_beginning_or_last(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runs = Path("logs", "recsys", "runs")
+    older = run(tmp_path / runs / "2026-01-01_00-00-00_aaaa", overrides=["seed=5"])
+    run(tmp_path / runs / "2026-02-01_00-00-00_bbbb", overrides=["seed=6"])
+    far = run(tmp_path / "far" / "recsys" / "runs" / "mine", overrides=["seed=7"])
+    assert expand(["rerun=last"])[0] == "seed=6"
+    assert "Taking the newest run: logs/recsys/runs/2026-02-01_00-00-00_bbbb" in capsys.readouterr().err
+    assert expand(["rerun=2026-01"]) == ["seed=5", f"rerun={runs / older.name}"]  # other ranks read the path
+    assert expand([f"resume={older.name}", "seed=9"])[-1] == f"resume={runs / older.name}"
+    assert expand(["resume=mine", "paths.log_dir=far"])[-1] == "resume=far/recsys/runs/mine"
+    assert far.is_dir()
+    found = message(expand, ["rerun=2026"])
+    assert "rerun=2026: begins 2 names. Write more of one: " in found
+    found = message(expand, ["resume=min"])
+    assert "resume=min: is neither a folder nor the name of a run in logs/*/runs." in found
+
+
+def test_resume_and_rerun_together_are_left_to_the_rules(tmp_path):
+    assert expand(["resume=a", "rerun=b"]) == ["resume=a", "rerun=b"]
+
+
+def test_a_running_run_is_expanded_for_its_other_ranks_and_refused_when_located(tmp_path):
+    folder = run(tmp_path / "run", status="running")
+    assert expand([f"resume={folder}"])[-1] == f"resume={folder}"
+    told = message(locate, folder)
+    assert f"resume={folder}: is still running (process {os.getpid()} on " in told
+    assert locate(folder, may_run=True).in_place
+
+
+def test_a_run_whose_process_is_dead_is_gone_on_with(tmp_path):
+    folder = run(tmp_path / "run", status="running", boot_id="an earlier boot")
+    assert locate(folder).earlier.status == "killed"
+
+
+@pytest.mark.parametrize(
+    ("launch", "host", "goes_on"),
+    [
+        ({"by": "torchrun", "job": "torchrun mine", "attempt": 0}, "elsewhere", True),
+        ({"by": "torchrun", "job": "torchrun mine", "attempt": 1}, "elsewhere", False),
+        ({"by": "torchrun", "job": "torchrun other", "attempt": 0}, "elsewhere", False),
+        ({"by": "torchrun", "job": "torchrun mine", "attempt": 0}, None, False),
+        (None, "elsewhere", False),
+    ],
+    ids=["an attempt before", "this attempt", "another job", "it lives on this machine", "nobody started it"],
+)
+def test_what_this_is_the_next_attempt_of_is_over(tmp_path, monkeypatch, launch, host, goes_on):
+    more = {} if host is None else {"host_name": host}
+    folder = run(tmp_path / "run", status="running", launch=launch, **more)
+    for name, value in (("TORCHELASTIC_RUN_ID", "mine"), ("RANK", "0"), ("TORCHELASTIC_RESTART_COUNT", "1")):
+        monkeypatch.setenv(name, value)
+    if goes_on:
+        assert locate(folder).in_place
+    else:
+        assert "is still running" in message(locate, folder)
+
+
+# -- values that followed from the data --------------------------------------------------------------------------------
+
+RATE = {"workload.data.sample_rate": {"value": 8000, "because": "all 288 clips have it", "source": "data"}}
+
+
+def test_values_that_followed_from_the_data_stay_as_they_were(tmp_path):
+    before = compose(["workload=speech"])
+    folder = run(tmp_path / "run", overrides=["workload=speech"], plan=RATE, config=copy.deepcopy(before.resolved))
+    again = expand([f"resume={folder}"])
+    assert "workload.data.sample_rate=8000" in again
+    now = compose(["workload=speech", "workload.data.sample_rate=8000"])
+    check_unchanged(now, RunRecord.read(folder))
+    assert expand([f"rerun={folder}"]) == ["workload=speech", f"rerun={folder}"]
+
+
+def test_another_value_than_the_one_that_followed_from_the_data_is_refused(tmp_path):
+    before = compose(["workload=speech"])
+    folder = run(tmp_path / "run", overrides=["workload=speech"], plan=RATE, config=copy.deepcopy(before.resolved))
+    typed = expand([f"resume={folder}", "workload.data.sample_rate=16000"])
+    assert "workload.data.sample_rate=8000" not in typed
+    now = compose(["workload=speech", "workload.data.sample_rate=16000"])
+    told = message(check_unchanged, now, RunRecord.read(folder))
+    assert "workload.data.sample_rate: is 16000 now and was 8000 in the run to resume. Leave it at 8000" in told
+
+
+# -- resume=auto ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "logs" / "recsys" / "runs"
+
+
+def auto(runs):
+    found = expand(["resume=auto", f"paths.log_dir={runs.parents[1]}"])
+    assert found[-1].startswith("resume=") or "resume" not in " ".join(found)
+    return Path(read_by_hydra(found[-1])).name if found[-1].startswith("resume=") else None
+
+
+def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(runs):
+    run(runs / "2026-01-01_00-00-00_aaaa")
+    run(runs / "2026-01-02_00-00-00_aaaa", status="interrupted")
+    run(runs / "2026-01-03_00-00-00_aaaa", status="ok")
+    run(runs / "2026-01-04_00-00-00_aaaa", checkpoints=())
+    run(runs / "2026-01-06_00-00-00_aaaa", status="running")
+    (runs / "2026-01-07_00-00-00_aaaa").mkdir()
+    (runs / "2026-01-08_00-00-00_aaaa").write_text("no folder")
+    run(runs / "2026-01-09_00-00-00_aaaa", checkpoints=()).joinpath("run.json").write_text("{")
+    assert auto(runs) == "2026-01-02_00-00-00_aaaa"
+
+
+def test_auto_takes_a_killed_run(runs):
+    run(runs / "2026-01-01_00-00-00_aaaa", status="running", boot_id="an earlier boot")
+    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
+
+
+def test_auto_without_a_run_starts_afresh_and_says_so(runs, capsys):
+    run(runs.parents[1] / "another" / "runs" / "2026-01-01_00-00-00_aaaa")
+    assert auto(runs) is None
+    assert capsys.readouterr().err == ("resume=auto: no earlier run of this workload to go on from; starting afresh.\n")
+
+
+def test_auto_with_a_faulty_configuration_tells_the_faults(runs):
+    assert "gpu=42gb" in message(expand, ["resume=auto", "gpu=42gb"])
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_checkpoint_gives_way_to_the_one_before(tmp_path):
+    names = ("last", "last-1", "last-2", "last-10", "best")
+    folder = run(tmp_path / "run", checkpoints=names)
+    for name, following in (("last", "last-1"), ("last-1", "last-2"), ("last-2", "last-10")):
+        assert latest_checkpoint(folder) == folder / "checkpoints" / f"{name}.ckpt"
+        checkpoint(folder / "checkpoints" / f"{name}.ckpt", cut=True)
+        assert locate(folder).checkpoint == folder / "checkpoints" / f"{following}.ckpt"
+    checkpoint(folder / "checkpoints" / "last-10.ckpt", cut=True)
+    assert locate(folder).checkpoint == folder / "checkpoints" / "best.ckpt"
+    checkpoint(folder / "checkpoints" / "best.ckpt", cut=True)
+    assert latest_checkpoint(folder) is None
+    assert message(locate, folder).endswith(f"has no checkpoint that can be read. Start it again: rerun={folder}")
+
+
+def damage(path):
+    """As a bad disk leaves it: its ends are whole, the weights are not."""
+    data = bytearray(path.read_bytes())
+    start = bytes(data).index(torch.zeros(50).numpy().tobytes())
+    data[start + 90 : start + 110] = b"\xff" * 20
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    folder = run(tmp_path / "run", checkpoints=("last", "last-1"))
+    damage(folder / "checkpoints" / "last.ckpt")
+    assert locate(folder).checkpoint == folder / "checkpoints" / "last-1.ckpt"
+    told = message(locate, folder / "checkpoints" / "last.ckpt")
+    assert told.endswith("last.ckpt: is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.")
+    damage(folder / "checkpoints" / "last-1.ckpt")
+    assert "has no checkpoint that can be read" in message(locate, folder)
+
+
+def test_what_resume_cannot_mean(tmp_path):
+    assert "there is no such file or folder" in message(locate, tmp_path / "none")
+    assert "is no run folder" in message(locate, tmp_path)
+    (tmp_path / "x.ckpt").write_text("text")
+    assert "is not a checkpoint that can be read" in message(locate, tmp_path / "x.ckpt")
+    (tmp_path / "run.json").write_text('{"schema": 99}')
+    assert "has schema 99" in message(locate, tmp_path)
+
+
+def test_a_checkpoint_that_was_named(tmp_path):
+    folder = run(tmp_path / "run")
+    path = folder / "checkpoints" / "last.ckpt"
+    found = locate(path)
+    assert (found.checkpoint, found.in_place, found.earlier.seed) == (path, False, None)
+    lone = checkpoint(tmp_path / "x" / "y" / "z.ckpt")
+    assert locate(lone) == Target(lone, False, None)
+
+
+# -- what must not change ---------------------------------------------------------------------------------------------
+
+
+def test_another_seed_or_workload_lists_both_values():
+    then = compose([]).resolved
+    now = compose(["seed=2", "workload.effective_batch_size=512", "workload.optimizer.lr=0.1", "loader=aggressive"])
+    told = message(check_unchanged, now, RunRecord("r", config=then))
+    assert told.startswith("3 faults")
+    assert f"seed: is 2 now and was {then['seed']} in the run to resume. Leave it at {then['seed']}, or start" in told
+    assert "workload.effective_batch_size: is 512 now and was 2048" in told
+    assert "workload.optimizer.lr: is 0.1 now and was" in told
+
+
+def test_secrets_of_the_earlier_run_are_named_or_typed_again(tmp_path, capsys):
+    folder = run(
+        tmp_path / "a", overrides=["seed=5", "+workload.data.api_key='***'", "+workload.data.x={pwd: '***', b: 1}"]
+    )
+    told = message(expand, [f"rerun={folder}"])
+    assert "+workload.data.x={pwd: '***', b: 1}: holds a secret, and secrets are not written down." in told
+    assert "Type it again with its secret: +workload.data.x=..." in told
+    typed = "+workload.data.x={pwd: mine, b: 1}"
+    assert expand([f"rerun={folder}", typed])[:1] == ["seed=5"]
+    assert "secrets are not written down: workload.data.api_key. Type them again." in capsys.readouterr().err
+    assert typed in expand([f"resume={folder}", typed, "+workload.data.api_key=abc"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_secret_is_to_be_typed_again():
+    now = compose([])
+    then = copy.deepcopy(now.resolved)
+    then["workload"]["data"]["api_token"] = "***"
+    told = message(check_unchanged, now, RunRecord("r", config=then))
+    assert "workload.data.api_token: is null now and was ***" in told
+    assert "Type it again (secrets are not written down)." in told
+
+
+def test_everything_else_may_change():
+    then = compose([]).resolved
+    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), RunRecord("r", config=then))
+
+
+def test_what_json_cannot_hold_is_no_change(tmp_path):
+    now = compose([])
+    now = dataclasses.replace(now, resolved={"seed": 1, "workload": {"a": float("inf"), "b": (1, 2), 3: "x"}})
+    record = RunRecord("r", config=now.resolved)
+    record.write(tmp_path)
+    check_unchanged(now, RunRecord.read(tmp_path))
+
+
+def test_it_imports_without_torch():
+    code = (
+        "import sys, wellfed.run.folder.resume; print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
+    )
+    source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source)
+    assert re.fullmatch(r"\[\]\n", done.stdout), done
+
+
+def test_the_latest_run_of_a_workload_of_another_folder_is_found(runs, tmp_path):
+    group = tmp_path / "configs" / "workload"
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text("defaults: [recsys]\nname: mine\n")
+    words = ["resume=auto", f"paths.log_dir={runs.parents[1]}", "workload=mine"]
+    assert expand(words, partial(compose, extra_dirs=[group.parent])) == words[1:]
+
+
+def sealed(path, step, *, damaged=False):
+    """A checkpoint as runs write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"global_step": step, "state_dict": {"w": torch.zeros(50)}}
+    checkpoint_trailer.write(path, partial(torch.save, state), {"step": step})
+    if damaged:
+        damage(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("best", "is_last_damaged", "is_before_damaged", "found"),
+    [
+        (25, True, False, "best.ckpt"),
+        (25, False, False, "last.ckpt"),  # exact; best.ckpt is written within a validation
+        (15, True, False, "last-1.ckpt"),
+        (15, True, True, "best.ckpt"),
+    ],
+)
+def test_best_is_taken_where_it_is_newer_than_what_is_left(tmp_path, best, is_last_damaged, is_before_damaged, found):
+    folder = run(tmp_path / "run", checkpoints=())
+    sealed(folder / "checkpoints" / "last.ckpt", 30, damaged=is_last_damaged)
+    sealed(folder / "checkpoints" / "last-1.ckpt", 20, damaged=is_before_damaged)
+    sealed(folder / "checkpoints" / "best.ckpt", best)
+    target = locate(folder)
+    assert target.checkpoint.name == found
+    names = {"last.ckpt": is_last_damaged, "last-1.ckpt": is_before_damaged}
+    assert [path.name for path in target.damaged] == [name for name, is_damaged in names.items() if is_damaged]
+
+
+def test_auto_does_not_pass_over_a_damaged_run(runs):
+    older = run(runs / "2026-01-01_00-00-00_aaaa")
+    newer = run(runs / "2026-01-02_00-00-00_aaaa")
+    damage(newer / "checkpoints" / "last.ckpt")
+    told = message(auto, runs)
+    assert f"resume=auto: {newer} is damaged: it did not end well, and no checkpoint of it can be read" in told
+    assert "leave out resume=auto" in told
+    newer.rename(runs.parent / "away")
+    assert auto(runs) == older.name
+
+
+def test_auto_names_a_run_whose_record_is_damaged_and_its_good_checkpoint(runs):
+    folder = run(runs / "2026-01-01_00-00-00_aaaa")
+    (folder / "run.json").write_text("{")
+    told = message(auto, runs)
+    assert f"{folder} is damaged: its record can't be read" in told
+    good = folder / "checkpoints" / "last.ckpt"
+    assert f"resume={good}" in told
+    assert locate(good) == Target(good, False, None)  # the way out is one
+    assert expand([f"resume={good}", "seed=5"]) == ["seed=5", f"resume={good}"]
+
+
+def test_auto_says_what_it_passes_over(runs, capsys):
+    empty = run(runs / "2026-01-01_00-00-00_aaaa", checkpoints=())
+    busy = run(runs / "2026-01-02_00-00-00_aaaa", status="running", host_name="elsewhere")
+    assert auto(runs) is None
+    told = capsys.readouterr().err
+    assert f"{busy} is running (process {os.getpid()} on elsewhere)" in told
+    assert f"{empty} did not end well, and has no checkpoint; starting afresh." in told
+
+
+def test_auto_takes_a_run_whose_number_another_process_has_now(runs):
+    """A restarted container begins with the same process number on the same host, since the same boot."""
+    folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", process_start=1)
+    assert RunRecord.read(folder).status == "killed"
+    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
+
+
+def test_auto_leaves_a_run_alone_whose_lock_is_held(runs):
+    """As one in another container is, whose process is not seen here."""
+    folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", boot_id="another")
+    assert auto(runs) == folder.name
+    with holder(folder):
+        assert auto(runs) is None
+    assert auto(runs) == folder.name

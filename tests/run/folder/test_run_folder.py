@@ -1,0 +1,144 @@
+import re
+import tempfile
+
+import pytest
+
+from wellfed.errors import ConfigError
+from wellfed.record import write_atomically
+from wellfed.run.folder import run_folder
+from wellfed.run.folder.run_folder import RUN_FOLDER, create, of_rank, open_given
+
+
+def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
+    made = create(tmp_path / "logs", "recsys")
+    assert made.path.parent == tmp_path / "logs" / "recsys" / "runs"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[0-9a-f]{4}", made.path.name)
+    assert made.path.is_dir()
+    assert (made.is_new, made.warning) == (True, None)
+
+
+def test_folders_of_one_second_are_apart(tmp_path, monkeypatch):
+    fractions = iter([0, 10, 500_000])  # the first two in the same 65,536th of a second
+
+    class Frozen(run_folder.datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 1, 2, 3, 4, 5, next(fractions))
+
+    monkeypatch.setattr(run_folder, "datetime", Frozen)
+    names = [create(tmp_path, "w").path.name for _ in range(2)]
+    assert names == ["2026-01-02_03-04-05_0000", "2026-01-02_03-04-05_8000"]
+
+
+@pytest.fixture
+def unwritable(tmp_path):
+    """A file where a folder should be: not even root can write into it."""
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file"
+
+
+def test_logs_that_cannot_be_written_go_to_the_temporary_directory(tmp_path, unwritable, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    made = create(unwritable, "w")
+    assert made.path.is_relative_to(tmp_path / "tmp")
+    assert made.path.is_dir()
+    assert str(unwritable) in made.warning
+    assert str(made.path) in made.warning
+    assert "Set paths.log_dir" in made.warning
+
+
+def test_nowhere_to_write_is_a_fault_that_names_both(unwritable, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(unwritable / "tmp"))
+    with pytest.raises(ConfigError) as caught:
+        create(unwritable, "w")
+    assert f"paths.log_dir={unwritable}: can't be written" in str(caught.value)
+    assert f"nor can {unwritable / 'tmp'}" in str(caught.value)
+
+
+def test_a_folder_that_was_named(tmp_path):
+    made = open_given(tmp_path / "a" / "b", resume=False)
+    assert (made.is_new, made.path.is_dir()) == (True, True)
+    assert not open_given(tmp_path / "a" / "b", resume=False).is_new
+
+
+def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path}: holds a run already.")) as caught:
+        open_given(tmp_path, resume=False)
+    assert f"resume={tmp_path}" in str(caught.value)
+    made = open_given(tmp_path, resume=True)
+    assert not made.is_new
+
+
+def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "steps.csv").write_text("step\n")
+    (tmp_path / "metrics.csv").write_text("step\n1\n")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 1")
+    made = open_given(tmp_path, resume=True).keep()
+    write_atomically(tmp_path / "run.json", '{"status": "running"}')
+    write_atomically(tmp_path / "metrics.csv", "step\n")  # cut back, and gone on with
+    for name in ("steps.csv", "metrics.csv"):
+        with (tmp_path / name).open("a") as stream:
+            stream.write("7\n")
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 2")
+    (tmp_path / "wandb" / "run").mkdir(parents=True)
+    (tmp_path / "wandb" / "run" / "file").write_text("")
+    (tmp_path / "wandb" / "latest-run").symlink_to("run")
+    (tmp_path / "train.log").write_text("")
+    made.undo()
+    assert {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {
+        "run.json": "{}",
+        "steps.csv": "step\n",
+        "metrics.csv": "step\n1\n",
+        ".hydra/config.yaml": "a: 1",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "steps.csv", "metrics.csv", ".hydra"}
+    new = open_given(tmp_path / "new", resume=False)
+    (new.path / "run.json").write_text("")
+    new.undo()
+    assert not new.path.exists()
+
+
+def test_a_folder_that_cannot_be_made(unwritable):
+    with pytest.raises(ConfigError, match="can't be created"):
+        open_given(unwritable / "run", resume=False)
+
+
+def test_another_rank_writes_below_the_run_and_leaves_its_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    (tmp_path / "rank1").mkdir()
+    (tmp_path / "rank1" / "train.log").write_text("of a rank that was killed")
+    made = of_rank(1, tmp_path)
+    assert (made.path, made.is_new, list(made.path.iterdir())) == (tmp_path / "rank1", True, [])
+    (made.path / "train.log").write_text("what went wrong")
+    made.keep_log("train.rank1.log")
+    made.undo()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"train.rank1.log": "what went wrong"}
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))  # as Lightning's rank 0 says it
+    assert of_rank(2, None).path == tmp_path / "rank2"
+
+
+def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "absent"))
+    assert of_rank(2, None).path.parent == tmp_path
+
+
+def test_undo_leaves_a_users_own_folder_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    made = open_given(tmp_path, resume=False).keep()
+    assert not (tmp_path / ".before").exists()
+    (tmp_path / "mine" / "more.txt").write_text("written meanwhile")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").write_text("")
+    (tmp_path / "run.json").write_text("{}")
+    made.undo()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "more.txt", "notes.txt"]
+
+
+def test_folders_of_the_same_second_sort_as_they_were_made(tmp_path):
+    made = [run_folder.create(tmp_path, "w").path for _ in range(40)]
+    assert sorted(made) == made

@@ -1,0 +1,323 @@
+"""What foreign code does while it is rehearsed, seen from ``plan``, ``fit`` and a run."""
+
+import json
+import random
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.end_to_end.commands import ROOT, only_folder, record_of, run
+from wellfed.cli.commands import fit, plan
+from wellfed.config.compose import compose
+from wellfed.data import longest_batch
+from wellfed.errors import ConfigError, DataError
+from wellfed.run.planner import plan_without_running
+
+MODULE = """
+import random
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+from wellfed.contract import Datasets, Features, LossOutput
+
+print("imported")
+CACHE = {}
+
+
+class Net(nn.Module):
+    def __init__(self, does="nothing"):
+        super().__init__()
+        print("made")
+        self.does = does
+        self.net = nn.LazyLinear(1) if does == "lazy" else nn.Linear(8, 1)
+
+    def loss(self, batch):
+        if self.does == "exit":
+            sys.exit(5)
+        if self.does == "print":
+            print("forward")
+        if self.does == "draw":
+            random.random(), np.random.rand()
+        if self.does == "keep":
+            mask = CACHE.setdefault("mask", torch.ones(8, device=batch["x"].device))
+            return LossOutput(self.net(batch["x"] * mask).square().mean())
+        return LossOutput(self.net(batch["x"]).square().mean())
+
+
+class Rows:
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return {"x": torch.full((8,), float(index))}
+
+
+class Texts(Rows):
+    def __init__(self, late):
+        super().__init__(64)
+        self.late = late
+
+    def __getitem__(self, index):
+        return torch.ones(5000 if self.late in (index, "all") else 5, 8)
+
+
+def padded(samples):
+    return {"x": nn.utils.rnn.pad_sequence(samples, batch_first=True)}
+
+
+class Stream:
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        for number in range(6):
+            torch.rand(1), random.random()
+            yield {"x": torch.ones(16, 5000 if number == 4 else 5, 8)}
+
+
+class Splitting(Rows):
+    def split(self, batch, sizes):
+        return [{"x": x} for x in batch["x"].split(sizes)]
+
+
+def datasets(n=64):
+    return Datasets(Rows(n))
+
+
+def texts(late):
+    return Datasets(Texts(late), collate=padded)
+
+
+def stream():
+    return Datasets(Stream())
+
+
+def splitting():
+    return Datasets(Splitting(64))
+
+
+class Windows:
+    # Of a series; a batch carries their rows where nothing is held on the device.
+
+    def __init__(self, mode="dynamic"):
+        self.mode, self.series = mode, torch.randn(1_000_000)
+
+    def __len__(self):
+        return 64
+
+    def for_features(self, mode):
+        return Windows(mode)
+
+    def prepared(self):
+        if type(torch.zeros(3)) is not torch.Tensor:  # what makes it of a user's files could do nothing with that
+            open(__file__ + ".faked", "w").close()
+        return self.series
+
+    def rows(self, indices):
+        return cut(self.series, indices)
+
+    def fetch(self, indices, rng):
+        batch = {"index": indices}
+        return batch if self.mode == "cache" else batch | {"x": self.rows(indices)}
+
+    def __getitem__(self, index):
+        return {name: value[0] for name, value in self.fetch(torch.tensor([index]), None).items()}
+
+    def on_device(self, batch, rng, features):
+        return batch if "x" in batch else batch | {"x": features.rows(batch["index"])}
+
+
+def cut(store, indices):
+    return store.as_strided((len(store) - 7, 8), (1, 1)).index_select(0, indices)
+
+
+def windows():
+    train = Windows()
+    size = train.series.nbytes
+    return Datasets(train, features=Features(64, size, train.rows, store=train.prepared, cut=cut))
+
+
+class Both(Net):
+    def features(self):
+        return windows().features
+"""
+WORKLOAD = {
+    "name": "rows",
+    "effective_batch_size": 16,
+    "model": {"_target_": "theirs.Net"},
+    "data": {"_target_": "theirs.datasets"},
+    "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01},
+}
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """A project with one workload, and what is typed for it."""
+    configs = shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (configs / "workload" / "rows.yaml").write_text(yaml.safe_dump(WORKLOAD))
+    (tmp_path / "theirs.py").write_text(MODULE)
+    monkeypatch.setenv("WELLFED_PROJECT", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield ["workload=rows", "config.allow_targets=[theirs,torch]", "gpu=8gb", f"paths.cache_dir={tmp_path / 'cache'}"]
+    sys.modules.pop("theirs", None)
+
+
+def planned(typed, capsys, *words):
+    assert plan.main([*typed, *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "does",
+    ["print", "keep", *(pytest.param(does, marks=pytest.mark.slow) for does in ("nothing", "draw"))],  # planned below
+)
+def test_json_is_alone_on_stdout_and_the_peak_is_predicted(typed, capsys, does):
+    found = planned(typed, capsys, f"+workload.model.does={does}")
+    assert found["fits"] is True
+    assert found["predicted_peak_gib"] > 0
+    assert sys.modules["theirs"].CACHE == {}  # no tensor of the rehearsal is left in the module
+
+
+def test_fit_prints_json_alone(typed, capsys):
+    assert fit.main([*typed, "+workload.model.does=print", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["micro_batch"] == 16
+
+
+def test_nothing_is_drawn_from_pythons_and_numpys_generators(typed):
+    plan_without_running(compose(typed))  # imports, which may draw
+    drawn = []
+    for more in ([], ["+workload.model.does=draw"]):
+        plan_without_running(compose([*typed, *more]))
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+
+
+def test_a_model_that_exits_does_not_end_the_command(typed, capsys):
+    found = planned(typed, capsys, "+workload.model.does=exit")
+    assert found["fits"] is None
+    assert found["warnings"][-1] == (
+        "The peak memory is not predicted: the rehearsal of a step ended with exit code 5."
+    )
+
+
+def test_a_model_without_sizes_is_refused(typed):
+    with pytest.raises(ConfigError, match=r"without a shape until the first batch \(Lazy\*\): net\.weight\. Give"):
+        plan_without_running(compose([*typed, "+workload.model.does=lazy"]))
+
+
+@pytest.mark.slow
+def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
+    monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)  # a machine under load looks at fewer
+    monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
+
+    def told(late):
+        # In order, and 64 samples: limits count the run's batches, not those of the look.
+        words = ["trainer.overfit_batches=4", "workload.data._target_=theirs.texts", f"+workload.data.late={late}"]
+        found = planned(typed, capsys, *words)
+        return found["parts"], found["plan"]["memory.micro_batch"]["because"]
+
+    short, all_long, once_long = told("none"), told("all"), told(60)
+    assert once_long[0] == all_long[0]
+    assert once_long[0]["activations"] > 100 * short[0]["activations"]
+    for_samples = ", for samples as in the longest of 8 small batches (160 B to 156.2 KiB each)"
+    assert once_long[1].endswith(for_samples)
+    assert "for samples" not in short[1] + all_long[1]
+
+
+def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)
+    monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
+    words = ["workload.data._target_=theirs.texts", "+workload.data.late=60"]
+    for _ in range(2):
+        plan_without_running(compose([*typed, *words]))
+    assert len([*(tmp_path / "cache" / "footprints").iterdir()]) == 1
+
+
+def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(typed):
+    words = [*typed, "workload.data._target_=theirs.stream"]
+    plan_without_running(compose(words))  # imports, which may draw
+    drawn = []
+    for more in ([], ["trainer.limit_batches=1"]):
+        found = plan_without_running(compose([*words, *more])).plan
+        drawn.append((random.random(), torch.rand(1).item()))
+        assert found.predicted_peak_gib is not None
+        assert ", for samples as in " not in found.knobs["memory.micro_batch"].because
+    assert drawn[0] == drawn[1]
+
+
+def test_data_that_splits_its_batches_is_still_predicted(typed, capsys):
+    assert planned(typed, capsys, "workload.data._target_=theirs.splitting")["predicted_peak_gib"] > 0
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+def test_too_little_data_is_told_in_the_users_sizes(typed, capsys, samples):
+    little = [f"+workload.data.n={samples}", "workload.drop_last=true"]
+    found = planned(typed, capsys, *little)
+    assert (found["fits"], found["predicted_peak_gib"]) == (None, None)
+    assert ".." not in "".join(found["warnings"])
+    told = rf"{samples} training samples make no step of workload\.effective_batch_size=16|has no training samples"
+    with pytest.raises(DataError, match=told) as refused:
+        fit.main([*typed, *little])
+    assert ".." not in str(refused.value)
+
+
+def test_what_fit_prints_can_be_typed(typed, capsys):
+    split = ["memory.micro_batch=4", "memory.accumulate=4"]
+    assert fit.main([*typed, *split, "+workload.model.does=print"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Use it:"))
+    assert "'config.allow_targets=[theirs,torch]'" in line
+    assert line.endswith("+workload.model.does=print memory.micro_batch=16")
+    assert "accumulate" not in line
+
+
+def test_what_is_written_leaves_the_budget_to_the_profile(typed, tmp_path, capsys):
+    planned(typed, capsys, "--write", "mine")
+    text = (tmp_path / "configs" / "experiment" / "mine.yaml").read_text()
+    assert "memory_gib" not in text
+    assert "'config.allow_targets=[theirs,torch]'" in text.splitlines()[1]
+    planned(typed, capsys, "gpu.memory_gib=6", "--write", "other")
+    assert "memory_gib: 6" in (tmp_path / "configs" / "experiment" / "other.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_a_model_that_keeps_tensors_in_its_module_trains_after_the_estimate(typed, tmp_path):
+    options = ["--config-dir", str(tmp_path / "configs"), "trainer.max_epochs=1", "logger=none", "telemetry=none"]
+    words = [*options, *typed, "+workload.model.does=keep"]
+    done = run("train.py", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.code == 0, done.text
+    assert "not predicted" not in done.text
+    assert record_of(only_folder(tmp_path, "rows"))["steps"] == 4
+
+
+def test_a_store_counts_where_it_is_held_on_the_device_alone(typed, tmp_path, capsys):
+    typed.append("workload.data._target_=theirs.windows")
+    parts = {mode: planned(typed, capsys, f"memory={mode}")["parts"] for mode in ("cache", "cache_host", "dynamic")}
+    tables = {mode: sizes["feature table"] for mode, sizes in parts.items()}
+    assert tables == {"cache": pytest.approx(4e6), "cache_host": 0, "dynamic": 0}
+    assert max(sizes["activations"] for sizes in parts.values()) < 1e5  # the store is none, and views of it neither
+    assert not (tmp_path / "theirs.py.faked").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_a_run_on_features_of_the_data(typed, tmp_path, mode):
+    options = ["--config-dir", str(tmp_path / "configs"), "trainer.max_steps=2", "logger=none", "telemetry=none"]
+    words = [*options, *typed, "workload.data._target_=theirs.windows", f"memory={mode}"]
+    done = run("train.py", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.code == 0, done.text
+    assert record_of(only_folder(tmp_path, "rows"))["plan"]["memory.features"]["value"] == mode
+
+
+def test_features_of_both_are_refused(typed):
+    words = [*typed, "workload.data._target_=theirs.windows", "workload.model._target_=theirs.Both"]
+    with pytest.raises(ConfigError, match="offers features, and so does the data"):
+        plan.main(words)

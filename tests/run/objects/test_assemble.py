@@ -1,0 +1,368 @@
+"""What a configuration becomes, where the data or the model is unusual."""
+
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from tests.kit import sets
+from tests.kit.machines import H200, LAPTOP
+from tests.plan.test_decide import config as make_config
+from tests.plan.test_decide import planned
+from wellfed.config.compose import Composed
+from wellfed.config.schema import Backend
+from wellfed.contract import Datasets, LossOutput
+from wellfed.data.backends import thread_backend
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.errors import ConfigError, DataError
+from wellfed.plan.run_plan import DataFacts, OwnLoader
+from wellfed.run.objects import assemble
+from wellfed.run.planner import Planner
+from wellfed.train.memory.remembered import FOREACH, Lowered
+
+ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
+
+
+class Model(nn.Module):
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.table, self.out = nn.Embedding(8, 4, sparse=sparse), nn.Linear(4, 1)
+
+    def loss(self, batch):
+        return LossOutput(self.out(self.table(batch["index"] % 8)).square().mean())
+
+
+class ByClosure(torch.optim.Optimizer):
+    """Its step needs a closure."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure):
+        loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight] = {"first": torch.zeros_like(weight)}
+        return loss
+
+
+class Unsteppable(ByClosure):
+    def step(self):
+        raise KeyError("not yet")
+
+
+def datasets():
+    return Datasets(train=sets.Fetching())
+
+
+def config(optimizer=None, *, sparse=False, **groups):
+    made = make_config(4, **groups)
+    made.workload.optimizer = optimizer or ADAM
+    made.workload.model = {"_target_": f"{__name__}.Model", "sparse": sparse}
+    made.workload.data = {"_target_": f"{__name__}.datasets"}
+    return made
+
+
+# -- data that hangs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [sets.Breaking, pytest.param(sets.BreakingItems, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("option", ["auto", "balanced"])
+def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeypatch):
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
+    more = {} if option == "auto" else {"prefetch_factor": 4}
+    given = config(loader={"timeout_s": 1, **more})
+    facts = DataFacts(sets.SIZE, has_fetch=kind is sets.Breaking)
+    choices = {"loader": option}
+    plan = planned(given, LAPTOP, data=facts, choices=choices)
+    parts = assemble.Parts(Datasets(train=kind("hang", *range(sets.SIZE))), Model(), None)
+    began_s = time.monotonic()
+    assert assemble.try_loader(given, lambda built: [], plan, parts) is None
+    with (
+        closing(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), parts.data)) as loader,
+        pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"),
+    ):
+        next(iter(loader))
+    assert time.monotonic() - began_s < 20
+
+
+def test_a_look_without_a_timeout_starts_no_thread():
+    given = config(loader={"num_workers": 2})
+    plan = planned(given, LAPTOP)
+    assert plan.loader.backend == "threads"
+    before = set(threading.enumerate())
+    next(iter(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), datasets())))
+    assert set(threading.enumerate()) <= before  # one of another test may have ended
+
+
+# -- data that people bring --------------------------------------------------------------------------------------------
+
+
+class Rows(Dataset):
+    def __init__(self, samples=12):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return {"index": torch.tensor(index)}
+
+
+class Sets(pl.LightningDataModule):
+    """``torn_down`` is where its data are no longer there."""
+
+    torn_down: tuple[str, ...] = ()
+
+    def setup(self, stage=None):
+        self.rows = Rows()
+
+    def train_dataloader(self):
+        return DataLoader(self.rows, 5, shuffle=True, drop_last=True)
+
+    def test_dataloader(self):
+        return DataLoader(self.rows, 3)
+
+    def teardown(self, stage=None):
+        self.torn_down = (*self.torn_down, stage)
+
+
+def loaders(kind="dict"):
+    train, val = DataLoader(Rows(), 5), DataLoader(Rows(), 3)
+    few = {"short": DataLoader(Rows(), 64, drop_last=True), "empty": DataLoader(Rows(0), 4)}
+    given = {
+        "dict": {"train": train, "val": val},
+        **{name: (train, each) for name, each in few.items()},
+        "tuple": (train, val),
+        "one": train,
+        "sets": (Rows(), None),
+    }
+    return given.get(kind) or {"number": 3, "tensors": (torch.ones(2), torch.ones(2)), "odd": {"fit": train}}[kind]
+
+
+def brought(target, effective=None, model="Model", **arguments):
+    made = config()
+    made.workload.effective_batch_size = effective
+    made.workload.model = {"_target_": f"{__name__}.{model}"}
+    made.workload.data = {"_target_": f"{__name__}.{target}", **arguments} if target else None
+    parts = assemble.make_parts(made)
+    return parts, assemble.with_loader(made, parts.data)
+
+
+@pytest.mark.parametrize(("kind", "has_val"), [("dict", True), ("tuple", True), ("one", False)])
+def test_loaders_in_any_form_are_taken_apart(kind, has_val):
+    parts, given = brought("loaders", kind=kind)
+    assert (given.workload.effective_batch_size, given.workload.drop_last) == (5, False)
+    assert (type(parts.data.train), parts.data.val is not None) == (Rows, has_val)
+    assert "a DataLoader over Rows gives the training samples, in its own order." in parts.data.notes
+    facts = assemble.data_facts(parts)
+    assert facts.own_loader == OwnLoader(5, 0, None, persistent_workers=False, pin_memory=False, timeout_s=0)
+    loader = assemble.make_train_loader(given, LoaderSettings(), parts.data)
+    assert next(iter(loader)).batch["index"].tolist() == [0, 1, 2, 3, 4]
+    assert isinstance(assemble.make_train_loader(given, LoaderSettings(backend="own"), parts.data), StreamLoader)
+
+
+def test_a_data_module_gives_its_data():
+    parts, given = brought("Sets", effective=4)
+    assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
+    assert (len(parts.data.train), parts.data.val, parts.data.eval_batch_size["test"]) == (12, None, 3)
+    assemble.end(parts)
+    assert parts.data_module.torn_down == ("fit", "test")
+
+
+@pytest.mark.parametrize("kind", ["number", "tensors", "odd"])
+def test_what_is_no_data_is_told(kind):
+    with pytest.raises(ConfigError, match=r"returned (int|tuple|dict), and a workload's data is a .*Return Datasets"):
+        brought("loaders", kind=kind)
+
+
+def test_without_a_loader_the_batch_size_must_be_set():
+    with pytest.raises(ConfigError, match=r"workload\.effective_batch_size: is null, and there is no DataLoader"):
+        brought("loaders", kind="sets")
+    assert brought("loaders", kind="sets", effective=4)[1].workload.effective_batch_size == 4
+
+
+# -- values that follow from the data ---------------------------------------------------------------------------------
+
+
+def measured(width=None):
+    derived = {
+        "workload.data.width": (3, "all rows have it"),
+        "workload.model.sparse": (True, "3 rows"),
+        "workload.optimizer.lr": (0.5, "3 rows"),
+    }
+    return Datasets(train=sets.Fetching(), derived=derived)
+
+
+@pytest.mark.parametrize(("lr", "width"), [(None, None), (0.1, 7)])
+def test_the_data_fill_in_what_is_left_open_and_nothing_that_is_typed(lr, width):
+    given = config({"_target_": "torch.optim.SGD", "lr": lr}, sparse=None)
+    given.workload.data = {"_target_": f"{__name__}.measured", "width": width}
+    planner = Planner.start(Composed(given, {}, {}, (), frozenset(), None, None, None), LAPTOP)
+    assert planner.parts.model.table.sparse is True
+    knobs = {knob: one for knob, one in planner.rough().to_dict().items() if one["source"] == "data"}
+    found = planner.config.workload
+    if lr is None:
+        assert knobs["workload.data.width"] == {"value": 3, "because": "all rows have it", "source": "data"}
+        assert list(knobs) == ["workload.data.width", "workload.model.sparse", "workload.optimizer.lr"]
+        assert (found.data["width"], found.optimizer["lr"]) == (3, 0.5)
+    else:
+        assert list(knobs) == ["workload.model.sparse"]
+        assert (found.data["width"], found.optimizer["lr"]) == (7, 0.1)
+
+
+@pytest.mark.parametrize("knob", ["trainer.max_epochs", "workload.data", "workload.schedule.name"])
+def test_only_entries_of_the_workload_follow_from_its_data(knob):
+    data = Datasets(train=sets.Fetching(), derived={knob: (3, "all rows have it")})
+    with pytest.raises(ConfigError, match=rf"Datasets.derived names {knob}, .* Name workload.data.<name>"):
+        assemble.with_derived(config(), data)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def optimizer(model, given=None, **more):
+    given = given or config()
+    return assemble.make_optimizer(given, planned(given, LAPTOP), [{"params": list(model.parameters())}], **more)
+
+
+def test_an_optimizer_is_fused_where_every_gradient_is_dense_and_real():
+    assert optimizer(Model()).defaults["fused"] is True
+    assert not optimizer(Model(), sparse=True).defaults["fused"]
+    mixed = Model()
+    mixed.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    assert not optimizer(mixed).defaults["fused"]
+
+
+def test_an_optimizer_that_could_not_step_on_all_weights_at_once_does_not_try_again():
+    given = config()
+    given.workload.optimizer = {"_target_": "torch.optim.NAdam", "lr": 0.1, "foreach": True}
+    plan, groups = planned(given, LAPTOP), [{"params": list(Model().parameters())}]
+    assert assemble.make_optimizer(given, plan, groups).param_groups[0]["foreach"] is True
+    plan = replace(plan, remembered={FOREACH: Lowered(False, None, "2026-11-22", "a")})
+    assert assemble.make_optimizer(given, plan, groups).param_groups[0]["foreach"] is False
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_sparse_gradients_are_known_from_the_model(sparse):
+    parts = assemble.make_parts(config({"_target_": "torch.optim.SGD", "lr": 0.1}, sparse=sparse))
+    assert parts.has_sparse_gradients is sparse
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "RMSprop", "SparseAdam"])
+def test_an_optimizer_that_takes_no_sparse_gradients_is_refused_before_the_run(optimizer):
+    with pytest.raises(ConfigError, match=rf"torch.optim.{optimizer}: .*table, sparse=True.*_target_=torch.optim.SGD"):
+        assemble.make_parts(config({"_target_": f"torch.optim.{optimizer}"}, sparse=True))
+
+
+def test_a_frozen_table_has_no_sparse_gradients():
+    frozen = Model(sparse=True)
+    frozen.table.requires_grad_(False)
+    assert not assemble._has_sparse_gradients(frozen)
+
+
+def test_a_sparse_buffer_counts_as_if_it_were_dense():
+    given = config()
+    parts = assemble.make_parts(given)
+    before = assemble.model_facts(parts, given).parameter_bytes
+    parts.model.register_buffer("edges", torch.eye(4).to_sparse())
+    assert assemble.model_facts(parts, given).parameter_bytes == before + 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("target", "states"),
+    [
+        ("torch.optim.AdamW", 2),
+        ("torch.optim.SGD", 0),
+        ("torch.optim.SparseAdam", 2),  # refuses the dense gradient that it is tried with
+        (f"{__name__}.ByClosure", 1),
+        (f"{__name__}.Unsteppable", 2),
+    ],
+)
+def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
+    given = config({"_target_": target, "lr": 0.1})
+    found = assemble.model_facts(assemble.make_parts(given), given)
+    assert found.optimizer_state_bytes == states * found.trainable_bytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "num_workers", "expected", "ahead"),
+    [
+        ("threads", sets.Fetching, 2, "threads", 3),
+        ("processes", sets.Fetching, 2, "processes", 3),
+        ("torch", sets.Global, 2, "torch", 3),
+        # Samples of their own may draw from the process's generators, which no thread beside training may touch.
+        ("threads", sets.Global, 2, "processes", 3),
+        ("threads", sets.Global, 0, "inline", 0),
+        ("torch", sets.Fetching, 0, "inline", 3),
+    ],
+)
+def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expected, ahead):
+    loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
+    config = make_config(loader=loader)
+    plan = planned(config, H200)
+    plan = replace(plan, loader=replace(plan.loader, eval_workers=num_workers))
+    found = assemble._eval_settings(config, plan, kind())
+    assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
+    assert assemble.eval_device_prefetch(plan, kind()) == ahead
+
+
+def test_only_a_lightning_module_is_one():
+    assert assemble.is_lightning_module(pl.LightningModule())
+    assert not assemble.is_lightning_module(nn.Linear(1, 1))
+
+
+def test_without_lightning_there_is_none(monkeypatch):
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    assert not assemble.is_lightning_module(nn.Linear(1, 1))
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def scheduled(**entries):
+    given = config({"_target_": "torch.optim.SGD", "lr": 0.1})
+    vars(given.workload.schedule).update(entries)
+    return given
+
+
+def test_a_scheduler_within_another_steps_the_same_optimizer():
+    kinds = "torch.optim.lr_scheduler"
+    given = scheduled(
+        _target_=f"{kinds}.SequentialLR",
+        milestones=[2],
+        schedulers=[
+            {"_target_": f"{kinds}.ConstantLR", "factor": 0.5, "total_iters": 9},
+            {"_target_": f"{kinds}.StepLR", "step_size": 1},
+        ],
+    )
+    sgd = torch.optim.SGD(Model().parameters(), lr=0.1)
+    scheduler = assemble.make_schedule(given, sgd)
+    rates = []
+    for _ in range(4):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.05, 0.05, 0.1, 0.01])
+
+
+def test_a_scheduler_that_refuses_its_arguments_is_told_before_training():
+    given = scheduled(_target_="torch.optim.lr_scheduler.OneCycleLR", max_lr=0.1)
+    with pytest.raises(ConfigError, match="workload.schedule: .*OneCycleLR refuses its arguments: You must define"):
+        assemble.try_schedule(given, assemble.make_parts(given))
+    assemble.try_schedule(config(), assemble.make_parts(config()))
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("short", 12), ("empty", 0)])
+def test_a_split_of_which_no_batch_can_be_made_is_refused(kind, samples):
+    parts, given = brought("loaders", kind=kind)
+    with pytest.raises(DataError, match=rf"Rows makes no val batch of its {samples} samples\. Check workload\.data"):
+        assemble.make_eval_loader(given, planned(given), parts.data, "val")

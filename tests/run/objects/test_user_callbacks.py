@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+
+from wellfed.config.compose import compose
+from wellfed.contract import Datasets
+from wellfed.errors import ConfigError
+from wellfed.run.objects.assemble import Parts, listeners, model_facts
+from wellfed.run.objects.user_callbacks import check_monitors, make_callbacks
+
+
+def made(*overrides: str, val: Any = ()) -> dict[str, Any]:
+    model: Any = None
+    parts = Parts(Datasets(train=[], val=val), model, None)
+    return make_callbacks(compose([*overrides, "workload.schedule.name=constant"]).config, parts)
+
+
+def test_several_options_go_together_and_one_may_be_left_out() -> None:
+    found = made("callbacks=[early_stopping,ema,lr_monitor]", "callbacks.early_stopping.patience=7")
+    assert list(found) == ["early_stopping", "ema", "lr_monitor"]
+    assert isinstance(found["early_stopping"], EarlyStopping)
+    assert found["early_stopping"].patience == 7
+    assert list(made("callbacks=[early_stopping,ema]", "callbacks.ema=null")) == ["early_stopping"]
+    assert made() == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("callbacks.early_stopping.mode=least", "callbacks.early_stopping: .*refuses its arguments: .*least"),
+        ("+callbacks.mine={_target_: torch.nn.ReLU}", "callbacks.mine: .*ReLU is no callback"),
+    ],
+)
+def test_what_can_t_be_made_is_told(override: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        made("callbacks=early_stopping", override)
+
+
+def test_a_figure_of_a_split_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"callbacks.early_stopping.monitor=val/loss: the workload has no val split"):
+        made("callbacks=early_stopping", val=None)
+
+
+def test_who_listens_within_a_step_is_known() -> None:
+    found = made(
+        "callbacks=lr_monitor",
+        "+callbacks.swa={_target_: lightning.pytorch.callbacks.StochasticWeightAveraging, swa_lrs: 0.1}",
+    )
+    model: Any = None
+    assert listeners(Parts(Datasets(train=[]), model, None, callbacks=found)) == ()
+
+
+@pytest.mark.parametrize(("device", "copies"), [("null", 1), ("cpu", 0)])
+def test_an_average_on_the_device_is_a_part_of_its_memory(device: str, copies: int) -> None:
+    found = made("callbacks=ema", f"+callbacks.ema.device={device}")
+    model: Any = torch.nn.Linear(3, 2)
+    config = compose(["workload.schedule.name=constant"]).config
+    facts = model_facts(Parts(Datasets(train=[]), model, None, callbacks=found), config)
+    assert facts.average_bytes == copies * 4 * (3 * 2 + 2)
+
+
+def test_a_figure_that_validation_does_not_give_is_told() -> None:
+    found = made("callbacks=early_stopping", "callbacks.early_stopping.monitor=val/ndcg")
+    model: Any = None
+    parts = Parts(Datasets(train=[], val=[]), model, None, callbacks=found)
+    config = compose(["workload.schedule.name=constant"]).config
+    expected = r"monitor=val/ndcg: validation gives no such figure. Set it to one of val/loss, val/ndcg@10"
+    with pytest.raises(ConfigError, match=expected):
+        check_monitors(config, parts, {"val/ndcg@10", "val/loss"})
+    check_monitors(config, parts, {"val/ndcg"})

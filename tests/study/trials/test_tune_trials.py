@@ -1,0 +1,193 @@
+"""What a tune keeps of its rows: rounds in turn, whatever cut them short, and what is measured anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from wellfed.record import RunRecord
+from wellfed.study.sweep.grid import GridPoint, point_id
+from wellfed.study.sweep.ledger import Row, append
+from wellfed.study.sweep.objective import SAMPLES_PER_S
+from wellfed.study.trials.trial_pool import ForkServers
+from wellfed.study.trials.trial_setup import TrialSetup
+from wellfed.study.trials.tune_screen import TuneScreen
+from wellfed.study.trials.tune_trials import TuneLedger, TuneTrials
+
+CODE = "abc"
+SCREEN = TuneScreen(SAMPLES_PER_S, "samples")
+
+
+def row(point: str, kind: str = "confirm", **more: object) -> Row:
+    made = Row(point, kind, (), "ok", 1, samples_per_s=1.0, device="CPU", code=CODE)  # type: ignore[arg-type]
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+A, B = row("a", "trial"), row("b", "trial")
+
+
+def kept(folder: Path, *rows: Row, retry: tuple[str, ...] = ()) -> TuneLedger:
+    append(folder, rows)
+    return TuneLedger(folder, CODE, SCREEN, retry)
+
+
+def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:
+    rows = [row(point, attempt=number) for number, point in enumerate("abbaab")]
+    found = kept(tmp_path, A, B, *rows).rounds("a", "b")
+    assert found == [(rows[0], rows[1]), (rows[3], rows[2]), (rows[4], rows[5])]
+
+
+def test_what_was_cut_short_is_no_round(tmp_path: Path) -> None:
+    rows = [row(point, attempt=number) for number, point in enumerate("aabbba")]
+    found = kept(tmp_path, A, B, *rows).rounds("a", "b")
+    assert found == [(rows[1], rows[2]), (rows[5], rows[4])]
+
+
+def test_a_run_that_failed_counts_as_one_of_its_round(tmp_path: Path) -> None:
+    failed = row("b", status="failed", device="")
+    assert kept(tmp_path, A, B, row("a"), failed).rounds("a", "b") == [(row("a"), failed)]
+
+
+def test_rounds_of_an_earlier_trial_do_not_count(tmp_path: Path) -> None:
+    ledger = kept(tmp_path, A, B, row("a"), row("b"), A)
+    assert ledger.rounds("a", "b") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "retry", "is_finished"),
+    [
+        ([A], (), True),
+        ([], (), False),
+        ([row("a", "trial", status="oom")], (), True),
+        ([row("a", "trial", status="oom")], ("oom",), False),
+        ([row("a", "trial", status="interrupted")], (), False),
+        ([row("a", "trial", status="infeasible")], (), False),
+    ],
+)
+def test_what_has_ended_is_not_run_again(tmp_path: Path, rows: list[Row], retry: tuple[str, ...], is_finished: bool):
+    assert (kept(tmp_path, *rows, retry=retry).finished("a") is not None) is is_finished
+
+
+def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+    for attempt in ("first", "second"):
+        ledger = kept(tmp_path, A)
+        (tmp_path / ".lock").touch()
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "run.json").write_text(attempt)
+        aside = ledger.set_aside()
+        assert ledger.is_empty
+        assert (tmp_path / aside / "a" / "run.json").read_text() == attempt
+        assert (tmp_path / aside / "ledger.jsonl").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "before1", "before2"}
+
+
+def test_the_words_of_a_point_are_those_of_the_start_with_the_turned_behind(tmp_path: Path) -> None:
+    setup = TrialSetup(lambda words, folder: 1 / 0, kept(tmp_path), SCREEN, tmp_path, 1.0)  # type: ignore[arg-type]
+    servers = ForkServers(lambda config: None, lambda shared, task: 0, lambda number: tmp_path, 1.0)
+    trials = TuneTrials(("loader=baseline", "seed=2", "telemetry=default"), setup, setup.ledger, servers)  # type: ignore[arg-type]
+    assert trials.point(()).overrides == ("loader=baseline", "seed=2", "telemetry=default")
+    turned = trials.point(("loader=auto", "loader.num_workers=2"))
+    assert turned.overrides == ("seed=2", "telemetry=default", "loader=auto", "loader.num_workers=2")
+    assert turned.id == point_id(("seed=2", "loader=auto", "loader.num_workers=2"))
+
+
+class Machine:
+    """In the place of processes: trials end as they are told to, one after the other."""
+
+    def __init__(self, folder: Path, retry: tuple[str, ...] = ()) -> None:
+        self.ran: list[tuple[str, str]] = []
+        self.ends: dict[str, list[str]] = {}
+        """Of a configuration's trials, in order; ``ok`` beyond them."""
+        setup = TrialSetup(lambda words, folder: 1 / 0, kept(folder, retry=retry), SCREEN, folder, 1.0)  # type: ignore[arg-type]
+        servers = ForkServers(lambda config: None, lambda shared, task: 0, lambda number: folder, 1.0)
+        self.trials = TuneTrials(("seed=2",), setup, setup.ledger, servers)  # type: ignore[arg-type]
+
+    def plays(self, monkeypatch: pytest.MonkeyPatch) -> TuneTrials:
+        def run(trials: TuneTrials, point: GridPoint, kind: Literal["trial", "confirm"]) -> None:
+            word = point.overrides[-1]
+            self.ran.append((kind, word))
+            ends = self.ends.get(word, [])
+            begun = trials.ledger.begin(point, kind)
+            trials.ledger.add(replace(begun, status=ends.pop(0) if ends else "ok", device="CPU", samples_per_s=1.0))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(TuneTrials, "_is_ready", lambda trials, point: True)
+        monkeypatch.setattr(TuneTrials, "_run", run)
+        return self.trials
+
+
+START, OTHER = "seed=2", "loader=auto"
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {OTHER: ["oom"]}
+    trials = machine.plays(monkeypatch)
+    first = [trials.measure(words).status for words in ((), (OTHER,))]
+    assert first == [trials.measure(words).status for words in ((), (OTHER,))] == ["ok", "oom"]
+    assert machine.ran == [("trial", START), ("trial", OTHER)]
+    assert trials.kept_as_they_are() == {"oom": 1}
+    again = Machine(tmp_path, retry=("oom",))
+    assert again.plays(monkeypatch).measure((OTHER,)).status == "ok"
+    assert not again.trials.kept_as_they_are()
+
+
+def test_a_start_that_failed_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {START: ["killed"]}
+    trials = machine.plays(monkeypatch)
+    assert trials.measure(()).status == "killed"
+    again = Machine(tmp_path).plays(monkeypatch)
+    assert not again.kept_as_they_are()
+    assert again.measure(()).status == "ok"
+
+
+def test_start_and_result_run_in_turn_and_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path)
+    trials = machine.plays(monkeypatch)
+    for words in ((), (OTHER,)):
+        trials.measure(words)
+    machine.ran.clear()
+    assert len(trials.compare((OTHER,), 2)) == 2
+    assert trials.rounds_missing((OTHER,), 3) == 1
+    rounds = trials.compare((OTHER,), 3)
+    assert [word for _, word in machine.ran] == [START, OTHER, OTHER, START, START, OTHER]
+    assert {kind for kind, _ in machine.ran} == {"confirm"}
+    assert [(first.overrides[-1], second.overrides[-1]) for first, second in rounds] == [(START, OTHER)] * 3
+
+
+def test_a_result_that_fails_ends_the_comparison_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {OTHER: ["ok", "ok", "oom"]}
+    trials = machine.plays(monkeypatch)
+    for words in ((), (OTHER,)):
+        trials.measure(words)
+    for _ in range(2):  # the same command again
+        rounds = trials.compare((OTHER,), 5)
+        assert [second.status for _, second in rounds] == ["ok", "oom"]
+        assert trials.rounds_missing((OTHER,), 5) == 0
+    assert len(machine.ran) == 2 + 4
+
+
+def test_a_start_that_fails_in_a_round_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {START: ["ok", "killed"]}
+    trials = machine.plays(monkeypatch)
+    for words in ((), (OTHER,)):
+        trials.measure(words)
+    assert len(trials.compare((OTHER,), 3)) == 3
+
+
+def test_a_trial_that_ended_just_when_the_tune_was_killed_has_the_tunes_own_version(tmp_path: Path) -> None:
+    ledger = kept(tmp_path)
+    record = replace(RunRecord.start("x"), status="ok", exit_code=0, git=None)
+    (tmp_path / "p").mkdir()
+    record.write(tmp_path / "p")
+    ledger.adopt([GridPoint("p", {}, ("seed=2",))])
+    adopted = ledger.latest("p")
+    assert adopted is not None
+    assert (adopted.status, adopted.code) == ("ok", CODE)

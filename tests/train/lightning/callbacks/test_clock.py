@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from torch import Tensor
+
+from tests.kit import tiny
+from wellfed.observe.timing.readiness import StepSummary, summarise
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.sample_rng import SampleRng
+from wellfed.train.lightning.callbacks.clock import BareBatches, Clock, StopWhenMeasured, TimedLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+class MadeClock:
+    """Time that passes only where it is made to: a busy machine changes no figure."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def __call__(self) -> float:
+        self.s += 1e-4
+        return self.s
+
+    def pause(self) -> None:
+        self.s += 0.06
+
+
+class SlowData(tiny.TinyData):
+    def __init__(self, clock: MadeClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
+        self.clock.pause()
+        return super().fetch(indices, rng)
+
+
+class SlowModel(tiny.TinyModel):
+    def __init__(self, clock: MadeClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def loss(self, batch: Any) -> Any:
+        self.clock.pause()
+        return super().loss(batch)
+
+
+class SlowCallback(pl.Callback):
+    def __init__(self, clock: MadeClock) -> None:
+        self.clock = clock
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.clock.pause()
+
+
+def timed(
+    tmp_path: Path,
+    data: Any = None,
+    model: Any = None,
+    callbacks: Any = (),
+    now_s: Callable[[], float] = time.monotonic,
+    **changes: Any,
+) -> list[StepRow]:
+    rows: list[StepRow] = []
+    clock = StepClock(now_s=now_s)
+    loader = TimedLoader(tiny.loader(data=data), clock)
+    tiny.fit(
+        tiny.module(model=model, micro=16), tmp_path, [Clock(clock, rows.extend), *callbacks], batches=loader, **changes
+    )
+    return rows
+
+
+def test_every_step_is_a_row_and_an_epoch_is_ragged(tmp_path: Path) -> None:
+    rows = timed(tmp_path, max_steps=7)
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row.samples for row in rows] == [32, 32, 6, 32, 32, 6, 32]
+    assert [row.num_micro for row in rows] == [2, 2, 1, 2, 2, 1, 2]
+    assert [row.epoch for row in rows] == [0, 0, 0, 1, 1, 1, 2]
+    assert [row.warmup for row in rows] == [True] * WARMUP_STEPS + [False] * 4
+    assert all(row.copy_ms is None for row in rows)
+    assert all(0 < (row.build_ms or 0) < 1e3 for row in rows)
+
+
+@pytest.mark.parametrize("where", ["wait_ms", "compute_ms", "host_ms"])
+def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> None:
+    clock = MadeClock()
+    planted = {
+        "wait_ms": {"data": SlowData(clock)},
+        "compute_ms": {"model": SlowModel(clock)},
+        "host_ms": {"callbacks": [SlowCallback(clock)]},
+    }[where]
+    rows = [row for row in timed(tmp_path, now_s=clock, **planted, max_steps=12) if not row.warmup]
+    later = [row for row, before in zip(rows[1:], rows, strict=False) if row.epoch == before.epoch]
+    assert len(later) == 6  # a gap between epochs belongs to no step
+    for row in later:
+        times_ms = {name: getattr(row, name) for name in ("wait_ms", "compute_ms", "host_ms")}
+        assert times_ms[where] >= 60
+        assert sum(times_ms.values()) - times_ms[where] < 3
+    summary = summarise(rows)
+    assert summary is not None
+    assert summary.wait_frac + summary.compute_frac + summary.host_frac == pytest.approx(1, abs=0.01)
+    if where == "wait_ms":
+        assert summary.readiness_frac == 0
+
+
+def test_a_users_own_module_gets_bare_batches() -> None:
+    clock = StepClock()
+    first = next(iter(TimedLoader(tiny.loader(), clock, unwrap=True)))
+    assert set(first) == {"x", "y"}
+    assert [len(batch["x"]) for batch in BareBatches(tiny.eval_loader())] == [32, 32, 6]
+    assert len(BareBatches(tiny.eval_loader())) == 3
+
+
+@pytest.mark.parametrize("unwrap", [False, True])
+def test_the_size_of_the_first_batch_is_told_once(unwrap: bool) -> None:
+    told: list[dict[str, int]] = []
+    loader = TimedLoader(tiny.loader(), StepClock(), unwrap=unwrap, on_first=told.append)
+    first, *_ = [*loader, *loader]
+    batch = first if unwrap else first.batch
+    assert told == [{"float32": batch["x"].nbytes + batch["y"].nbytes}]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+def summary(steps: int, half_frac: float | None = 0.01, rate: float = 100.0) -> StepSummary:
+    ci95 = None if half_frac is None else (rate * (1 - half_frac), rate * (1 + half_frac))
+    return StepSummary(steps, 3, rate, ci95, 1.0, 0.0, None, 1.0, 0.0, 1.0, 1.0, 1.0)
+
+
+def stopped_at(at: Callable[[int], StepSummary | None], *, ranks: int = 1, limit: int = 2000) -> tuple[int, list[int]]:
+    """The step that it ends at (0 = never), and the steps at which it looked; ``at`` gets the step."""
+    step, looks = 0, []
+
+    def look() -> StepSummary | None:
+        looks.append(step)
+        return at(step)
+
+    callback = StopWhenMeasured(look, within=0.02)
+    for step in range(1, limit + 1):
+        trainer: Any = SimpleNamespace(world_size=ranks, global_step=step, should_stop=False)
+        callback.on_train_batch_end(trainer, None, None, None, step)
+        if trainer.should_stop:
+            return step, looks
+    return 0, looks
+
+
+def test_it_ends_where_the_rate_is_known_but_not_before_40_steps() -> None:
+    assert stopped_at(summary)[0] == pytest.approx(40, abs=1)
+
+
+def test_the_warm_up_does_not_count() -> None:
+    end, _ = stopped_at(lambda step: None if step <= 30 else summary(step - 30))
+    assert 70 <= end <= 75
+
+
+def test_it_goes_on_until_the_interval_is_narrow() -> None:
+    end, _ = stopped_at(lambda step: summary(step, half_frac=0.05 if step < 400 else 0.015))
+    assert 400 <= end <= 500
+
+
+@pytest.mark.parametrize(("half_frac", "ends"), [(0.0199, True), (0.0201, False), (None, False)])
+def test_known_means_within_2_percent(half_frac: float | None, ends: bool) -> None:
+    assert bool(stopped_at(lambda step: summary(step, half_frac))[0]) is ends
+
+
+def test_no_rate_is_never_known() -> None:
+    assert stopped_at(lambda step: summary(step, 0.0, rate=0.0))[0] == 0
+    assert stopped_at(lambda step: None)[0] == 0
+
+
+def test_several_ranks_run_all_the_steps_and_none_looks() -> None:
+    assert stopped_at(summary, ranks=2) == (0, [])
+
+
+def test_it_looks_the_more_rarely_the_further_on() -> None:
+    """Each look reads all steps, and its time counts as the steps' own."""
+    _, looks = stopped_at(lambda step: summary(step, half_frac=0.5), limit=20_000)
+    assert len(looks) < 40
+    gaps = [later - earlier for earlier, later in pairwise(looks[1:])]
+    assert gaps == sorted(gaps)
+
+
+def test_a_training_ends_there(tmp_path: Path) -> None:
+    trainer = tiny.fit(tiny.module(), tmp_path, [StopWhenMeasured(lambda: summary(40), 0.02)])
+    assert trainer.global_step == 1

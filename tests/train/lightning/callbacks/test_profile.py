@@ -1,0 +1,228 @@
+"""A trace of some steps and what their time went into, also of a run that fails or ends while they are recorded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from tests.kit import tiny
+from wellfed.observe.timing.step_clock import StepClock, StepRow
+from wellfed.record import ProfileEntry
+from wellfed.train.lightning.callbacks import profile
+from wellfed.train.lightning.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.train.lightning.callbacks.profile import ProfilerTrace
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+def steps_in(path: Path) -> list[str]:
+    """Numbers of the steps that the trace shows, each as often as it has a range."""
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    return [name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#")]
+
+
+class Profiled:
+    """A callback in a folder, and what it told."""
+
+    def __init__(self, folder: Path, steps: int = 4, clock: StepClock | None = None) -> None:
+        self.path, self.found, self.events = folder / "profile" / "trace.json", [], []
+        told: list[ProfileEntry] = self.found
+
+        def note(kind: str, **facts: Any) -> None:
+            self.events.append((kind, facts))
+
+        interrupt = {} if clock is None else {"interrupt": clock.interrupt}
+        self.callback = ProfilerTrace(self.path, steps, told.append, on_event=note, **interrupt)
+
+
+def test_steps_behind_the_warm_up_are_recorded_and_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    profiled = Profiled(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback])
+    assert sorted(set(steps_in(profiled.path)), key=int) == ["4", "5", "6", "7"]
+    ((found,), events) = profiled.found, profiled.events
+    assert (found["steps"], found["by"], found["host_ahead_frac"], events) == (4, "cpu", None, [])
+    operations = {one["name"]: one for one in found["operations"]}
+    assert operations["aten::addmm"]["calls"] == 4 * 2  # two layers; the 4 steps take 2 batches of 32, 1 of 6, 1 of 32
+    assert 0.7 * found["step_ms"] < sum(one["ms_per_step"] for one in found["operations"]) < 1.001 * found["step_ms"]
+    assert operations["(between operations)"]["calls"] == 4
+    shares = [one["share_frac"] for one in found["operations"]]
+    assert shares == sorted(shares, reverse=True)
+    assert 0.5 < sum(shares) <= 1
+    assert not torch.autograd._profiler_enabled()
+    assert capfd.readouterr().err == ""
+
+
+def test_profiled_steps_are_no_figures_of_the_run(tmp_path: Path) -> None:
+    rows: list[StepRow] = []
+    clock = StepClock()
+    profiled = Profiled(tmp_path, clock=clock)
+    callbacks = [Clock(clock, rows.extend), profiled.callback]
+    tiny.fit(tiny.module(), tmp_path, callbacks, batches=TimedLoader(tiny.loader(), clock))
+    assert [row.step for row in rows if row.warmup] == list(range(1, WARMUP_STEPS + 4 + 1))
+    assert len(rows) == 20
+
+
+class Between(pl.Callback):
+    """A validation behind every fifth step, with operations of its own."""
+
+    def __init__(self, told: pl.Callback) -> None:
+        self._told = told
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step % 5 == 0:
+            self._told.on_validation_start(trainer, module)
+            torch.ones(3).tan()
+            self._told.on_validation_end(trainer, module)
+        if trainer.global_step == 6:
+            self._told.on_save_checkpoint(trainer, module, {})
+            torch.ones(3).asin()
+        torch.ones(3).acos()
+
+
+def test_validations_and_checkpoints_in_between_do_not_count(tmp_path: Path) -> None:
+    profiled = Profiled(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback, Between(profiled.callback)])
+    (found,) = profiled.found
+    assert found["steps"] == 4
+    names = {event["name"] for event in json.loads(profiled.path.read_text())["traceEvents"]}
+    assert "aten::tan" not in names
+    assert {"aten::asin", "aten::acos"} < names
+    operations = {one["name"]: one["calls"] for one in found["operations"]}
+    assert "aten::asin" not in operations
+    # Of all but the last two, behind a validation and a checkpoint: no part of any step.
+    assert operations.get("aten::acos", 2) == 2
+    assert steps_in(profiled.path).count("6") == 2  # the end of an epoch, or a validation, parts it
+
+
+@pytest.mark.parametrize(("max_steps", "recorded"), [(1, 0), (2, 0), (3, 0), (4, 1), (6, 3)])
+def test_a_training_that_ends_before_tells_of_what_there_is(
+    tmp_path: Path, max_steps: int, recorded: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiled = Profiled(tmp_path, 10)
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback], max_steps=max_steps)
+    assert not torch.autograd._profiler_enabled()
+    assert [one["steps"] for one in profiled.found] == ([recorded] if recorded else [])
+    assert profiled.path.exists() == bool(recorded)
+    assert profiled.events == []
+    said = "No step was profiled: training ended before its step 4."
+    assert [record.message for record in caplog.records if "profiled" in record.message] == [said] * (not recorded)
+
+
+@pytest.mark.parametrize("failing_step", [2, 3, 8])
+def test_a_run_that_fails_leaves_no_profiler_behind(tmp_path: Path, failing_step: int) -> None:
+    """Before, when it is made ready, and while it records; else the process would crash at its end."""
+
+    def fail(size: int, call: int) -> Exception | None:
+        return ValueError("a bug") if call == failing_step else None
+
+    profiled = Profiled(tmp_path, 10)
+    with pytest.raises(ValueError, match="a bug"):
+        tiny.fit(tiny.module(fail=fail), tmp_path, [profiled.callback])
+    assert not torch.autograd._profiler_enabled()
+    assert [one["steps"] for one in profiled.found] == ([4] if failing_step == 8 else [])
+    if failing_step == 8:
+        assert "8" in steps_in(profiled.path)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("CUPTI: insufficient privileges\nmore of it")
+
+
+@pytest.mark.parametrize("part", ["__init__", "prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
+def test_a_profiler_that_fails_costs_the_run_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = getattr(profile.profile, part)
+
+    def fail(profiler: Any, *arguments: Any, **_: Any) -> None:
+        if part == "stop_trace":  # what the test leaves behind must end
+            real(profiler, *arguments)
+        broken()
+
+    monkeypatch.setattr(profile.profile, part, fail)
+    profiled = Profiled(tmp_path)
+    trainer = tiny.fit(tiny.module(), tmp_path, [profiled.callback])
+    assert trainer.global_step == 20
+    ((kind, facts),) = profiled.events
+    assert (kind, profiled.found) == ("profile_failed", [])
+    assert "insufficient privileges" in facts["message"]
+    assert "The steps could not be profiled" in caplog.text
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_folder_that_can_not_be_written_costs_the_run_nothing(tmp_path: Path) -> None:
+    (tmp_path / "profile").write_text("a file")
+    profiled = Profiled(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback])
+    assert [kind for kind, _ in profiled.events] == ["profile_failed"]
+
+
+def test_another_profiler_in_the_process_is_left_at_work(tmp_path: Path) -> None:
+    """As Lightning's own, of a user's."""
+    profiled = Profiled(tmp_path)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
+        trainer = tiny.fit(tiny.module(), tmp_path, [profiled.callback])
+    assert trainer.global_step == 20
+    assert [kind for kind, _ in profiled.events] == ["profile_failed"]
+    assert any(one.key == "aten::addmm" for one in other.key_averages())
+
+
+@pytest.mark.simulated
+def test_what_torch_can_not_record_of_a_card_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    profiled = Profiled(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        tiny.fit(tiny.module(), tmp_path, [profiled.callback], accelerator="gpu")
+    assert sorted(set(steps_in(profiled.path)), key=int) == ["4", "5", "6", "7"]
+    assert [one["by"] for one in profiled.found] == ["cpu"]
+    assert [record.message for record in caplog.records if "torch can't record" in record.message] == [
+        "This build of torch can't record what a card does: the profile shows the host alone."
+    ]
+    assert "Failed to record" not in capfd.readouterr().err  # a stack of frames at every operation
+
+
+@pytest.mark.simulated
+def test_where_torch_can_record_a_card_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a profiler in torch's place, for want of a build that can."""
+    asked: list[Any] = []
+    step = {"cat": "user_annotation", "name": "ProfilerStep#4", "pid": 1, "tid": 1, "ts": 0, "dur": 1000, "args": {}}
+    kernel = {"cat": "kernel", "name": "sgemm", "pid": 0, "tid": 7, "ts": 10, "dur": 900, "args": {"correlation": 3}}
+
+    class Kineto:
+        def __init__(self, activities: Any) -> None:
+            asked.append(activities)
+
+        def start_trace(self) -> None:
+            asked.append("start")
+
+        def stop_trace(self) -> None:
+            asked.append("stop")
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text(json.dumps({"traceEvents": [{"ph": "X", **one} for one in (step, kernel)]}))
+
+        prepare_trace = start_trace
+
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    monkeypatch.setattr(profile, "supported_activities", lambda: set(activities))
+    monkeypatch.setattr(profile, "profile", Kineto)
+    profiled = Profiled(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback], accelerator="gpu")
+    assert asked == [activities, "start", "start", "stop"]
+    assert [(one["by"], one["device_busy_frac"]) for one in profiled.found] == [("device", pytest.approx(0.9))]
+
+
+@pytest.mark.simulated(lost_after=1500)
+def test_a_card_that_is_lost_meanwhile_is_what_is_told(tmp_path: Path) -> None:
+    module, profiled = tiny.module(), Profiled(tmp_path, 500)
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        tiny.fit(module, tmp_path, [profiled.callback], accelerator="gpu", max_steps=500)
+    assert module.model.calls > WARMUP_STEPS + 1  # it was recording
+    assert not torch.autograd._profiler_enabled()

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
+
+from tests.kit import tiny
+from wellfed.errors import WellfedError
+from wellfed.observe.loggers.lightning_loggers import for_trainer
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors, steps_only
+from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
+from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.guest import make_guest_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+class Raises(pl.Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        raise ValueError("mine")
+
+
+def trained(
+    folder: Path, users: list[pl.Callback], checkpoint: Path | None = None, **changes: Any
+) -> tuple[pl.Trainer, Any, dict[str, float]]:
+    """A training as a run does it, with the callbacks of a user's: Trainer, module and the latest figures."""
+    figures = Figures(lambda split, values, **_: None, every=2, stop_on_nan=True)
+    values = {"minutes": None, "keep_last": 99, "best_metric": "loss", "best_mode": "min"}
+    every = changes.pop("save_every", 1)
+    kept: Checkpoints = LateCheckpoints(
+        folder, every_steps=every, **values, metrics=figures.latest, on_disk_error=lambda error, step: None
+    )
+    module = tiny.module(is_monitored=bool(users))
+    trainer = make_guest_trainer(
+        tiny.options(**{"max_steps": None, "max_epochs": 3, **changes}),
+        [figures, BeforeUsers(kept)],
+        folder,
+        users=users,
+        last=[kept],
+        loggers=for_trainer([], figures.logged, folder),
+    )
+    lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), checkpoint)
+    return trainer, module, figures.latest
+
+
+def test_an_error_says_whose_it_is(tmp_path: Path) -> None:
+    callback = Raises()
+    name_errors(callback, "callbacks.mine")
+    name_errors(callback, "Raises")  # it has a name already
+    with pytest.raises(ValueError, match="mine") as caught:
+        trained(tmp_path, [callback])
+    assert caught.value.__notes__ == ["In on_train_batch_end of the callback callbacks.mine (Raises)."]
+
+
+def test_a_monitor_that_nobody_logs_is_told_with_what_there_is(tmp_path: Path) -> None:
+    callback = EarlyStopping("val/x")
+    name_errors(callback, "callbacks.stop")
+    expected = r"callbacks.stop.monitor=val/x: no figure is called val/x. There are: train/loss, .*val/loss"
+    with pytest.raises(WellfedError, match=expected):
+        trained(tmp_path, [callback])
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_early_stopping_goes_by_the_figures_of_a_plain_model(tmp_path: Path, every: int | None) -> None:
+    stopping = EarlyStopping("val/loss", patience=1, min_delta=100.0)
+    trainer, _, _ = trained(tmp_path, [stopping], max_epochs=9, validate_every_steps=every)
+    assert trainer.global_step == (6 if every is None else 4)  # at the second validation
+
+
+@pytest.mark.parametrize(
+    ("every", "cut"),
+    [
+        *((None, cut) for cut in (2, 3)),  # within an epoch, at its end
+        *((2, cut) for cut in (2, 5)),  # at a validation, between two
+        *(pytest.param(every, cut, marks=pytest.mark.slow) for every, cut in ((None, 5), (None, 6), (2, 3), (2, 6))),
+    ],
+)
+def test_a_resumed_average_and_patience_are_those_of_the_unbroken_run(
+    tmp_path: Path, every: int | None, cut: int
+) -> None:
+    def users() -> list[pl.Callback]:
+        return [EMAWeightAveraging(decay=0.5), EarlyStopping("val/loss", patience=3, min_delta=100.0)]
+
+    trainer, module, _ = trained(tmp_path / "whole", users(), validate_every_steps=every)
+    last = trainer.global_step
+    checkpoint = tmp_path / "whole" / f"last-{last - cut}.ckpt"
+    kept = torch.load(checkpoint, weights_only=True)
+    assert kept["global_step"] == cut
+    again, resumed, _ = trained(tmp_path / "cut", users(), checkpoint, validate_every_steps=every)
+    assert again.global_step == last
+    assert torch.equal(tiny.weights(module), tiny.weights(resumed))
+    whole, cut_short = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "cut"))
+    assert str(whole["callbacks"]) == str(cut_short["callbacks"])
+    for part in ("state_dict", "current_model_state"):
+        for name, value in whole[part].items():
+            assert torch.equal(value, cut_short[part][name]), (part, name)
+
+
+def test_an_average_is_validated_kept_and_left_in_the_module(tmp_path: Path) -> None:
+    _, module, latest = trained(tmp_path, [EMAWeightAveraging(decay=0.5)], save_every=7)
+    _, plain, _ = trained(tmp_path / "plain", [])
+    last = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    now = torch.cat([last["current_model_state"][name].flatten() for name, _ in plain.named_parameters()])
+    assert torch.equal(now, tiny.weights(plain)), "training goes on from the weights themselves"
+    average = torch.cat([last["state_dict"][name].flatten() for name, _ in module.named_parameters()])
+    assert torch.equal(average, tiny.weights(module))
+    assert not torch.allclose(average, now)
+    with torch.no_grad():
+        losses = [float(module.model.loss(each.batch).loss) * each.size for each in tiny.eval_loader()]
+    assert latest["val/loss"] == pytest.approx(sum(losses) / tiny.NUM_SAMPLES)
+
+
+def test_training_goes_on_from_the_weights_where_they_are_averaged_no_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path / "averaged", [EMAWeightAveraging(decay=0.5)], max_epochs=2)
+    _, resumed, _ = trained(tmp_path / "cut", [], tmp_path / "averaged" / "last.ckpt")
+    _, plain, _ = trained(tmp_path / "plain", [])
+    assert torch.equal(tiny.weights(resumed), tiny.weights(plain))
+    assert "from here on they are not" in caplog.text
+
+
+def test_lightnings_own_checkpoints_and_bars_may_be_among_them(tmp_path: Path) -> None:
+    own = ModelCheckpoint(tmp_path / "own", monitor="val/loss", filename="{step}", save_top_k=1)
+    bar = TQDMProgressBar(refresh_rate=0)
+    trained(tmp_path, [own, bar], max_epochs=2)
+    assert [path.name for path in (tmp_path / "own").glob("*.ckpt")] == ["step=6.ckpt"]
+
+
+def test_of_a_timed_training_a_callback_hears_the_steps_alone(tmp_path: Path) -> None:
+    average, stopping = EMAWeightAveraging(decay=0.5), EarlyStopping("val/loss")
+    timed = steps_only([average, stopping])
+    tiny.fit(tiny.module(), tmp_path, users=timed, max_steps=7)
+    assert average._latest_update_step == 7
+    assert steps_only([]) == []
+
+
+def test_what_is_no_callback_is_told() -> None:
+    problem, _ = fault_of_callback(object(), "auto") or ("", "")
+    assert problem == "builtins.object is no callback."
+    problem, _ = fault_of_callback(EMAWeightAveraging(), "fsdp") or ("", "")
+    assert "averages whole weights" in problem
+    assert fault_of_callback(EMAWeightAveraging(), "ddp") is None
+
+
+@pytest.mark.guests
+def test_a_callback_of_the_other_distribution_is_told() -> None:
+    other = pytest.importorskip("pytorch_lightning")
+    problem, way_out = fault_of_callback(other.Callback(), "auto") or ("", "")
+    assert "pytorch_lightning" in problem
+    assert "import lightning.pytorch as pl" in way_out

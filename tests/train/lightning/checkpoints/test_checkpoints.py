@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+
+from tests.kit import tiny
+from wellfed.contract import LossOutput
+from wellfed.process import Stopped, StopRequest
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
+from wellfed.train.lightning.checkpoints.checkpoints import is_disk_error, is_finite, no_longer_finite, unset_buffers
+from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
+from wellfed.train.step.non_finite import NonFiniteLoss
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+def step_of(path: Path) -> int:
+    return int(torch.load(path, map_location="cpu", weights_only=True)["global_step"])
+
+
+def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
+    saved: list[tuple[int, str]] = []
+    told = {"on_saved": lambda *facts: saved.append(facts)}
+    callback = tiny.checkpoints(tmp_path, every_steps=2, keep_last=3, **told)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=9)
+    assert saved == [(step, "last.ckpt") for step in (2, 4, 6, 8, 9)]
+    assert {path.name: step_of(path) for path in tmp_path.glob("*.ckpt")} == {
+        "last.ckpt": 9,
+        "last-1.ckpt": 8,
+        "last-2.ckpt": 6,
+    }
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_without_a_step_count_each_epoch_is_saved(tmp_path: Path) -> None:
+    saved: list[int] = []
+    told = {"on_saved": lambda step, name: saved.append(step)}
+    callback = tiny.checkpoints(tmp_path, every_steps=None, keep_last=1, **told)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=None, max_epochs=3)
+    assert saved == [3, 6, 9]
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["last.ckpt"]
+
+
+def test_minutes_are_counted_from_the_last_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("wellfed.train.lightning.checkpoints.checkpoints.time.monotonic", lambda: now[0])
+    saved: list[int] = []
+    callback = tiny.checkpoints(tmp_path, minutes=1.0, on_saved=lambda step, name: saved.append(step))
+
+    class Tick(pl.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            now[0] += 25
+
+    tiny.fit(tiny.module(), tmp_path, [Tick(), callback], max_steps=8)
+    assert saved == [3, 6, 8]  # after 75 s each, and the end
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 3), ("min", 4)])
+def test_best_follows_the_metric_in_its_direction_and_is_the_later_of_equals(
+    tmp_path: Path, mode: str, best: int
+) -> None:
+    metrics: dict[str, float] = {}
+    values = iter([0.1, 0.9, 0.9, 0.1, float("nan")])
+    callback = tiny.checkpoints(tmp_path, every_steps=None, metrics=metrics, best_mode=mode)
+
+    class Values(pl.Callback):
+        def on_validation_epoch_end(self, *_: Any) -> None:
+            metrics["val/loss"] = next(values)
+
+    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=5), [Values(), callback], tmp_path)
+    lit.fit(trainer, tiny.module(), tiny.loader(), tiny.eval_loader(), None)
+    assert step_of(tmp_path / "best.ckpt") == 3 * best
+
+
+def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) -> None:
+    first = tiny.checkpoints(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
+    first.validated_at_end(0.1, 2)  # known only after the last checkpoint was written
+    second = tiny.checkpoints(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "last.ckpt", max_steps=3)
+    second.validated_at_end(0.2, 3)
+    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
+    second.validated_at_end(0.05, 3)
+    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
+
+
+def test_another_folder_knows_no_best_yet(tmp_path: Path) -> None:
+    first = tiny.checkpoints(tmp_path / "one")
+    tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
+    first.validated_at_end(0.1, 2)
+    second = tiny.checkpoints(tmp_path / "two")
+    tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "one" / "last.ckpt", max_steps=3)
+    second.validated_at_end(0.2, 3)
+    assert step_of(tmp_path / "two" / "best.ckpt") == 3
+
+
+def test_best_is_of_the_step_that_was_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = tiny.checkpoints(tmp_path, every_steps=2)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=2)
+    save = pl.Trainer.save_checkpoint
+
+    def full_after_two(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
+        if self.global_step > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, path, *rest, **more)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_after_two)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=5)
+    callback.validated_at_end(0.1, 5)  # of weights that are in no file
+    assert not (tmp_path / "best.ckpt").exists()
+    callback.validated_at_end(0.1, 2)
+    assert step_of(tmp_path / "best.ckpt") == 2
+
+
+def test_a_run_with_nothing_left_to_train_finds_the_step_in_the_file(tmp_path: Path) -> None:
+    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
+    again = tiny.checkpoints(tmp_path)
+    again.validated_at_end(0.1, 3)
+    assert not (tmp_path / "best.ckpt").exists()
+    again.validated_at_end(0.1, 2)
+    assert step_of(tmp_path / "best.ckpt") == 2
+    (tmp_path / "last.ckpt").write_bytes(b"damaged")
+    tiny.checkpoints(tmp_path).validated_at_end(0.01, 2)
+    assert step_of(tmp_path / "best.ckpt") == 2
+
+
+class Breaks(tiny.TinyModel):
+    """After three good steps one with gradients that are no numbers; the loss is, unless ``loss_too``."""
+
+    def __init__(self, loss_too: bool) -> None:
+        super().__init__()
+        self.loss_too, self.steps = loss_too, 0
+
+    def loss(self, batch: Any) -> LossOutput:
+        output = super().loss(batch)
+        self.steps += self.training
+        if not self.training or self.steps != 4:
+            return output
+        if self.loss_too:
+            return LossOutput(output.loss * math.nan)
+        weight = self.net[0].weight
+        return LossOutput(output.loss + (weight - weight.detach()).abs().sqrt().sum())  # its slope at 0 is infinite
+
+
+@pytest.mark.parametrize("loss_too", [True, False])
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path: Path, loss_too: bool, on_nan: str) -> None:
+    torch.manual_seed(3)
+    module, callback = tiny.module(model=Breaks(loss_too), on_nan=on_nan), tiny.checkpoints(tmp_path, every_steps=2)
+    if on_nan == "skip":  # a finite loss with gradients that are not is left out, too
+        tiny.fit(module, tmp_path, [callback], max_steps=6)
+        assert step_of(tmp_path / "last.ckpt") == 6
+        return
+    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 4; they are not saved.*gradient_clip") as caught:
+        tiny.fit(module, tmp_path, [callback])
+    assert caught.value.__notes__ == [
+        "last.ckpt of step 2 is good: go on from it with trainer.gradient_clip=1.0 or trainer.on_nan=skip."
+    ]
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["last.ckpt"]
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+    if on_nan == "raise":
+        resumed = tiny.fit(tiny.module(), tmp_path, checkpoint=tmp_path / "last.ckpt", max_steps=6)
+        assert resumed.global_step == 6
+
+
+def test_the_losses_that_are_known_to_be_finite_narrow_the_steps_down(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    callback = tiny.checkpoints(tmp_path, every_steps=5, finite_step=lambda: 3)
+    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 5") as caught:
+        tiny.fit(tiny.module(model=Breaks(True)), tmp_path, [callback])
+    assert caught.value.__notes__ == ["No checkpoint had been written by then."]
+
+
+def test_best_never_comes_from_what_is_not_finite(tmp_path: Path) -> None:
+    """A metric may be a number although the weights are none: ranks of NaN are."""
+    metrics = {"val/loss": 0.5}
+    callback = tiny.checkpoints(tmp_path, every_steps=None, metrics=metrics)
+    torch.manual_seed(3)
+    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=4), [callback], tmp_path)
+    with pytest.raises(NonFiniteLoss):
+        lit.fit(trainer, tiny.module(model=Breaks(True)), tiny.loader(), tiny.eval_loader(), None)
+    assert step_of(tmp_path / "best.ckpt") == step_of(tmp_path / "last.ckpt") == 3
+    for value in (math.nan, math.inf, -math.inf):
+        callback.validated_at_end(value, 3)
+    assert callback.best_value == 0.5
+
+
+def test_a_run_that_is_stopped_keeps_the_good_one_and_ends_as_it_was_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(3)
+    callback, request = tiny.checkpoints(tmp_path, every_steps=3), StopRequest()
+
+    class AskAtFive(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 5:
+                request.signum = signal.SIGINT
+
+    last = StopAtStepEnd(request, callback.save_before_end)
+    with request.listening(), pytest.raises(Stopped):
+        tiny.fit(tiny.module(model=Breaks(True)), tmp_path, [callback, AskAtFive(), last])
+    assert step_of(tmp_path / "last.ckpt") == 3
+    assert "last.ckpt of step 3 is good" in caplog.text
+
+
+def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    callback = tiny.checkpoints(tmp_path, every_steps=2, on_disk_error=lambda error, step: told.append(step))
+    save = pl.Trainer.save_checkpoint
+
+    def full_at_four(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
+        if self.global_step == 4:
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, path, *rest, **more)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_at_four)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=5)
+    assert told == [4]
+    assert step_of(tmp_path / "last.ckpt") == 5
+    assert step_of(tmp_path / "last-1.ckpt") == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
+    """One of two ranks; rank 0 can't write its second checkpoint. Leaves what was told and what was saved."""
+    torch.set_num_threads(1)
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    store = torch.distributed.FileStore(str(folder / "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    told: list[int] = []
+    saved: list[int] = []
+    callback = tiny.checkpoints(
+        folder / "checkpoints",
+        every_steps=2,
+        on_disk_error=lambda error, step: told.append(step),
+        on_saved=lambda step, name: saved.append(step),
+    )
+    owner, name = (DigestCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback), "_rotate")
+    works, calls = getattr(owner, name), [0]
+
+    def full_at_the_second(*given: Any, **named: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        works(*given, **named)
+
+    setattr(owner, name, full_at_the_second)
+    batches = tiny.loader(rank=rank, world_size=2)
+    tiny.fit(tiny.module(), folder, [callback], batches=batches, devices=2, strategy="ddp", max_steps=4)
+    (folder / f"{rank}.json").write_text(json.dumps([told, saved]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("fails", ["write", "rename"])
+def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fails: str) -> None:
+    """And all try again at the same step: at the end of training, here."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_train_on_a_full_disk, args=(rank, fails, tmp_path)) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(40)
+        process.kill()
+    assert json.loads((tmp_path / "0.json").read_text()) == [[4], [2, 4]]
+    assert json.loads((tmp_path / "1.json").read_text()) == [[], []]
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_an_error_that_is_not_the_disks_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't pickle this")
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", broken)
+    with pytest.raises(RuntimeError, match="can't pickle"):
+        tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
+
+
+def test_torchs_writer_hides_the_errno(tmp_path: Path) -> None:
+    writer_error = RuntimeError(
+        "[enforce fail at inline_container.cc:862] . PytorchStreamWriter failed writing file data/0"
+    )
+    assert is_disk_error(writer_error)
+    outer = RuntimeError("saving failed")
+    outer.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert is_disk_error(outer)
+    assert not is_disk_error(RuntimeError("shapes differ"))
+
+
+class LosesCard(pl.Callback):
+    """While the checkpoint of a step is put together, before its tensors are written."""
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: Any) -> None:
+        while trainer.global_step == 4:
+            try:
+                torch.ones(1, device="cuda").add_(1)
+            except RuntimeError:
+                return
+
+
+@pytest.mark.simulated(lost_after=5000)
+def test_a_card_that_is_lost_meanwhile_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    callbacks = [LosesCard(), tiny.checkpoints(tmp_path, every_steps=2)]
+    with pytest.raises(RuntimeError, match="unspecified launch failure") as raised:
+        tiny.fit(tiny.module(), tmp_path, callbacks, accelerator="gpu")
+    assert not is_disk_error(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    assert step_of(tmp_path / "last.ckpt") == 2
+
+
+class Odd(pl.LightningModule):
+    """Weights of many kinds, and what is no weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full, self.small = nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((2,), 3e4, dtype=torch.float16))
+        self.brain = nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
+        self.empty, self.lazy = nn.Parameter(torch.ones(0)), nn.LazyLinear(2)
+        self.frozen = nn.Parameter(torch.full((2,), -math.inf), requires_grad=False)
+        self.register_buffer("mask", torch.full((2,), -math.inf))
+
+
+def test_masks_and_frozen_weights_may_be_infinite() -> None:
+    assert is_finite(Odd())
+    assert is_finite(pl.LightningModule())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["full", "small", "brain"])
+def test_a_single_weight_is_seen(name: str, value: float) -> None:
+    module = Odd()
+    getattr(module, name).data.view(-1)[-1] = value
+    assert not is_finite(module)
+
+
+def test_a_buffer_that_became_nan_is_seen(tmp_path: Path) -> None:
+    """One that was NaN before training holds nothing yet."""
+    module = Odd()
+    module.register_buffer("later", torch.full((2,), math.nan))
+    assert is_finite(module, unset_buffers(module))
+    module.register_buffer("running_mean", torch.ones(2))
+    assert is_finite(module, {"later"})
+    module.running_mean[1] = math.nan
+    assert not is_finite(module, {"later"})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_so_is_a_loss_since_the_last_row(value: float) -> None:
+    module = tiny.module()
+    module.totals.add("loss", torch.tensor(value), 1)
+    assert is_finite(module)  # not yet known to count
+    module.totals.commit()
+    assert not is_finite(module)
+    module.totals.take()
+    assert is_finite(module)
+
+
+@pytest.mark.parametrize(("steps", "words"), [((3, 5), "within the steps 3 to 5;"), ((5, 5), "in step 5;")])
+def test_it_is_said_when(steps: tuple[int, int], words: str) -> None:
+    assert words in no_longer_finite(*steps)
+
+
+@pytest.mark.simulated(cards=1)
+def test_a_card_is_waited_for_once() -> None:
+    import fake_cuda
+
+    module = tiny.module().cuda()
+    before = fake_cuda.driver.counts()
+    assert is_finite(module)
+    after = fake_cuda.driver.counts()
+    assert after["synchronisations"] - before["synchronisations"] == 1

@@ -1,0 +1,135 @@
+"""Batches of an evaluation are halved where memory does not suffice, and no sample counts twice."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit import tiny
+from wellfed.errors import OutOfMemoryExhausted
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.figures import Figures
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+class Mae:
+    """Counts before it computes; fails after so many calls, before or after it has added to its sums."""
+
+    best_metric, best_mode = "mae", "min"
+
+    def __init__(self, above: int = 1000, add_first: bool = False, size: int = 1) -> None:
+        self._above, self._add_first, self._size = above, add_first, size
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.count, self.sizes = torch.zeros(self._size), 0, []
+
+    def update(self, model: Any, batch: Any, *features: Any) -> None:
+        error = (model(batch) - batch["y"]).abs().sum()
+        self.count += len(batch["y"])
+        if self._add_first:
+            self.total += error.to(self.total.device)
+        if len(batch["y"]) > self._above:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        if not self._add_first:
+            self.total = self.total + error.to(self.total.device)
+        self.sizes.append(len(batch["y"]))
+
+    def compute(self) -> dict[str, float]:
+        return {"mae": float(self.total[0]) / self.count}
+
+    def artifacts(self, folder: Any) -> dict[str, Any]:
+        return {}
+
+
+def validated(tmp_path: Path, evaluation: Any, batch_size: int = 32, **more: Any) -> tuple[float, list[Any]]:
+    events: list[Any] = []
+    module = tiny.module(evaluation=evaluation, on_event=lambda kind, **facts: events.append((kind, facts)), **more)
+    figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
+    trainer = lit.make_trainer(tiny.options(), [figures], tmp_path)
+    trainer.validate(module, tiny.eval_loader(batch_size), verbose=False)
+    return figures.latest["val/mae"], events
+
+
+@pytest.mark.parametrize("add_first", [False, True])
+def test_halves_count_each_sample_once(tmp_path: Path, add_first: bool) -> None:
+    evaluation = Mae(above=9, add_first=add_first)
+    found, events = validated(tmp_path, evaluation)
+    assert found == pytest.approx(validated(tmp_path, Mae())[0], rel=1e-6)
+    assert sum(evaluation.sizes) == evaluation.count == tiny.NUM_SAMPLES
+    assert evaluation.sizes == [8] * 8 + [6]
+    assert [kind for kind, _ in events] == ["oom", "step_down"] * 2  # later batches begin with that size
+    assert events[1][1] == {"step": 0, "evaluation_batch": 16, "before": 32}
+
+
+def test_what_was_done_of_a_batch_before_it_failed_is_not_done_again(tmp_path: Path) -> None:
+    """The batch of 32 fails, and then the second of its halves."""
+    calls = itertools.count(1)
+
+    class Fails(Mae):
+        def update(self, model: Any, batch: Any, *features: Any) -> None:
+            if next(calls) in (1, 3):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+            super().update(model, batch)
+
+    evaluation = Fails()
+    found, _ = validated(tmp_path, evaluation)
+    assert evaluation.sizes == [16, *[8] * 6, 6]
+    assert found == pytest.approx(validated(tmp_path, Mae())[0], rel=1e-6)
+
+
+def test_a_batch_that_a_large_tensor_has_taken_in_part_is_not_counted_again(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match=r"Mae.update had taken a part.*workload.eval_batch_size=16"):
+        validated(tmp_path, Mae(above=9, add_first=True, size=2**20))
+
+
+def test_one_sample_that_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match="in the val split with one sample"):
+        validated(tmp_path, Mae(above=0))
+
+
+def test_on_oom_fail_halves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        validated(tmp_path, Mae(above=9), halve_evaluation_on_oom=False)
+
+
+def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    weights = []
+    for above in (1000, 5):
+        module = tiny.module(evaluation=Mae(above=above), dropout=0.3)
+        trainer = lit.make_trainer(tiny.options(max_steps=8, validate_every_steps=2), [], tmp_path)
+        lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), None)
+        weights.append(tiny.weights(module))
+    assert torch.equal(*weights)
+
+
+class Wide(tiny.TinyModel):
+    """Needs a mebibyte a sample for a moment."""
+
+    def forward(self, batch: Any) -> Any:
+        scratch = torch.zeros(len(batch["x"]), 2**18, device=batch["x"].device)
+        return super().forward(batch) + scratch[:, :1]
+
+
+@pytest.mark.simulated(cards=1, mib=40)
+def test_a_card_that_is_too_small_for_a_batch(tmp_path: Path) -> None:
+    found, events = [], []
+    for room in (40, 20):
+        torch.cuda.set_per_process_memory_fraction(room / 40)
+        torch.manual_seed(3)
+        module = tiny.module(
+            model=Wide(), evaluation=Mae(), on_event=lambda kind, **facts: events.append((kind, facts))
+        )
+        figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
+        trainer = lit.make_trainer(tiny.options(accelerator="gpu"), [figures], tmp_path)
+        trainer.validate(module, tiny.eval_loader(32), verbose=False)
+        found.append(figures.latest["val/mae"])
+        torch.cuda.empty_cache()
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert [kind for kind, _ in events] == ["oom", "step_down"]
+    assert events[1][1]["evaluation_batch"] == 16

@@ -1,0 +1,70 @@
+"""What `trainer.on_nan` does for a user's LightningModule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from wellfed.train.lightning.guest import NonFinite
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
+
+
+class Guest(pl.LightningModule):
+    """BatchNorm and OneCycleLR; in its third batch the loss is finite and a gradient is not, or the input is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.net, self.scale = nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Parameter(torch.ones(()))
+        self.rates: list[float] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        root = (self.scale * batch[:, 0]).square().sum().sqrt() * 1e-3
+        return self.net(self.norm(batch)).square().mean() + root
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def trained(folder: Path, third: torch.Tensor | None, action: Any) -> tuple[Guest, list[Any]]:
+    torch.manual_seed(1)
+    samples = [torch.randn(4, 3) for _ in range(6)]
+    samples[2] = samples[2] if third is None else third
+    module, events = Guest(), list[Any]()
+    halving = NonFinite(action, every=1, on_event=lambda kind, **facts: events.append((kind, facts)))
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[halving],
+        default_root_dir=folder,
+    )
+    trainer.fit(module, DataLoader(samples, batch_size=None))
+    return module, events
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.tensor([[0.0, 1.0, 2.0]] * 4), torch.full((4, 3), float("nan"))], ids=["gradient", "loss"]
+)
+def test_a_step_that_is_left_out_leaves_buffers_and_halves_any_scheduler(tmp_path: Path, bad: torch.Tensor) -> None:
+    plain, none = trained(tmp_path, None, "skip")
+    module, events = trained(tmp_path, bad, "halve_lr")
+    assert (none, events) == ([], [("nan", {"step": 3, "action": "halve_lr"})])
+    assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
+    assert int(module.norm.num_batches_tracked) == 5
+    assert module.rates == [*plain.rates[:3], *(rate / 2 for rate in plain.rates[3:])]

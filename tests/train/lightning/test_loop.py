@@ -1,0 +1,287 @@
+"""Direct steps do what Lightning's own do: weights, checkpoints, what callbacks hear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins import MixedPrecision
+from torch.utils.data import IterableDataset
+
+from tests.kit import tiny
+from tests.train.lightning.test_module import SometimesNan, oom_above
+from wellfed.batches import Delivery
+from wellfed.observe.timing.step_clock import StepClock
+from wellfed.train.lightning import loop
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import TimedLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+HOOKS = ["setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"]
+HOOKS += ["on_train_batch_end", "on_validation_start", "on_validation_batch_end", "on_validation_end"]
+HOOKS += ["on_train_epoch_end", "on_save_checkpoint", "on_train_end", "on_fit_end", "teardown"]
+
+
+class Direct(pl.Callback):
+    """Whether the steps were direct, but for the first after a resume."""
+
+    def __init__(self) -> None:
+        self.was: list[bool] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.was.append(getattr(trainer.fit_loop.epoch_loop, "_is_direct", False))
+
+
+class Stops(pl.Callback):
+    """Ends the run early, as Lightning's EarlyStopping and Timer do."""
+
+    def __init__(self, step: int | None) -> None:
+        self._step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.global_step == self._step
+
+
+class Hears(pl.Callback):
+    """What callbacks are told, and what they could look up at that time."""
+
+    ignores_loss = False
+    """Lightning's own knows that of the last micro-batch alone."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+
+def note(self: Hears, hook: str, trainer: Any, module: Any, *more: Any) -> None:
+    state = trainer.global_step, trainer.current_epoch, trainer.is_last_batch, trainer.training
+    if hook.startswith("on_train_batch"):
+        loss = [] if isinstance(more[0], Delivery) or self.ignores_loss else [more[0]["loss"].item()]
+        more = (*loss, more[-1])
+        state = *state, trainer.optimizers[0].param_groups[0]["lr"], module._current_fx_name
+    else:
+        more = ()
+    self.heard.append((hook, *state, *more))
+
+
+for hook in HOOKS:
+    setattr(Hears, hook, lambda self, *more, hook=hook, **_: note(self, hook, *more))
+
+
+def fitted(
+    module: Any, tmp_path: Path, callbacks: Any = (), *, direct: bool, plugins: Any = None, val: Any = None, **more: Any
+) -> Any:
+    """The Trainer, of direct steps or with Lightning's own loop."""
+    checkpoint = more.pop("checkpoint", None)
+    watch = Direct()
+    more = tiny.options(**more)
+    trainer = lit.make_trainer(
+        replace(more, precision=None) if plugins else more, [*callbacks, watch], tmp_path, plugins=plugins
+    )
+    if not direct:
+        trainer.fit_loop.epoch_loop = _TrainingEpochLoop(trainer, None, trainer.fit_loop.epoch_loop.max_steps)
+    lit.fit(trainer, module, tiny.loader(), val, checkpoint)
+    assert not watch.was or set(watch.was) == {direct}
+    return trainer
+
+
+def three(
+    tmp_path: Path, make: Any = tiny.module, stops: int | None = None, plugin: Any = lambda: None, **changes: Any
+) -> list[tuple[torch.Tensor, dict[str, Any], Any]]:
+    """Weights, checkpoint and what was heard: of direct steps, of ours in Lightning's loop, of Lightning's own."""
+    results = []
+    for number in range(3):
+        hears, module = Hears(), make() if number < 2 else tiny.Lightnings(make())
+        callbacks, val = [hears, Stops(stops)], tiny.eval_loader(8)
+        plugins = [plugin()] if plugin() else None
+        trainer = fitted(module, tmp_path, callbacks, direct=number == 0, plugins=plugins, val=val, **changes)
+        path = tmp_path / f"{number}.ckpt"
+        trainer.save_checkpoint(path)
+        kept = torch.load(path, weights_only=True)
+        own = ("totals", "position", "micro_batch")
+        results.append((tiny.weights(module), {k: kept[k] for k in kept if k not in own}, hears.heard))
+    return results
+
+
+def flat(state: Any, name: str = "") -> dict[str, Any]:
+    """Leaves of a checkpoint by their path."""
+    if isinstance(state, dict):
+        return {path: leaf for key, item in state.items() for path, leaf in flat(item, f"{name}/{key}").items()}
+    if isinstance(state, (list, tuple)):
+        return flat(dict(enumerate(state)), name)
+    return {name: state.tolist() if isinstance(state, torch.Tensor) else state}
+
+
+def scaled() -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
+
+
+def of_precisions() -> Iterator[Any]:
+    """Each precision with clipping and without, with parts of a step and without; the other pairs are slow ones."""
+    for number, precision in enumerate(["32-true", "bf16-mixed", "bf16-true", "16-mixed"]):
+        for clip in (None, 0.05):
+            for micro in (32, 8):
+                is_first = (clip is None) == (micro == (32, 8)[number % 2])
+                yield pytest.param(precision, clip, micro, marks=() if is_first else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("precision", "clip", "micro"), [*of_precisions()])
+def test_a_run_is_lightnings_bit_for_bit(
+    tmp_path: Path, precision: str, clip: float | None, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hears, "ignores_loss", micro < 32)
+    changes = {"gradient_clip": clip, "max_steps": 11, "validate_every_steps": 4}
+    changes |= {"plugin": scaled} if precision == "16-mixed" else {"precision": precision}
+    ours, *others = three(tmp_path, lambda: tiny.module(micro=micro, dropout=0.2), **changes)
+    for other in others:
+        assert torch.equal(ours[0], other[0])
+        assert flat(ours[1]) == flat(other[1])
+        assert ours[2] == other[2]
+    assert {told[0] for told in ours[2]} >= set(HOOKS) - {"on_save_checkpoint"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_epochs": 2, "max_steps": None}, {"max_epochs": 3, "max_steps": 7}, {"max_steps": 20, "stops": 5}],
+)
+def test_a_run_ends_where_lightnings_ends(tmp_path: Path, changes: dict[str, Any]) -> None:
+    ours, *others = three(tmp_path, **changes)
+    for other in others:
+        assert flat(ours[1]) == flat(other[1])
+        assert ours[2] == other[2]
+
+
+def test_out_of_memory_and_steps_that_are_no_number_are_the_same(tmp_path: Path) -> None:
+    for make in (
+        lambda: tiny.module(dropout=0.3, fail=oom_above(8)),
+        lambda: tiny.module(model=SometimesNan(), on_nan="skip"),
+        lambda: tiny.module(model=SometimesNan(), on_nan="halve_lr"),
+    ):
+        found = []
+        for direct in (True, False):
+            torch.manual_seed(3)
+            module = make()
+            trainer = fitted(module, tmp_path, direct=direct, max_steps=8, gradient_clip=0.5)
+            trainer.save_checkpoint(tmp_path / "end.ckpt")
+            found.append((tiny.weights(module), flat(torch.load(tmp_path / "end.ckpt", weights_only=True))))
+        assert torch.equal(found[0][0], found[1][0])
+        assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize(("first", "then"), [(True, False), (False, True), (True, True)])
+def test_a_checkpoint_goes_on_with_the_other_kind_of_step(tmp_path: Path, first: bool, then: bool) -> None:
+    whole, rest = tiny.module(dropout=0.2), tiny.module(dropout=0.2)
+    fitted(whole, tmp_path, direct=False, max_steps=9)
+    for stop in (2, 3, 4):  # in the middle, at the end and at the start of an epoch
+        part = tiny.module(dropout=0.2)
+        kept = tiny.checkpoints(tmp_path / str(stop))
+        fitted(part, tmp_path, [kept], direct=first, max_steps=stop)
+        trainer = fitted(rest, tmp_path, direct=then, checkpoint=kept.folder / "last.ckpt", max_steps=9)
+        assert trainer.global_step == 9
+        assert torch.equal(tiny.weights(whole), tiny.weights(rest))
+
+
+def test_what_a_callback_logs_is_kept(tmp_path: Path) -> None:
+    class Logs(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            module.log("at_start", float(batch_idx), batch_size=1)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            module.log("at_end", outputs["loss"], on_step=True, on_epoch=True, batch_size=1)
+
+    logged = []
+    for direct in (True, False):
+        trainer = fitted(tiny.module(), tmp_path, [Logs()], direct=direct, max_steps=7)
+        logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+    assert logged[0] == logged[1]
+    assert set(logged[0]) == {"at_start", "at_end", "at_end_step", "at_end_epoch"}
+
+
+class Subclass(tiny.StepModule):
+    pass
+
+
+def test_a_module_with_hooks_of_its_own_is_left_to_lightnings_loop(tmp_path: Path) -> None:
+    direct, module, expected = Direct(), tiny.module(), tiny.module()
+    module.__class__ = Subclass
+    tiny.fit(module, tmp_path, [direct], max_steps=4)
+    assert direct.was == [False] * 4
+    tiny.fit(expected, tmp_path, max_steps=4)
+    assert torch.equal(tiny.weights(module), tiny.weights(expected))
+
+
+def test_where_lightning_is_built_otherwise_its_own_steps_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct, expected, module = Direct(), tiny.module(), tiny.module()
+    tiny.fit(expected, tmp_path, max_steps=4)
+    monkeypatch.setattr(loop, "_INSIDES", attrgetter("moved_elsewhere"))
+    tiny.fit(module, tmp_path, [direct], max_steps=4)
+    assert not any(direct.was)
+    assert torch.equal(tiny.weights(module), tiny.weights(expected))
+
+
+def test_clipping_what_a_fused_optimizer_has_yet_to_unscale_is_refused(tmp_path: Path) -> None:
+    module = tiny.module()
+    module._make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        plugins=[scaled()],
+        max_steps=1,
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+        trainer.fit(module, tiny.loader())
+
+
+class InOrder(IterableDataset[Any]):
+    """The samples of `tiny.TinyData`; nobody knows how many."""
+
+    def __iter__(self) -> Any:
+        data = tiny.TinyData()
+        return (data[index] for index in range(tiny.NUM_SAMPLES))
+
+
+class OneByOne(tiny.TinyData):
+    """The same with an index."""
+
+    fetch: Any = None
+
+
+def over_stream(folder: Path, batches: Any, *, epochs: int, checkpoint: Path | None = None) -> Any:
+    """Trained for so many epochs: weights, what was heard, a checkpoint after each step."""
+    hears, module = Hears(), tiny.module(dropout=0.2)
+    folder.mkdir()
+
+    class Saves(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
+
+    trainer = lit.make_trainer(tiny.options(max_epochs=epochs, max_steps=None), [hears, Saves()], folder)
+    lit.fit(trainer, module, TimedLoader(batches, StepClock()), tiny.eval_loader(8), checkpoint)
+    return tiny.weights(module), [told for told in hears.heard if told[0] != "on_save_checkpoint"]
+
+
+def test_epochs_of_a_stream_end_as_those_of_known_length_and_are_gone_on_with(tmp_path: Path) -> None:
+    """Validations come at their ends; a checkpoint of any step goes on in the step after it."""
+    known = tiny.loader(data=OneByOne(), shuffle=False)
+    expected = over_stream(tmp_path / "known", known, epochs=2)
+    found = over_stream(tmp_path / "stream", tiny.loader(data=InOrder()), epochs=2)
+    assert found[0].equal(expected[0])
+    assert found[1] == expected[1]
+    assert {told[0] for told in found[1]} >= {"on_validation_end", "on_train_epoch_end"}
+    for step in range(1, 7):
+        made = tiny.loader(data=InOrder())
+        again = over_stream(tmp_path / f"{step}", made, epochs=2, checkpoint=tmp_path / "stream" / f"{step}.ckpt")
+        assert again[0].equal(expected[0]), step

@@ -1,0 +1,194 @@
+"""Figures of a split are the same however it is cut into batches, and whoever evaluates which of them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics.retrieval import RetrievalMRR
+
+from tests.kit import tiny
+from wellfed.contract import LossOutput
+from wellfed.errors import ConfigError, ModelError
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.split_metrics import SplitMetrics, can_be_shared
+
+CLASSES = 3
+
+
+class Classes(nn.Module):
+    """Says what torchmetrics takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(tiny.WIDTH, CLASSES)
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        scores, labels = self.net(batch["x"]), batch["label"]
+        loss = nn.functional.cross_entropy(scores, labels)
+        right = (scores.argmax(1) == labels).float().mean()
+        return LossOutput(loss, {"right": right}, predictions=scores, targets=labels)
+
+
+def batch(start: int, stop: int) -> dict[str, Tensor]:
+    x = tiny.TinyData().inputs[start:stop]
+    return {"x": x, "label": (x.sum(1).abs().long() % CLASSES)}
+
+
+def seen(metrics: SplitMetrics, cuts: list[int]) -> SplitMetrics:
+    """After a pass over 70 samples in batches that end at these."""
+    metrics.reset()
+    for start, stop in itertools.pairwise(cuts):
+        with torch.no_grad():
+            metrics.update(batch(start, stop), stop - start, None)
+    return metrics
+
+
+@pytest.fixture
+def model() -> Classes:
+    torch.manual_seed(1)
+    return Classes()
+
+
+def test_loss_and_metrics_are_means_over_samples(model: Classes) -> None:
+    whole = seen(SplitMetrics(model), [0, 70]).compute()
+    cut = seen(SplitMetrics(model), [0, 32, 64, 69, 70]).compute()
+    assert list(whole) == ["right", "loss"]
+    assert cut == pytest.approx(whole, rel=1e-6)
+
+
+def test_what_weighs_nothing_counts_nothing(model: Classes) -> None:
+    metrics = seen(SplitMetrics(model), [0, 70])
+    before = metrics.compute()
+    metrics.update({"x": torch.full((2, tiny.WIDTH), float("nan")), "label": torch.zeros(2).long()}, 0, None)
+    assert metrics.compute() == before
+
+
+def collection() -> MetricCollection:
+    return MetricCollection(
+        {"accuracy": MulticlassAccuracy(CLASSES, average="micro"), "each": MulticlassAccuracy(CLASSES, average=None)}
+    )
+
+
+def test_torchmetrics_need_no_wrapper(model: Classes) -> None:
+    found = [seen(SplitMetrics(model, collection()), cuts).compute() for cuts in ([0, 70], [0, 32, 64, 70])]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0]["accuracy"] == pytest.approx(found[0]["right"], rel=1e-6)
+    assert {"each_0", "each_1", "each_2", "loss"} < set(found[0])
+    alone = seen(SplitMetrics(model, None, MulticlassAccuracy(CLASSES, average="micro")), [0, 70]).compute()
+    assert alone["MulticlassAccuracy"] == found[0]["accuracy"]
+
+
+def test_one_that_is_no_number_is_left_out_with_a_warning(model: Classes, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = seen(SplitMetrics(model, MulticlassConfusionMatrix(CLASSES)), [0, 70])
+    assert set(metrics.compute()) == {"loss", "right"} == set(metrics.compute())
+    assert [record.message for record in caplog.records] == [
+        "The metric MulticlassConfusionMatrix is no number but of shape (3, 3): left out."
+    ]
+
+
+def test_a_loss_without_predictions_is_a_fault(model: Classes) -> None:
+    metrics = SplitMetrics(tiny.TinyModel(), collection())
+    with pytest.raises(ConfigError, match=r"TinyModel.loss gives no predictions.*LossOutput\(loss, predictions"):
+        metrics.update({"x": torch.zeros(2, tiny.WIDTH), "y": torch.zeros(2, 1)}, 2, None)
+
+
+class Named(nn.Module):
+    """Gives what a metric takes by name."""
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        given = {"preds": batch["x"][:, 0].sigmoid(), "target": batch["x"][:, 1] > 0, "indexes": batch["label"]}
+        return LossOutput(batch["x"].mean(), predictions=given)
+
+
+def of_many_kinds() -> MetricCollection:
+    """States that are sums, lists of tensors, lists that are not reduced, and means."""
+    return MetricCollection({"auroc": BinaryAUROC(), "mrr": RetrievalMRR()})
+
+
+@pytest.mark.parametrize(("made", "net"), [(of_many_kinds, Named), (collection, Classes)])
+@pytest.mark.parametrize("cuts", [[0, 32, 64, 70], [0, 70]])
+def test_ranks_together_have_the_result_of_one(made: Any, net: Any, cuts: list[int]) -> None:
+    torch.manual_seed(1)
+    model = net()
+    whole = seen(SplitMetrics(model, made()), cuts).compute()
+    ranks = [SplitMetrics(model, made()) for _ in range(2)]
+    for rank, metrics in enumerate(ranks):
+        for start, stop in list(itertools.pairwise(cuts))[rank::2]:
+            with torch.no_grad():
+                metrics.update(batch(start, stop), stop - start, None)
+    states = [metrics.state() for metrics in ranks]  # with one batch the second rank has seen nothing
+    for metrics in ranks:
+        metrics.merge(states)
+        assert metrics.compute() == pytest.approx(whole, rel=1e-6)
+    assert seen(ranks[0], [0, 32, 64, 70]).compute() == pytest.approx(whole, rel=1e-6)
+
+
+class Evaluated:
+    best_metric, best_mode = "mean", "min"
+
+    def reset(self) -> None:
+        self.mean = MeanMetric()
+
+    def update(self, model: Any, batch: Any, *features: Any) -> None:
+        self.mean.update(batch["x"])
+
+    def compute(self) -> dict[str, float]:
+        return {"mean": float(self.mean.compute())}
+
+    def artifacts(self, folder: Path) -> dict[str, Path]:
+        return {}
+
+
+def test_the_loss_stands_beside_an_evaluation_of_the_workloads_own(tmp_path: Path) -> None:
+    module = tiny.module(evaluation=Evaluated())
+    figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
+    lit.make_trainer(tiny.options(), [figures], tmp_path).validate(module, tiny.eval_loader(32), verbose=False)
+    assert set(figures.latest) == {"val/loss", "val/rmse", "val/mean"}
+
+
+def test_its_own_figure_goes_before(model: Classes) -> None:
+    class Own(Evaluated):
+        def compute(self) -> dict[str, float]:
+            return {"loss": 7.0}
+
+    assert seen(SplitMetrics(model, Own()), [0, 70]).compute()["loss"] == 7
+
+
+def test_a_split_of_another_kind_has_no_loss(model: Classes, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = SplitMetrics(model, Evaluated())
+    metrics.reset()
+    metrics.update({"x": torch.ones(4, 1)}, 4, None)
+    metrics.update({"x": torch.ones(4, 1)}, 4, None)
+    assert metrics.compute() == {"mean": 1.0}
+    (record,) = caplog.records
+    assert "no loss beside Evaluated: Classes.loss can't take its batches" in record.message
+    caplog.clear()
+
+    class Quiet(Evaluated):
+        with_loss = False
+
+    metrics = SplitMetrics(model, Quiet())
+    metrics.reset()
+    metrics.update({"x": torch.ones(4, 1)}, 4, None)
+    assert (metrics.compute(), caplog.records) == ({"mean": 1.0}, [])
+
+
+def test_a_loss_that_fails_after_it_was_taken_is_an_error(model: Classes) -> None:
+    metrics = SplitMetrics(model, Evaluated())
+    metrics.reset()
+    metrics.update(batch(0, 8), 8, None)
+    with pytest.raises(ModelError, match=r"batch has no key 'label'"):
+        metrics.update({"x": torch.ones(4, tiny.WIDTH)}, 4, None)
+
+
+def test_which_can_be_shared() -> None:
+    assert can_be_shared(collection())
+    assert not can_be_shared(Evaluated())

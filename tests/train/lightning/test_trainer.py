@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping
+
+from tests.kit import tiny
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.together import Together
+from wellfed.train.lightning.trainer import ended_by, make_trainer, total_steps
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "expected"), [(3, None, 30), (3, 25, 25), (3, 99, 30), (None, 7, 7), (None, None, None)]
+)
+def test_the_first_limit_counts(epochs: int | None, steps: int | None, expected: int | None) -> None:
+    assert total_steps(tiny.options(max_epochs=epochs, max_steps=steps), 10) == expected
+
+
+def test_weights_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+    trained = tiny.module()
+    tiny.fit(trained, tmp_path, [tiny.checkpoints(tmp_path)], max_steps=3)
+    fresh = tiny.module()
+    assert not (tiny.weights(fresh) == tiny.weights(trained)).all()
+    lit.load_weights(fresh, tmp_path / "last.ckpt")
+    assert (tiny.weights(fresh) == tiny.weights(trained)).all()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+HOOKS = ["setup", "on_fit_start", "on_train_start", "on_train_batch_start", "on_before_optimizer_step"]
+HOOKS += ["on_train_batch_end", "on_train_epoch_end", "on_save_checkpoint", "on_train_end", "teardown"]
+
+
+class Hears(pl.Callback):
+    def __init__(self, name: str, heard: list[tuple[str, str]]) -> None:
+        self.name, self.heard = name, heard
+
+    def on_exception(self, trainer, module, exception):
+        self.heard.append((self.name, str(exception)))
+
+
+for hook in HOOKS:
+    setattr(Hears, hook, lambda self, *_, hook=hook, **__: self.heard.append((self.name, hook)))
+
+
+def test_each_hook_reaches_each_callback_in_order(tmp_path: Path) -> None:
+    alone: list[tuple[str, str]] = []
+    together: list[tuple[str, str]] = []
+    for heard, make in ((alone, list), (together, lambda callbacks: [Together(callbacks)])):
+        callbacks = [Hears(name, heard) for name in ("first", "second")]
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            max_steps=2,
+            callbacks=make([callbacks[0], pl.Callback(), callbacks[1]]),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(tiny.Lightnings(tiny.module()), tiny.loader())
+        trainer.save_checkpoint(tmp_path / "any.ckpt")
+    assert together == alone
+    assert {hook for _, hook in together} == set(HOOKS)
+
+
+def test_an_error_within_a_step_is_told_to_all(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    broken = tiny.module(fail=lambda size, call: ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        tiny.fit(broken, tmp_path, [Hears("first", heard), Hears("second", heard)])
+    assert heard[-2:] == [("first", "broken"), ("second", "broken")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_steps": 2}, "trainer.max_steps=2"),
+        ({"max_steps": None, "max_epochs": 1}, "trainer.max_epochs=1"),
+        ({"max_steps": None, "max_time_s": 0.05}, "trainer.max_time_s=0.05"),
+        ({"max_steps": 100, "max_epochs": 1}, "trainer.max_epochs=1"),
+    ],
+)
+def test_what_ended_a_training(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    options = tiny.options(**changes)
+    trainer = make_trainer(options, [], tmp_path)
+    trainer.fit(tiny.module(), tiny.loader())
+    assert ended_by(trainer, options) == expected
+
+
+def test_a_callback_that_ended_a_training_is_named(tmp_path: Path) -> None:
+    options = tiny.options(max_steps=None)
+    trainer = make_trainer(options, [], tmp_path)
+    stopping = EarlyStopping("never", patience=1)
+    trainer.callbacks.append(stopping)
+    stopping.stopping_reason_message = "it did not improve. Signaling Trainer to stop."
+    trainer.should_stop = True
+    assert ended_by(trainer, options) == "EarlyStopping: it did not improve."

@@ -1,0 +1,459 @@
+"""Memory runs out in every place of a training on one device, in three precisions: each time it is the same training.
+
+On the CPU the errors are planted; on a simulated card its allocator really has no room. That a run says what it did
+(and skips the ceiling, or the probe before training) is for tests of runs: tests/end_to_end/test_out_of_memory.py,
+tests/run/test_passes.py and tests/run/micro_batch/test_measured_fit.py.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.kit import tiny
+from wellfed import batches, generators
+from wellfed.batches import Delivery
+from wellfed.contract import Features, LossOutput
+from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
+from wellfed.train.lightning.evaluating import Evaluating
+from wellfed.train.lightning.prefetch import no_room
+from wellfed.train.lightning.split_metrics import SplitMetrics
+from wellfed.train.memory import oom
+from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.feature_table import FeatureTable
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.train_step import TrainStep
+
+CPU = torch.device("cpu")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+STEPS_PER_EPOCH = 3  # of 32, 32 and 6 samples
+MIB = 2**20
+CARD = {"cards": 1, "mib": 64}
+FITS = 5
+"""Samples in a place without room. On the card each asks for 10 MiB of 64."""
+
+
+@dataclass
+class Place:
+    """Where memory does not suffice, from the n-th time on that the place is come to."""
+
+    name: str
+    since: int = 1
+    until: float = math.inf
+    changes: tuple[str, ...] = ("micro_batch=8", "micro_batch=4")
+    """What the training must have done about it."""
+    uses: int = field(default=0, init=False)
+
+    def come_to(self, name: str, device: torch.device, size: int = 100) -> None:
+        """``size``: samples that have to fit there."""
+        if name != self.name:
+            return
+        self.uses += 1
+        if not self.since <= self.uses < self.until:
+            return
+        if device.type == "cuda":
+            torch.empty(size * 10 * MIB, dtype=torch.uint8, device=device)
+        elif size > FITS:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+HALVES = ("evaluation_batch=16", "evaluation_batch=8", "evaluation_batch=4")
+PLACES = {
+    "nowhere": lambda: Place("", changes=()),
+    "first batch": lambda: Place("forward"),
+    "forward": lambda: Place("forward", since=12),  # the second micro-batch of a step
+    "mid-backward": lambda: Place("backward", since=12),
+    "optimizer state": lambda: Place("state", until=2, changes=("workload.optimizer.foreach=false",)),
+    "optimizer step": lambda: Place("step", since=8, until=9, changes=("workload.optimizer.foreach=false",)),
+    "copy ahead": lambda: Place("copy", since=2, until=4, changes=("ahead=2", "ahead=1")),
+    "feature table": lambda: Place("table", until=3, changes=("memory.features=cache_host", "memory.features=dynamic")),
+    "validation": lambda: Place("val", changes=HALVES),
+    "test": lambda: Place("test", changes=HALVES),
+}
+
+
+class AsksInBackward(torch.autograd.Function):
+    """Gradients of what comes after it are there when it asks for memory."""
+
+    @staticmethod
+    def forward(context: Any, hidden: Tensor, place: Place) -> Tensor:
+        context.place = place
+        return hidden.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        context.place.come_to("backward", gradient.device, len(gradient))
+        return gradient, None
+
+
+class Careless(nn.Module):
+    """Asks for memory, changes buffers in place and by others, and with dropout draws from all generators."""
+
+    def __init__(self, place: Place, dropout: float) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(tiny.WIDTH, 16), nn.Linear(16, 1)
+        self.between = nn.Sequential(nn.LayerNorm(16), nn.GELU(), nn.Dropout(dropout))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("latest", torch.zeros(()))
+        self.register_buffer("table", torch.arange(2**19, dtype=torch.float32))  # large, and stays as it is
+        self.place, self.is_random, self.split = place, dropout > 0, "train"
+        self.seen: list[int] = []
+
+    def loss(self, batch: Any) -> LossOutput:
+        x, size = batch["x"], len(batch["x"])
+        if self.training:
+            self.seen += batch["id"].tolist()
+            self.count += 1
+        self.place.come_to("forward" if self.training else self.split, x.device, size)
+        hidden = self.between(AsksInBackward.apply(self.first(x), self.place))
+        loss = (self.last(hidden).float() - batch["y"]).square().mean()
+        if not self.training:
+            return LossOutput(loss)
+        self.latest = loss.detach().clone()
+        if self.is_random:
+            drawn = torch.rand((), device=x.device)
+            loss = loss * (0.5 + random.random() + np.random.rand() + drawn + self.table[0])
+        return LossOutput(loss)
+
+
+class Data(tiny.TinyData):
+    """Samples with their numbers, and a row of features each."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+        self._rows = torch.linspace(-1, 1, tiny.NUM_SAMPLES * tiny.WIDTH).view(-1, tiny.WIDTH)
+
+    def fetch(self, indices: Tensor, rng: Any) -> dict[str, Tensor]:
+        return {**super().fetch(indices, rng), "id": indices}
+
+    def on_device(self, batch: Any, rng: Any, features: Any) -> Any:
+        return {**batch, "x": batch["x"] + features.rows(batch["id"])}
+
+    def features(self) -> Features:
+        def rows(indices: Tensor) -> Tensor:
+            self._place.come_to("table", indices.device)
+            return self._rows.to(indices.device).index_select(0, indices)
+
+        return Features(len(self._rows), self._rows.nbytes, rows)
+
+
+class Momentum(torch.optim.SGD):
+    """Runs out of memory in its first step, with a state half made, before a later one, or in the midst of it."""
+
+    place = Place("")
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        first = self.param_groups[0]["params"][0]
+        if self.place.name == "state" and not self.place.uses:
+            with torch.no_grad():
+                first.mul_(1)  # a step with rate 0 counts changes that are none
+            self.state[first]["momentum_buffer"] = torch.zeros_like(first)
+        self.place.come_to("state", first.device)
+        self.place.come_to("step", first.device)
+        if self.place.name == "within the step" and self.place.uses + 1 >= self.place.since:
+            with torch.no_grad():
+                first.add_(1.0)
+        self.place.come_to("within the step", first.device)
+        super().step()
+        return loss
+
+
+@dataclass
+class Training:
+    """What is left of one."""
+
+    weights: Tensor
+    state: list[Tensor]
+    drawn: Any
+    seen: dict[int, list[int]]
+    """Numbers of the samples that steps were made of, by epoch."""
+    figures: list[float]
+    changes: list[str]
+    micro: dict[int, int]
+    """New sizes of micro-batches by the step that was done again with them."""
+
+
+class Journal:
+    """Keeps the changes, and has the model forget the samples of a step that failed."""
+
+    def __init__(self, model: Careless) -> None:
+        self._model = model
+        self.changes: list[str] = []
+        self.micro: dict[int, int] = {}
+        self.num_failures = 0
+
+    def step(self, kind: str, *, step: int = 0, **facts: Any) -> None:
+        if kind == "oom":
+            self._model.seen.clear()
+        if "micro_batch" in facts:
+            self.micro[step] = facts["micro_batch"]
+        self.other(kind, **facts)
+
+    def other(self, kind: str, **facts: Any) -> None:
+        self.num_failures += kind == "oom"
+        for name in ("micro_batch", "evaluation_batch"):
+            self.changes += [f"{name}={facts[name]}"] if name in facts else []
+        self.changes += [facts["change"]] if "change" in facts else []
+
+    def fewer_ahead(self, ahead: int, message: str) -> None:
+        self.other("oom")
+        self.changes.append(f"ahead={ahead}")
+
+
+def trained(
+    place: Place,
+    precision: str,
+    device: torch.device,
+    *,
+    steps: int = 21,
+    dropout: float = 0.2,
+    by_hand: Mapping[int, int] = {},
+) -> Training:
+    """A training that begins with the same weights and generators whatever the place is.
+
+    Args:
+        by_hand: sizes of micro-batches to go on with, by the step that is the first of that size.
+    """
+    torch.manual_seed(7)
+    model, data = Careless(place, dropout).to(device), Data(place)
+    journal, micro = Journal(model), MicroBatches(16)
+    table = FeatureTable(data.features(), "cache", None, may_change=True)
+    table.hold(model, device, journal.other)
+    optimizer = Momentum(model.parameters(), lr=0.02, momentum=0.9, foreach=True)
+    optimizer.place = place
+    rungs = [Rung("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
+    step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=Preparation(data, 1),
+        micro=micro,
+        precision=Precision.for_training(precision, device.type),
+        device=device,
+        features=lambda: table.source,
+        ladder=Ladder(micro, rungs),
+        retry_on_oom=True,
+        on_event=journal.step,
+    )
+    splits = {split: Preparation(data, 1) for split in ("val", "test")}
+    evaluating = Evaluating(model, SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    step.allocate_state()
+    seen: dict[int, list[int]] = {}
+    figures: list[float] = []
+
+    def move(batch: Any, where: torch.device) -> Any:
+        place.come_to("copy", where)
+        return batches.to_device(batch, where)
+
+    ahead = DevicePrefetcher(tiny.loader(data=data), device, 3, move=move, no_room=no_room, on_less=journal.fewer_ahead)
+    for delivery in islice(_epochs(ahead), steps):
+        if step.number + 1 in by_hand:
+            while micro.size > by_hand[step.number + 1]:
+                micro.step_down()
+        step(delivery)
+        seen.setdefault(delivery.epoch, []).extend(model.seen)
+        model.seen.clear()
+        if step.number in (6, 12):
+            figures += [evaluated(split, evaluating, data, table, device) for split in splits]
+    ahead.close()
+    drawn = [generators.numbers(), torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None]
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu()
+    state = [each.cpu() for each in model.buffers()]
+    state += [value.cpu() for entry in optimizer.state.values() for value in entry.values()]
+    assert bool(journal.num_failures) == bool(place.name)
+    return Training(weights, state, drawn, seen, figures, journal.changes, journal.micro)
+
+
+def _epochs(loader: Any) -> Iterator[Delivery]:
+    while True:
+        yield from loader
+
+
+def evaluated(split: str, evaluating: Evaluating, data: Data, table: FeatureTable, device: torch.device) -> float:
+    model: Any = evaluating.model
+    model.eval()
+    model.split = split
+    evaluating.evaluation.reset()
+    with torch.no_grad():
+        for delivery in EvalLoader(data, 32, seed=1):
+            evaluating.take(split, delivery, table.source, device, 0)
+    model.train()
+    return evaluating.evaluation.compute()["loss"]
+
+
+def check(name: str, precision: str, device: torch.device) -> None:
+    """Survived, every sample once, and bit for bit the training of that micro-batch schedule, given by hand."""
+    place = PLACES[name]()
+    disturbed = trained(place, precision, device)
+    assert disturbed.changes == list(place.changes)
+    assert len(disturbed.seen) == 21 // STEPS_PER_EPOCH
+    assert all(sorted(ids) == list(range(tiny.NUM_SAMPLES)) for ids in disturbed.seen.values())
+    by_hand = trained(PLACES["nowhere"](), precision, device, by_hand=disturbed.micro)
+    assert torch.isfinite(disturbed.weights).all()
+    assert torch.equal(disturbed.weights, by_hand.weights), name
+    assert all(torch.equal(*pair) for pair in zip(disturbed.state, by_hand.state, strict=True)), name
+    assert disturbed.drawn == by_hand.drawn, name
+    assert disturbed.figures == pytest.approx(by_hand.figures, rel=1e-5 if precision == "32-true" else 1e-2)
+
+
+def check_fifty_steps(name: str, device: torch.device) -> None:
+    """Without dropout it is the training that was not disturbed, but for rounding."""
+    runs = [trained(PLACES[each](), "32-true", device, steps=50, dropout=0.0) for each in (name, "nowhere")]
+    disturbed, calm = (run.weights for run in runs)
+    assert (disturbed - calm).norm() / calm.norm() < 1e-5, name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", [name for name in PLACES if name != "nowhere"])
+def test_planted_errors(name: str, precision: str) -> None:
+    check(name, precision, CPU)
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if name != "nowhere"])
+def test_fifty_steps_with_planted_errors(name: str) -> None:
+    check_fifty_steps(name, CPU)
+
+
+@pytest.mark.simulated(**CARD)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_card_that_has_no_room(precision: str) -> None:
+    import fake_cuda
+
+    for name in PLACES:
+        check(name, precision, torch.device("cuda", 0))
+        torch.cuda.empty_cache()
+    assert fake_cuda.driver.violations() == []
+
+
+@pytest.mark.simulated(**CARD)
+def test_fifty_steps_on_a_card_that_has_no_room() -> None:
+    for name in PLACES:
+        check_fifty_steps(name, torch.device("cuda", 0))
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_step_that_was_applied_in_part_needs_the_last_checkpoint(precision: str) -> None:
+    with pytest.raises(RestartNeeded, match="which was applied in part") as caught:
+        trained(Place("within the step", since=8), precision, CPU)
+    assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")
+
+
+# -- an optimizer whose own temporaries are what does not fit ----------------------------------------------------------
+
+
+class Large(nn.Module):
+    """Eight weights of 4 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
+
+    def loss(self, batch: Any) -> LossOutput:
+        x = batch["x"]
+        for layer in self.layers:
+            x = layer(x)
+        return LossOutput(x.square().mean())
+
+
+def of_large(optimizer: Any, **options: Any) -> tuple[TrainStep, Large, list[str]]:
+    torch.manual_seed(3)
+    model, changes = Large().to("cuda"), list[str]()
+    micro = MicroBatches(8)
+
+    def on_event(kind: str, **facts: Any) -> None:
+        changes.extend([str(facts.get("change", facts.get("micro_batch")))] if kind != "oom" else [])
+
+    step = TrainStep(
+        model,
+        optimizer(model.parameters(), lr=0.1, **options),
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0),
+        micro=micro,
+        precision=Precision("32-true", "cuda"),
+        device=torch.device("cuda", 0),
+        ladder=Ladder(micro),
+        retry_on_oom=True,
+        on_event=on_event,
+    )
+    return step, model, changes
+
+
+def of_ones() -> Delivery:
+    return Delivery({"x": torch.ones(8, 1024, device="cuda")}, epoch=0, index=0, total=8)
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().cpu().flatten() for weight in model.parameters()])
+
+
+@pytest.mark.simulated(cards=1, mib=512)
+def test_temporaries_of_all_weights_make_way_for_those_of_one() -> None:
+    """Weights and gradients take 64 MiB; weight decay of all weights at a time 32 more, and changes nothing yet."""
+    found = []
+    for mib in (512, 92):
+        oom.release()
+        torch.cuda.set_per_process_memory_fraction(mib / 512)
+        step, model, changes = of_large(torch.optim.SGD, weight_decay=0.1)
+        for _ in range(3):
+            step(of_ones())
+        found.append(weights_of(model))
+        del step, model
+    assert changes == ["workload.optimizer.foreach=false"]
+    assert torch.equal(*found)
+
+
+@pytest.mark.simulated(cards=1, mib=512)
+def test_adams_averages_are_moved_when_its_temporaries_find_no_room() -> None:
+    """128 MiB with the state, which is there before the first step, and then less room than that step had."""
+    step, _, changes = of_large(torch.optim.AdamW)
+    step.allocate_state()
+    step(of_ones())
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(140 / 512)
+    with pytest.raises(RestartNeeded, match="step 2, which was applied in part") as caught:
+        step(of_ones())
+    assert caught.value.changes == {"workload.optimizer.foreach": False}
+    assert changes == ["workload.optimizer.foreach=false"]
+
+
+@pytest.mark.simulated(cards=1, mib=512)
+@pytest.mark.parametrize(("mib", "fits"), [(150, True), (100, False)])
+def test_a_state_that_does_not_fit_costs_no_micro_batch(mib: int, fits: bool) -> None:
+    torch.cuda.set_per_process_memory_fraction(mib / 512)
+    step, model, changes = of_large(torch.optim.AdamW)
+    before = weights_of(model)
+    if fits:
+        step.allocate_state()
+    else:
+        with pytest.raises(OutOfMemoryExhausted) as caught:
+            step.allocate_state()
+        assert (
+            "where the optimizer makes its state (as large with any micro-batch), with micro-batches of 8, then "
+            in (str(caught.value))
+        )
+        assert "Largest parts: parameters 32.0 MiB, gradients 32.0 MiB. Next: gpu.precision=bf16-true" in str(
+            caught.value
+        )
+        assert not isinstance(caught.value, RestartNeeded)
+    assert changes == ["workload.optimizer.foreach=false"]
+    assert torch.equal(weights_of(model), before)
+    assert all(weight.grad is None for weight in model.parameters())

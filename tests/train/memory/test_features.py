@@ -1,0 +1,207 @@
+import pytest
+import torch
+from torch import nn
+
+from wellfed.contract import Features
+from wellfed.train.memory import features as room
+from wellfed.train.memory.features import all_rows, blank, hold, of_data, weights_behind
+
+CPU = torch.device("cpu")
+NUM_ROWS = 700  # more than two chunks
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.embed, self.layers = nn.Embedding(50, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.register_buffer("tokens", torch.randint(0, 50, (NUM_ROWS, 6)))
+        self.asked = []
+
+    def rows(self, indices):
+        self.asked.append(len(indices))
+        return self.layers(self.embed(self.tokens[indices])).mean(1)
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    return Encoder().eval()
+
+
+def features(encoder, **more):
+    return Features(NUM_ROWS, NUM_ROWS * 16 * 4, encoder.rows, **more)
+
+
+def test_every_mode_gives_the_same_rows(encoder):
+    indices = torch.randint(0, NUM_ROWS, (64,))
+    cached, hosted, computed = (
+        hold(features(encoder), mode, CPU).rows(indices) for mode in ("cache", "cache_host", "dynamic")
+    )
+    assert cached.shape == (64, 16)
+    assert cached.equal(hosted)
+    assert (cached - computed).abs().max() < 1e-5
+    assert cached.std() > 0.01
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host"])
+def test_a_table_is_computed_once_in_chunks(encoder, mode):
+    source = hold(features(encoder), mode, CPU)
+    assert encoder.asked == [256, 256, 188]
+    for _ in range(3):
+        assert not source.rows(torch.arange(9)).requires_grad
+    assert len(encoder.asked) == 3
+
+
+def test_dynamic_asks_each_time_and_passes_gradients_on_only_to_what_is_trained(encoder):
+    frozen = hold(features(encoder), "dynamic", CPU).rows(torch.arange(5))
+    assert not frozen.requires_grad
+    hold(features(encoder, trainable=True), "dynamic", CPU).rows(torch.arange(5)).sum().backward()
+    assert encoder.asked == [5, 5]
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host"])
+def test_what_is_trained_is_not_kept(encoder, mode):
+    with pytest.raises(ValueError, match=f"memory.features={mode} would freeze .*only dynamic"):
+        hold(features(encoder, trainable=True), mode, CPU)
+    assert encoder.asked == []
+
+
+class Towers(nn.Module):
+    """An encoder beside what it is no part of; a frozen layer and a statistic in it."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder, self.head, self.norm = encoder, nn.Linear(16, 1), nn.BatchNorm1d(16, momentum=0.5)
+        encoder.embed.requires_grad_(False)
+
+    def rows(self, indices):
+        return self.norm(self.encoder.rows(indices))
+
+
+def test_the_weights_behind_features_are_those_that_a_gradient_of_a_row_reaches(encoder):
+    model = Towers(encoder).train()
+    model.head.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    found = weights_behind(Features(NUM_ROWS, 1, model.rows, trainable=True), model)
+    assert {id(weight) for weight in found} == {
+        id(weight) for weight in (*encoder.layers.parameters(), *model.norm.parameters())
+    }
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [part.training for part in (model.norm, model.encoder, model.head)] == [True, True, False]
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_nothing_is_behind_features_without_a_gradient(encoder):
+    model = Towers(encoder)
+    assert weights_behind(Features(3, 3, lambda indices: indices[:, None].float()), model) == []
+
+
+def test_the_table_keeps_the_type_of_the_rows():
+    source = hold(Features(3, 3, lambda indices: indices[:, None].bfloat16()), "cache", CPU)
+    assert source.rows(torch.tensor([2, 0])).tolist() == [[2.0], [0.0]]
+    assert source.rows(torch.tensor([2])).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host"])
+def test_rows_that_are_known_are_not_computed_again(encoder, mode):
+    rows = all_rows(features(encoder), CPU, CPU)
+    encoder.asked.clear()
+    source = hold(features(encoder), mode, CPU, rows)
+    assert source.rows(torch.tensor([699, 3])).equal(rows[[699, 3]])
+    assert encoder.asked == []
+    assert hold(features(encoder), "dynamic", CPU, rows).rows(torch.tensor([3])).shape == (1, 16)
+    assert encoder.asked == [1]
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="0 rows"):
+        hold(Features(0, 0, lambda indices: indices), "cache", CPU)
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_a_blank_source_gives_rows_of_the_same_kind_and_computes_one(encoder, mode):
+    indices = torch.tensor([0, NUM_ROWS - 1])
+    real, made = hold(features(encoder), mode, CPU), blank(features(encoder), mode, CPU)
+    expected = real.rows(indices)
+    encoder.asked.clear()
+    rows = blank(features(encoder), mode, CPU).rows(indices)
+    assert (rows.shape, rows.dtype, type(made)) == (expected.shape, expected.dtype, type(real))
+    assert encoder.asked == ([2] if mode == "dynamic" else [1])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_mode_gives_the_same_rows(encoder):
+    device = torch.device("cuda")
+    encoder.to(device)
+    indices = torch.randint(0, NUM_ROWS, (64,), device=device)
+    rows = [hold(features(encoder), mode, device).rows(indices) for mode in ("cache", "cache_host", "dynamic")]
+    assert {tensor.device.type for tensor in rows} == {"cuda"}
+    assert rows[0].equal(rows[1])
+    assert (rows[0] - rows[2]).abs().max() < 1e-5
+    assert isinstance(hold(features(encoder), "cache_host", device), room.HostTable)
+
+
+# -- rows that overlap -------------------------------------------------------------------------------------------------
+
+WIDTH = 4
+
+
+def windows(store):
+    """Windows of WIDTH values of a series, each a row."""
+
+    def cut(series, indices):
+        return series.as_strided((len(series) - WIDTH + 1, WIDTH), (1, 1)).index_select(0, indices)
+
+    return Features(
+        len(store) - WIDTH + 1,
+        store.nbytes,
+        rows=lambda indices: cut(store, indices),
+        store=lambda: store,
+        cut=cut,
+    )
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_rows_that_overlap_are_cut_from_their_store(mode):
+    source = hold(of_data(windows(torch.arange(10.0))), mode, CPU)
+    assert source.rows(torch.tensor([6, 0])).tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]
+
+
+def test_a_store_is_held_in_the_place_of_a_table_of_rows():
+    series = torch.arange(1000.0)
+    held = hold(windows(series), "cache", CPU)
+    assert held.table.nbytes == series.nbytes
+    assert blank(windows(series), "cache", CPU).table.shape == series.shape
+    assert not blank(windows(series), "cache", CPU).table.any()
+
+
+def test_what_left_the_device_is_asked_of_the_data_again():
+    features = windows(torch.arange(10.0))
+    for mode in ("cache_host", "dynamic"):
+        source = room.moved(hold(features, "cache", CPU), features, mode, CPU)
+        assert isinstance(source, room.Computed)
+        assert source.rows(torch.tensor([1])).tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["cache_host", "dynamic"])
+def test_a_blank_source_of_rows_that_overlap_takes_nothing_of_a_gpu(mode):
+    device = torch.device("cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert isinstance(blank(windows(torch.arange(2.0**18)), mode, device), room.Computed)
+    assert torch.cuda.max_memory_allocated() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_on_a_gpu_the_datas_rows_arrive_there(mode):
+    device = torch.device("cuda")
+    source = hold(of_data(windows(torch.arange(10.0))), mode, device)
+    rows = source.rows(torch.tensor([6, 0], device=device))
+    assert rows.device.type == "cuda"
+    assert rows.tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]

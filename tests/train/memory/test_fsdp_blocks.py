@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from torch import nn
+
+from wellfed.train.memory.fsdp_blocks import blocks_to_gather, gathered_bytes
+
+
+class Model(nn.Module):
+    """Three large blocks, a small one, and a head that is the table of words again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1000, 400)
+        self.blocks = nn.ModuleList(nn.Linear(400, size, bias=False) for size in (400, 300, 500))
+        self.small = nn.ModuleList([nn.Linear(2, 2)])
+        self.heads = nn.ModuleList([nn.Linear(400, 1000, bias=False)])
+        self.heads[0].weight = self.words.weight
+
+
+def test_blocks_are_gathered_each_by_itself_unless_small_or_shared() -> None:
+    model = Model()
+    assert blocks_to_gather(model) == list(model.blocks)
+
+
+def test_what_is_whole_at_a_time() -> None:
+    """The words and the small block all the time; two blocks, and the larger one's gradients twice."""
+    rest = 4 * (1000 * 400 + 6)
+    assert gathered_bytes(Model()) == rest + max(2 * rest, 4 * 400 * (500 + 400 + 2 * 500))
+    model = Model()
+    model.words = model.heads = nn.Identity()
+    assert gathered_bytes(model) == 4 * 6 + 4 * 400 * (500 + 400 + 2 * 500)
+    assert gathered_bytes(nn.Linear(10, 10, bias=False)) == 3 * 400

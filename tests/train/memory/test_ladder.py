@@ -1,0 +1,89 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+
+
+@given(size=st.integers(1, 300), num_samples=st.integers(1, 2000))
+def test_micro_batches_add_up_and_only_the_last_is_smaller(size, num_samples):
+    sizes = MicroBatches(size).sizes(num_samples)
+    assert sum(sizes) == num_samples
+    assert all(each == size for each in sizes[:-1])
+    assert 1 <= sizes[-1] <= size
+
+
+@given(size=st.integers(1, 5000))
+def test_it_halves_down_to_one(size):
+    micro = MicroBatches(size)
+    while (smaller := micro.step_down()) is not None:
+        assert smaller == micro.tried[-2] // 2 >= 1
+    assert micro.size == 1
+    assert micro.step_down() is None
+    assert micro.tried[0] == size
+
+
+@given(size=st.integers(1, 100), steps=st.lists(st.integers(1, 120), min_size=1))
+def test_given_steps_are_taken_downwards(size, steps):
+    micro = MicroBatches(size, steps)
+    while micro.step_down() is not None:
+        pass
+    assert micro.tried == [size, *sorted((step for step in steps if step < size), reverse=True)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "tried"), [([16, 4], [64, 16, 4]), ([64, 128], [64]), (None, [64, 32, 16, 8, 4, 2, 1])]
+)
+def test_a_ladder(steps, tried):
+    micro = MicroBatches(64, steps)
+    while micro.step_down():
+        pass
+    assert micro.tried == tried
+
+
+def no_memory() -> bool:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+
+def test_a_rung_that_has_no_room_itself_is_left_out() -> None:
+    taken: list[str] = []
+    rungs = [
+        Rung("memory.features=cache_host", no_memory),
+        Rung("memory.features=dynamic", lambda: taken.append("dynamic") is None),
+    ]
+    ladder = Ladder(MicroBatches(1), rungs)
+    assert ladder.step_down() == {"change": "memory.features=dynamic"}
+    assert ladder.step_down() is None
+    assert taken == ["dynamic"]
+    assert ladder.tried() == (
+        "micro-batches of 1, then memory.features=cache_host (for which memory did not suffice itself), "
+        "then memory.features=dynamic"
+    )
+
+
+def test_between_passes_only_what_lies_there_is_freed() -> None:
+    rungs = [Rung("checkpointing", lambda: True), Rung("features", lambda: True, frees_held=True)]
+    ladder = Ladder(MicroBatches(2), rungs)
+    assert ladder.step_down(of_held=True) == {"change": "features"}
+    assert ladder.step_down(of_held=True) is None
+    assert ladder.step_down() == {"micro_batch": 1, "before": 2}
+    assert ladder.step_down() == {"change": "checkpointing"}
+    assert ladder.step_down() is None
+
+
+def test_what_has_changed_can_be_typed():
+    micro = MicroBatches(8)
+    rungs = [Rung("memory.checkpoint_activations=true", lambda: True), Rung("memory.features=dynamic", lambda: True)]
+    ladder = Ladder(micro, rungs)
+    assert ladder.changes() == {}
+    ladder.note("workload.optimizer.foreach=false")
+    ladder.step_down()
+    assert ladder.changes() == {"memory.micro_batch": 4, "workload.optimizer.foreach": False}
+    while ladder.step_down():
+        pass
+    assert ladder.changes() == {
+        "memory.micro_batch": 1,
+        "workload.optimizer.foreach": False,
+        "memory.checkpoint_activations": True,
+        "memory.features": "dynamic",
+    }

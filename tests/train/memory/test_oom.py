@@ -1,0 +1,204 @@
+import errno
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from wellfed.train.memory import oom
+from wellfed.train.memory.oom import Attempts, classify, lost_worker
+
+NCCL = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO "
+    "for details), NCCL version 2.21.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+NCCL_SYSTEM = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3384, unhandled system error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.21.5\nncclSystemError: System call (e.g. socket, malloc) or external "
+    "library call failed or device error.\nLast error:\n"
+)
+ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported at some other API call"
+CUSOLVER = (
+    ". If you keep seeing this error, you may use `torch.backends.cuda.preferred_linalg_library()` to try linear "
+    "algebra operators with other supported backends."
+)
+BUS_ERROR = (
+    " It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+)
+IN_WORKER = "Caught RuntimeError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
+
+TABLE = [
+    # torch and CUDA
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "device_oom"),
+    (torch.OutOfMemoryError(""), "device_oom"),
+    (torch.AcceleratorError(f"CUDA error: out of memory{ASYNCHRONOUS}"), "device_oom"),
+    (RuntimeError(f"CUDA error: out of memory{ASYNCHRONOUS}"), "device_oom"),
+    (RuntimeError("CUDA driver error: out of memory"), "device_oom"),
+    (RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"), "device_oom"),
+    (RuntimeError("HIP error: out of memory"), "device_oom"),
+    (RuntimeError("CUDA error: an illegal memory access was encountered"), None),
+    (torch.AcceleratorError("CUDA error: unspecified launch failure"), None),
+    # cuBLAS
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "device_oom"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), "suspect"),
+    (
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n)`"),
+        "suspect",
+    ),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasSgemm( handle, opa)`"), "suspect"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm( handle, opa)`"), None),
+    # cuDNN
+    (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "device_oom"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "device_oom"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), "suspect"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), "suspect"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "suspect"),
+    (RuntimeError("GET was unable to find an engine to execute this computation"), "suspect"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"), None),
+    # cuSOLVER, cuFFT, cuSPARSE
+    (RuntimeError(f"cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `f`{CUSOLVER}"), "device_oom"),
+    (
+        RuntimeError(f"cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(h)`{CUSOLVER}"),
+        "suspect",
+    ),
+    (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), "device_oom"),
+    (RuntimeError("cuFFT error: CUFFT_INTERNAL_ERROR"), "suspect"),
+    (RuntimeError("cuFFT error: CUFFT_INVALID_SIZE"), None),
+    (
+        RuntimeError("CUDA error: insufficient resources when calling `cusparseSpGEMM_workEstimation( handle, opA)`"),
+        "device_oom",
+    ),
+    # NCCL
+    (RuntimeError(f"{NCCL}Cuda failure 2 'out of memory'"), "device_oom"),
+    (RuntimeError(f"{NCCL}Cuda failure 'out of memory'"), "device_oom"),
+    (RuntimeError(f"{NCCL}Cuda failure 1 'invalid argument'"), None),
+    (
+        RuntimeError(
+            f"{NCCL_SYSTEM}Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: "
+            "No space left on device (28)"
+        ),
+        "host_oom",
+    ),
+    # the host's allocators
+    (
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 4611686018427387904 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        "host_oom",
+    ),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), "host_oom"),
+    (RuntimeError("$ Torch: unable to mmap memory: you tried to mmap 64GB."), "host_oom"),
+    (RuntimeError("std::bad_alloc"), "host_oom"),
+    (MemoryError(), "host_oom"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
+    (OSError(errno.ENOSPC, "No space left on device"), None),
+    # a bus error, for want of /dev/shm, and other workers that were killed
+    (RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error.{BUS_ERROR}"), "worker"),
+    (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "worker"),
+    (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "worker"),
+    (
+        RuntimeError(
+            "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory "
+            "(shm).\n"
+        ),
+        "worker",
+    ),
+    (
+        RuntimeError("unable to mmap 32 bytes from file </torch_239305_1669300387>: Cannot allocate memory (12)"),
+        "worker",
+    ),
+    (RuntimeError(f"{IN_WORKER}RuntimeError: unable to write to file </torch_12_34_5>: No space left (28)"), "worker"),
+    (RuntimeError("unable to resize file </torch_12_34_5> to the right size: No space left on device (28)"), "worker"),
+    (RuntimeError("unable to allocate shared memory(shm) for file </torch_12_34_5>: Success (0)"), "worker"),
+    (RuntimeError("unable to open shared memory object </torch_12_34> in read-write mode: Too many open"), "worker"),
+    (RuntimeError(f"{IN_WORKER}RuntimeError: bug"), None),
+    # other errors
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+    (ValueError("CUDA out of memory"), None),  # text of someone else's
+    (RuntimeError("a parser: std::bad_alloc is not handled"), None),
+    (KeyboardInterrupt(), None),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), TABLE, ids=lambda value: str(value)[:60])
+def test_what_an_error_says_of_memory(error, kind):
+    sure, suspect = classify(error), classify(error, takes_suspects=True)
+    assert (sure and sure.kind) == (kind if kind in ("device_oom", "host_oom") else None)
+    assert (suspect is not None and suspect.is_suspect) == (kind == "suspect")
+    assert (suspect is None) == (kind in ("worker", None))
+    assert (lost_worker(error) is not None) == (kind == "worker")
+
+
+def test_host_memory_by_real_allocations_that_fail():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    found = classify(caught.value)
+    assert found.kind == "host_oom"
+    assert "DefaultCPUAllocator" in found.message
+    for allocate in (lambda: bytearray(2**62), lambda: np.empty(2**57)):
+        with pytest.raises(MemoryError) as python:
+            allocate()
+        assert classify(python.value).kind == "host_oom"
+
+
+def test_a_size_that_overflows_is_a_fault_of_the_code():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**62, 2**5)
+    assert classify(caught.value) is None
+
+
+def test_only_the_line_that_tells_is_kept():
+    assert classify(torch.OutOfMemoryError("one\ntwo")).message == "one"
+    assert classify(MemoryError()).message == "MemoryError"
+    killed = RuntimeError(
+        f"{IN_WORKER}RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)"
+    )
+    assert lost_worker(killed) == "RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)"
+
+
+# -- attempts --------------------------------------------------------------------------------------------------------
+
+SURE, SUSPECT = torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+
+
+def outcomes(*errors):
+    """What each attempt comes to, in turn."""
+    attempts, found = Attempts(), []
+
+    def work(error):
+        if error is not None:
+            raise error
+
+    for error in errors:
+        try:
+            _, failure = attempts(partial(work, error))
+        except RuntimeError:
+            return [*found, "raised"]
+        found.append(None if failure is None else "suspect" if failure.is_suspect else "sure")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ((None,), [None]),
+        ((SURE, SURE, None), ["sure", "sure", None]),
+        ((SUSPECT, None), ["suspect", None]),
+        ((SUSPECT, SUSPECT), ["suspect", "raised"]),
+        ((SUSPECT, SURE, SUSPECT, SUSPECT), ["suspect", "sure", "suspect", "raised"]),
+        ((ValueError("a bug"),), None),
+    ],
+    ids=str,
+)
+def test_what_may_be_for_want_of_memory_is_believed_once(errors, expected):
+    if expected is None:
+        with pytest.raises(ValueError, match="a bug"):
+            outcomes(*errors)
+    else:
+        assert outcomes(*errors) == expected
+
+
+def test_nothing_is_held_without_a_card():
+    assert oom.reserved_bytes() == 0

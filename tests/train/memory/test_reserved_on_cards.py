@@ -1,0 +1,43 @@
+"""What is predicted to be asked for and reserved, against a simulated card that runs the same training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+CASES = [
+    ("vision transformer", "32-true", 32, 32),  # linear layers of inputs that are not contiguous
+    ("conv", "bf16-mixed", 8, 64),  # weights that are cast for each use
+    ("attention, checkpointed", "bf16-mixed", 32, 32),
+    ("gradient penalty", "bf16-mixed", 2048, 4096),
+    ("embedding, sparse adam", "32-true", 2048, 4096),
+]
+
+
+@pytest.mark.simulated(cards=1, mib=4096, timeout_s=200)
+@pytest.mark.parametrize(
+    ("name", "precision", "micro_batch", "samples"),
+    [case if case[0] == "conv" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro_batch: int, samples: int) -> None:
+    import torch
+
+    from benchmarks.memory_cases import cases, cuda_peak
+    from wellfed.plan.predict.estimate import measure
+    from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    (case,) = (each for each in cases() if each.name == name)
+    case = replace(case, task=replace(case.task, precision=precision))
+    found = measure(case.model, case.task, samples)
+    assert isinstance(found, Footprint)
+    predicted = predicted_peak(found, micro_batch, StepShape(samples))
+    requested, reserved = cuda_peak(case, micro_batch, samples)
+    if "sparse" in name:  # as many rows as there are at most, each once
+        assert requested <= predicted.tensor_bytes < 1.08 * requested
+        assert reserved <= predicted.reserved_bytes < 1.25 * reserved
+    else:
+        assert predicted.tensor_bytes == pytest.approx(requested, rel=0.01)
+        assert predicted.reserved_bytes == pytest.approx(reserved, rel=0.001)

@@ -1,0 +1,117 @@
+"""A step that compiles, writes over its results, or can't be compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+from tests.kit import tiny
+from wellfed.contract import LossOutput
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.step.compiled import Loss, is_of_compiler
+from wellfed.train.step.totals import Totals
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, on its way to inductor
+def test_without_graphs_nothing_is_copied() -> None:
+    totals, output = Totals(), torch.ones(())
+    totals.add("loss", output, 1)
+    assert totals._pending[0][1].data_ptr() == output.data_ptr()
+    assert not Loss(tiny.TinyModel(), "none", print).overwrites
+    assert not Loss(tiny.TinyModel(), "default", print).overwrites
+    assert all(Loss(tiny.TinyModel(), mode, print).overwrites for mode in ("reduce-overhead", "max-autotune"))
+
+
+class OnePlace(Loss):
+    """Returns its results, and gives its gradients, in one and the same place each time, as CUDA graphs do."""
+
+    overwrites = True
+    place: torch.Tensor | None = None
+
+    def __call__(self, batch: Any) -> LossOutput:
+        if OnePlace.place is not None:
+            OnePlace.place.fill_(float("nan"))
+        for weight in self._model.parameters():  # those that backward gave last, unless they were kept
+            if weight.grad is not None and weight in OnePlace.given and weight.grad is OnePlace.given[weight]:
+                weight.grad.fill_(float("nan"))
+        output = self._model.loss(batch)
+        OnePlace.place = output.metrics["rmse"].detach()
+        return output
+
+    given: ClassVar[dict[Any, torch.Tensor]] = {}
+
+
+def test_losses_and_gradients_of_several_micro_batches_are_kept(tmp_path: Path) -> None:
+    plain, graphed = tiny.module(micro=8), tiny.module(micro=8)
+    graphed._loss = OnePlace(graphed.model, "none", print)
+
+    def note(weight: torch.Tensor) -> None:
+        OnePlace.given.setdefault(weight, weight.grad)
+
+    for weight in graphed.model.parameters():
+        weight.register_post_accumulate_grad_hook(note)
+    rows: list[list[dict[str, float]]] = []
+    for module in (plain, graphed):
+        rows.append([])
+        take = lambda split, values, rows=rows[-1], **_: rows.append(dict(values))  # noqa: E731
+        OnePlace.given.clear()
+        tiny.fit(module, tmp_path, [Figures(take, every=1, stop_on_nan=False)], max_steps=1)
+    assert rows[0] == rows[1]
+    assert torch.equal(tiny.weights(plain), tiny.weights(graphed))
+
+
+# -- what torch.compile raises ---------------------------------------------------------------------------------------
+
+
+class Scales(torch.nn.Linear):
+    """Compiled anew for each factor; ``bad`` is its own failure."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.factor, self.bad = 1, False
+
+    def loss(self, batch: Any) -> LossOutput:
+        if self.bad:
+            raise KeyError("price")
+        return LossOutput(self(batch["x"]).square().mean() * self.factor)
+
+
+def failing(model: Scales) -> Exception:
+    """What the compiled loss raises; with a backend that compiles nothing, which is not what is looked at."""
+    torch.compiler.reset()  # limits count for the code, whatever model it is of
+    compiled = torch.compile(model.loss, backend="eager")
+    with torch._dynamo.config.patch({"recompile_limit": 1, "fail_on_recompile_limit_hit": True}):
+        for model.factor in (1, 2, 3):
+            try:
+                compiled({"x": torch.ones(2, 3)})
+            except Exception as error:  # noqa: BLE001  of any type
+                return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")  # torch's, after other tests
+def test_an_error_that_passes_through_the_compiler_as_it_is_is_the_compilers() -> None:
+    error = failing(Scales())
+    assert isinstance(error, FailOnRecompileLimitHit)
+    assert not isinstance(error, TorchDynamoException)
+    assert is_of_compiler(error)
+
+
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")  # torch's, after other tests
+def test_an_error_of_the_code_that_is_compiled_is_its_own() -> None:
+    model = Scales()
+    model.bad = True
+    error = failing(model)
+    assert isinstance(error, KeyError)
+    assert not is_of_compiler(error)
+
+
+def test_out_of_memory_is_never_the_compilers() -> None:
+    assert not is_of_compiler(torch.OutOfMemoryError("CUDA out of memory."))

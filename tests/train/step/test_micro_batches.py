@@ -1,0 +1,181 @@
+"""Weights of micro-batches, and layouts of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit import tiny
+from wellfed.batches import Delivery
+from wellfed.contract import LossOutput
+from wellfed.observe.timing.step_clock import StepClock
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.lightning.prefetch import prefetched
+from wellfed.train.step.micro_batches import Preparation
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+# -- layouts of the data's own ---------------------------------------------------------------------------------------
+
+
+class Flat(tiny.TinyData):
+    """Samples one after the other in one long row, with their lengths; no shared first dimension."""
+
+    def fetch(self, indices: Any, rng: Any) -> Any:
+        lengths = indices % 3 + 1
+        return {
+            "x": self.inputs.index_select(0, indices.repeat_interleave(lengths)),
+            "y": self.targets.index_select(0, indices.repeat_interleave(lengths)),
+            "lengths": lengths,
+        }
+
+    def split(self, batch: Any, sizes: list[int]) -> list[Any]:
+        lengths = batch["lengths"].split(sizes)
+        rows = [int(part.sum()) for part in lengths]
+        return [
+            dict(zip(("x", "y", "lengths"), part, strict=True))
+            for part in zip(batch["x"].split(rows), batch["y"].split(rows), lengths, strict=True)
+        ]
+
+    def weight(self, batch: Any) -> int:
+        return int(batch["lengths"].sum())
+
+
+class CountsRows(tiny.TinyModel):
+    def loss(self, batch: Any) -> LossOutput:
+        output = super().loss(batch)
+        return LossOutput(output.loss, output.metrics, num_samples=len(batch["lengths"]))
+
+
+def flat_module(micro: int, data: Any = None, model: Any = None) -> StepModule:
+    torch.manual_seed(3)
+    return StepModule(
+        (model or CountsRows)(),
+        train_data=data or Flat(),
+        evaluation=None,
+        eval_data={"val": data or Flat(), "test": Flat()},
+        features=None,
+        micro=tiny.MicroBatches(micro),
+        options=tiny.StepOptions(seed=1),
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+        lr_factor=lambda step: 1.0,
+        on_event=lambda kind, **facts: None,
+    )
+
+
+def test_a_layout_without_a_shared_first_dimension_is_trained_and_timed(tmp_path: Path) -> None:
+    results = []
+    for micro in (32, 5):
+        module, rows = flat_module(micro), []
+        clock = StepClock()
+        loader = TimedLoader(tiny.loader(data=Flat()), clock)
+        tiny.fit(module, tmp_path, [Clock(clock, rows.extend)], batches=loader, max_steps=6)
+        assert [row.samples for row in rows[:3]] == [32, 32, 6]
+        assert [row.num_micro for row in rows[:3]] == [-(-size // micro) for size in (32, 32, 6)]
+        results.append(tiny.weights(module))
+    assert (results[0] - results[1]).norm() / results[0].norm() < 1e-5
+
+
+class FlatBatches:
+    """The same as an iterable."""
+
+    split, weight = Flat.split, Flat.weight
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        data = Flat()
+        return (data.fetch(torch.arange(8 * number, 8 * number + 8), None) for number in range(4))
+
+
+def test_an_iterable_of_such_batches_too(tmp_path: Path) -> None:
+    from wellfed.data.settings import LoaderSettings
+    from wellfed.data.train_loader import train_loader
+
+    loader = train_loader(FlatBatches(), batch_size=8, seed=1, settings=LoaderSettings())
+    trainer = tiny.fit(flat_module(1000, FlatBatches()), tmp_path, batches=loader, max_steps=4)
+    assert trainer.global_step == 4
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+class Weighted(tiny.TinyData):
+    """Counts what is not masked; notes where it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def fetch(self, indices: Any, rng: Any) -> Any:
+        return {**super().fetch(indices, rng), "mask": (indices % 4 > 0).float().unsqueeze(1)}
+
+    def weight(self, batch: Any) -> int:
+        self.asked.append(batch["mask"].device.type)
+        return int(batch["mask"].sum())
+
+
+class Masked(tiny.TinyModel):
+    def loss(self, batch: Any) -> LossOutput:
+        error = (self(batch) - batch["y"]).square() * batch["mask"]
+        return LossOutput(error.sum() / batch["mask"].sum().clamp(min=1))
+
+
+@pytest.mark.parametrize("data", [Flat, Weighted])
+def test_the_mean_loss_of_a_split_is_the_same_for_any_batch_size(tmp_path: Path, data: Any) -> None:
+    found = []
+    for size in (70, 32, 9, 1):
+        module = flat_module(32, data(), Masked if data is Weighted else None)
+        loader = tiny.EvalLoader(data(), size, seed=1)
+        figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
+        lit.make_trainer(tiny.options(), [figures], tmp_path).validate(module, loader, verbose=False)
+        found.append(figures.latest["val/loss"])
+    assert found == pytest.approx([found[0]] * 4, rel=1e-6)
+
+
+@pytest.mark.simulated(cards=1, slowdown=2)
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_weight_is_asked_on_the_host_and_waits_for_nothing(tmp_path: Path, ahead: int) -> None:
+    import fake_cuda
+
+    device = torch.device("cuda", 0)
+    synchronised = []
+    for data in (Weighted(), tiny.TinyData()):
+        module = flat_module(8, data, Masked if isinstance(data, Weighted) else tiny.TinyModel)
+        before = fake_cuda.driver.counts()["synchronisations"]
+        with prefetched(tiny.loader(data=data), module, device, ahead) as batches:
+            timed = TimedLoader(batches, StepClock())
+            tiny.fit(module, tmp_path, batches=timed, accelerator="gpu", max_steps=6)
+        synchronised.append(fake_cuda.driver.counts()["synchronisations"] - before)
+        if isinstance(data, Weighted):
+            assert set(data.asked) == {"cpu"}
+    assert synchronised[0] - synchronised[1] < 12  # 22 micro-batches
+    assert not fake_cuda.driver.violations()
+
+
+def test_weights_asked_for_other_micro_batches_are_asked_anew() -> None:
+    data = Weighted()
+    batch = data.fetch(torch.arange(8), tiny.SampleRng(1, 0))
+    delivery, prepare = Delivery(batch, 0, 0, 8), Preparation(data, 1)
+    prepare.weigh(delivery, [4, 4])
+    assert delivery.weights == ([4, 4], [3, 3])
+    data.asked.clear()
+    assert prepare.weights(delivery, prepare.split(batch, [4, 4]), [4, 4]) == [3, 3]
+    assert data.asked == []
+    assert prepare.weights(delivery, prepare.split(batch, [1, 7]), [1, 7]) == [0, 6]
+
+
+def test_a_part_of_no_samples_counts_nothing() -> None:
+    prepare = Preparation(Weighted(), 1)
+    batch = Weighted().fetch(torch.arange(1, 4), tiny.SampleRng(1, 0))
+    parts = prepare.split(batch, [0, 1, 2])
+    assert [len(part["x"]) for part in parts] == [1, 1, 2]
+    assert prepare.weights(Delivery(batch, 0, 0, 3), parts, [0, 1, 2]) == [0, 1, 2]

@@ -1,0 +1,483 @@
+"""Ranks do a step again together, and a sharded model learns what a whole one does."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.fake_cuda.machine import FakeCuda
+from tests.kit import rank, tiny
+from tests.kit.gloo_ranks import join, leave, of_ranks
+from tests.kit.ranks import train_ranks
+from wellfed.batches import Delivery
+from wellfed.contract import LossOutput
+from wellfed.errors import OutOfMemoryExhausted
+from wellfed.plan.predict import estimate
+from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+from wellfed.plan.predict.rehearsal import Task
+from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
+from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.gradient_buckets import BUCKET_BYTES, buckets
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.ranks import ClipByNorm, OtherRankFailed, Replicas, RetryingReplicas
+from wellfed.train.step.train_step import TrainStep
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+WIDE = LEAST_WEIGHTS // 12
+"""Of a block with so many hidden features the weights are more than `LEAST_WEIGHTS`."""
+
+
+def distance(one: Any, other: Any) -> float:
+    return float((one["weights"] - other["weights"]).norm() / other["weights"].norm())
+
+
+HALVED: list[str] = ["oom", "step_down"] * 2
+"""Micro-batches of 16, 8 and 4."""
+PLACES = {
+    "forward": ({"above": 5}, HALVED),
+    "backward": ({"above": 5}, HALVED),
+    "sums": ({"above": 5}, HALVED),  # of gradients, when all passes are done
+    "step": ({"times": 1}, ["oom", "ladder"]),
+    "within step": ({"times": 1}, ["oom", "ladder"]),  # when the optimizer has changed a weight
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+@pytest.mark.parametrize("place", PLACES)
+def test_out_of_memory_on_one_rank_is_the_same_training_on_all(
+    tmp_path: Path, fake_cuda: FakeCuda, place: str, device: str, precision: str
+) -> None:
+    """16 samples a rank; the last step of an epoch gives 3 each."""
+    lack, kinds = PLACES[place]
+    settings: dict[str, Any] = {"max_steps": 8, "precision": precision, "gradient_clip": 0.5}
+    cards: dict[str, str] = {}
+    if device == "simulated":
+        settings["accelerator"], cards = "gpu", fake_cuda.environment(cards=2, mib=512)
+    failing = {"place": place, "rank": 1, "since": 3, **lack}
+    together = train_ranks(tmp_path / "two", 2, cards, micro=16, strategy="ddp", lack=failing, **settings)
+    assert [[kind for kind, _ in one["events"]] for one in together] == [kinds] * 2
+    assert [one["micro"] for one in together] == [[16, 8, 4] if kinds == HALVED else [16]] * 2
+    assert together[0]["events"][0][1]["message"] == "another rank ran out of memory."
+    assert torch.equal(together[0]["weights"], together[1]["weights"])
+    if precision == "32-true":
+        undisturbed = train_ranks(tmp_path / "one", 1, cards, micro=32, **settings)[0]
+    else:  # as many gradients overflow at first as with half the samples a rank
+        undisturbed = train_ranks(tmp_path / "calm", 2, cards, micro=16, strategy="ddp", **settings)[0]
+    assert distance(together[0], undisturbed) < (1e-5 if precision == "32-true" else 2e-4)  # of fp16
+
+
+@pytest.mark.slow
+def test_a_card_that_thrashes_is_a_smaller_step_on_all(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    cards = fake_cuda.environment(cards=2, mib=512)
+    found = train_ranks(
+        tmp_path / "two", 2, cards, micro=16, max_steps=4, strategy="ddp", accelerator="gpu", thrashing_rank=1
+    )
+    for one in found:
+        assert [(kind, facts.get("step")) for kind, facts in one["events"]] == [("thrash", 2), ("step_down", 2)]
+        assert one["micro"] == [16, 8]
+
+
+@pytest.mark.slow
+def test_with_dropout_it_is_bit_for_bit_the_run_with_such_micro_batches(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 8, "strategy": "ddp", "dropout": 0.3}
+    by_hand = train_ranks(tmp_path / "by_hand", 2, micro=4, **settings)
+    failing = train_ranks(tmp_path / "failing", 2, micro=16, lack={"place": "forward", "above": 4}, **settings)
+    assert failing[0]["micro"] == [16, 8, 4]
+    assert torch.equal(failing[0]["weights"], by_hand[0]["weights"])
+
+
+@pytest.mark.slow
+def test_ranks_drop_out_apart_and_have_the_same_weights(tmp_path: Path) -> None:
+    """As many draws on both; the same in a second run."""
+    settings: dict[str, Any] = {"micro": 16, "max_steps": 4, "samples": 64, "strategy": "ddp", "dropout": 0.3}
+    first, second = train_ranks(tmp_path / "first", 2, **settings)
+    assert not torch.equal(first["drawn"], second["drawn"])
+    assert torch.equal(first["weights"], second["weights"])
+    again = train_ranks(tmp_path / "again", 2, **settings)
+    assert [torch.equal(one["drawn"], other["drawn"]) for one, other in zip(again, (first, second), strict=True)] == [
+        True
+    ] * 2
+    assert torch.equal(again[0]["weights"], first["weights"])
+
+
+@pytest.mark.slow
+def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"micro": 5, "max_steps": 8, "strategy": "ddp", "gradient_clip": 0.1}
+    by_hand = train_ranks(tmp_path / "by_hand", 2, **settings)
+    by_ddp = train_ranks(tmp_path / "by_ddp", 2, retry=False, **settings)
+    assert distance(by_hand[0], by_ddp[0]) < 1e-6
+    assert [values for _, values in by_hand[0]["rows"]] == [values for _, values in by_ddp[0]["rows"]]
+    # Lightning would have rank 0 tell the others at each batch whether it has got a SIGTERM.
+    assert [one["flags"] for one in (*by_hand, *by_ddp)] == [0] * 4
+
+
+@pytest.mark.slow
+def test_when_nothing_is_left_all_ranks_end_with_the_same(tmp_path: Path) -> None:
+    found = train_ranks(
+        tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack={"place": "forward", "rank": 1, "since": 3}
+    )
+    assert all("micro-batches of 4 -> 2 -> 1, then memory.check" in one["error"] for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro": 16},
+        {"micro": 5},  # 16 samples in 4 micro-batches; of the last step 3 a rank
+        {"micro": 5, "samples": 71},  # of the last step 3 and 4
+        {"micro": 1, "samples": 71, "max_steps": 3},  # 4 micro-batches on one rank, where the other has 3 samples
+        {"micro": 16, "samples": 65, "max_steps": 3},  # of the last step 1 sample and none
+        {"micro": 8, "gradient_clip": 0.05},
+        {"micro": 8, "precision": "bf16-mixed"},
+        {"micro": 7, "validate_every_steps": 2},
+    ],
+    ids=str,
+)
+def test_a_sharded_model_learns_what_a_whole_one_does(tmp_path: Path, fake_cuda: FakeCuda, settings: Any) -> None:
+    cards = fake_cuda.environment(cards=2, mib=512)
+    common = {"max_steps": 8, "accelerator": "gpu", "width": WIDE, **settings}
+    sharded = train_ranks(tmp_path / "fsdp", 2, cards, strategy="fsdp", retry=False, **common)
+    replicated = train_ranks(tmp_path / "ddp", 2, cards, strategy="ddp", retry=False, **common)
+    assert distance(sharded[0], replicated[0]) < (1e-3 if "precision" in settings else 1e-6)
+    for (split, ours), (_, theirs) in zip(sharded[0]["rows"], replicated[0]["rows"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2 if "precision" in settings else 1e-5), split
+
+
+@pytest.mark.slow
+def test_what_counts_nothing_changes_nothing_in_a_sharded_model(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    """Ranks must do equally many micro-batches: of those of 2 samples most count nothing."""
+    cards = fake_cuda.environment(cards=2, mib=512)
+    common = {"micro": 2, "max_steps": 8, "accelerator": "gpu", "width": WIDE, "masked": True, "retry": False}
+    sharded = train_ranks(tmp_path / "fsdp", 2, cards, strategy="fsdp", **common)
+    replicated = train_ranks(tmp_path / "ddp", 2, cards, strategy="ddp", **common)
+    alone = train_ranks(tmp_path / "one", 1, cards, **common)
+    assert bool(torch.isfinite(alone[0]["weights"]).all())
+    assert distance(replicated[0], alone[0]) < 1e-5
+    assert distance(sharded[0], alone[0]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [16, 4])
+def test_what_a_sharded_model_needs_is_what_is_predicted(
+    tmp_path: Path, fake_cuda: FakeCuda, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of 5 MiB is nearly half of the model: the worst case is predicted too high, none too low."""
+    monkeypatch.setenv("RANK", "0")
+    settings = {"micro": micro, "max_steps": 4, "accelerator": "gpu", "width": 100_000}
+    cards = fake_cuda.environment(cards=2, mib=512)
+    seen = max(one["peak"] for one in train_ranks(tmp_path / "two", 2, cards, strategy="fsdp", retry=False, **settings))
+    model = rank.Deep(rank.Lack(), settings["width"], 0.0)
+    batch = estimate.repeated({"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)})
+    task = Task(batch, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    found = estimate.measure(model, task, 16)
+    assert isinstance(found, Footprint)
+    step = StepShape(16, world_size=2, is_sharded=True, gathered=gathered_bytes(model))
+    assert 0.97 < predicted_peak(found, micro, step).tensor_bytes / seen < 1.4
+
+
+def test_gradients_go_in_buckets_of_one_type() -> None:
+    sizes = [10, BUCKET_BYTES // 4, 10, 20]
+    gradients = [torch.empty(size, device="meta") for size in sizes]
+    gradients += [torch.empty(5, dtype=torch.bfloat16, device="meta")]
+    assert [[one.numel() for one in bucket] for bucket in buckets(gradients)] == [[10], [sizes[1]], [10, 20], [5]]
+
+
+def one_of_two(number: int, folder: Path) -> None:
+    join(number, folder)
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
+    whole = torch.nn.parallel.DistributedDataParallel(layers)
+    ranks = RetryingReplicas(whole, torch.device("cpu"), list(layers.parameters()))
+    layers[0].weight.grad = torch.full((1, 2), 2.0 + 4 * number)
+    if number == 1:
+        layers[1].weight.grad = torch.full((1, 2), 6.0)
+    ranks.make_room()
+    agreed = ranks.agree(False, number == 1)
+    assert ranks.lacks_gradients
+    ranks.fill_gradients()
+    assert ranks.agree(False, False) == (False, False)
+    assert not ranks.lacks_gradients
+    ranks.average_gradients()
+    asked = agreed, ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
+    leave(number, folder, ([layer.weight.grad for layer in layers], asked))
+
+
+def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
+    for gradients, asked in of_ranks(one_of_two, tmp_path):
+        assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
+        assert asked == ((False, True), True, False, 7, True)
+
+
+class Twice(torch.optim.SGD):
+    """Asks for gradients twice; runs out of memory between the two, on one rank."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        loss = closure()
+        super().step()
+        return loss
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group, and runs out of memory in the second one, when that is counted."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        group = self.param_groups[0]
+        group["k"] = group.get("k", 0) + 1
+        if self.fails and group["k"] == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        super().step()
+        return loss
+
+
+def steps_of_one(kind: Any, number: int, folder: Path) -> None:
+    """A rank that trains by itself what another one does; rank 1 lacks memory in the optimizer."""
+    join(number, folder)
+    torch.manual_seed(0)
+    model = tiny.TinyModel()
+    wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
+    kind.fails = number == 1
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    micro, events = MicroBatches(4), list[Any]()
+    step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0),
+        micro=micro,
+        precision=Precision("32-true", "cpu"),
+        device=CPU,
+        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())),
+        ladder=Ladder(micro),
+        retry_on_oom=True,
+        on_event=lambda kind, **facts: events.append((kind, facts.get("message", facts.get("change")))),
+    )
+    step.allocate_state()
+    error = None
+    try:
+        for index in range(3):
+            x = torch.full((4, tiny.WIDTH), float(number + index))
+            step(Delivery({"x": x, "y": torch.ones(4, 1)}, epoch=0, index=index, total=8))
+    except OutOfMemoryExhausted as caught:
+        error = type(caught).__name__, caught.is_of_other_rank
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    leave(number, folder, (weights, optimizer.param_groups[0].get("k"), events, error))
+
+
+class Calling(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Any, *arguments: Any) -> Any:
+        return call(*arguments)
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_taken_over_too(tmp_path: Path) -> None:
+    (one, count, events, _), (other, same_count, told, _) = of_ranks(partial(steps_of_one, Counting), tmp_path)
+    assert (count, same_count) == (3, 3)
+    assert torch.equal(one, other)
+    assert events == [("oom", "another rank ran out of memory."), ("ladder", "workload.optimizer.foreach=false")]
+    assert told[0] == ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+def test_between_two_passes_of_one_step_no_rank_is_left_waiting(tmp_path: Path) -> None:
+    """The other one is in its second passes by then: neither has stepped, and they are done again, and so on."""
+    (*_, first), (*_, second) = of_ranks(partial(steps_of_one, Twice), tmp_path)
+    assert first == ("OutOfMemoryExhausted", True)
+    assert second == ("OutOfMemoryExhausted", False)
+
+
+class Masked(nn.Module):
+    """A mean over what the mask leaves, which is NaN where it leaves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def loss(self, batch: Any) -> LossOutput:
+        x, mask = batch
+        loss = self.net(x).squeeze(1)[mask].square().mean()
+        return LossOutput(loss, {"root": loss.sqrt()})
+
+    def loss_weight(self, batch: Any) -> int:
+        return int(batch[1].sum())
+
+
+MASKS = [
+    [[1, 1, 1, 0], [1, 0, 1, 1]],
+    [[1, 1, 0, 0], [0, 0, 0, 1]],  # half of each rank's step counts nothing
+    [[0, 0, 0, 0], [1, 1, 1, 1]],  # all of one rank's
+    [[0, 0, 0, 0], [0, 0, 0, 0]],
+    [[0, 1, 0, 0], [0, 0, 0, 0]],
+]
+"""Of each step, for each of two ranks: which samples count."""
+
+
+def masked_steps() -> list[Any]:
+    """The samples of all ranks for each step, and which count."""
+    torch.manual_seed(5)
+    return [(torch.randn(2, 4, 3), torch.tensor(mask).bool()) for mask in MASKS]
+
+
+def steps_with_masks(kind: str, number: int, folder: Path) -> None:
+    join(number, folder)
+    model = Masked()
+    wrapped, micro = torch.nn.parallel.DistributedDataParallel(Calling(model)), MicroBatches(2)
+    retries = kind == "RetryingReplicas"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0, model),
+        micro=micro,
+        precision=Precision("32-true", "cpu"),
+        device=CPU,
+        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())) if retries else Replicas(wrapped, CPU),
+        gradient_clip=0.5,
+        ladder=Ladder(micro) if retries else None,
+        retry_on_oom=retries,
+    )
+    rows = []
+    for index, (x, mask) in enumerate(masked_steps()):
+        step(Delivery((x[number], mask[number]), epoch=0, index=index, total=8))
+        rows.append(step.totals.take(mean_over_ranks))
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    leave(number, folder, (weights, rows))
+
+
+def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    torch.distributed.all_reduce(values)
+    return values / 2
+
+
+@pytest.mark.parametrize("kind", ["Replicas", "RetryingReplicas"])
+def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path, kind: str) -> None:
+    """NaN x 0 is NaN: a mean over nothing must not be multiplied by its weight."""
+    (ours, rows), (others, _) = of_ranks(partial(steps_with_masks, kind), tmp_path)
+    model = Masked()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses = []
+    for x, mask in masked_steps():
+        if mask.any():
+            optimizer.zero_grad()
+            loss = model.loss((x.flatten(0, 1), mask.flatten())).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert torch.equal(ours, others)
+    assert torch.allclose(ours, torch.cat([weight.detach().flatten() for weight in model.parameters()]), atol=1e-5)
+    assert [row["loss"] for row in rows if row] == pytest.approx(losses, rel=1e-4)
+    assert [bool(row) for row in rows] == [True, True, True, False, True]
+
+
+def one_of(size: int, number: int, folder: Path) -> None:
+    join(number, folder, size)
+    layer = torch.nn.Linear(2, 1)
+    ranks = RetryingReplicas(torch.nn.parallel.DistributedDataParallel(layer), torch.device("cpu"), [layer.weight])
+    told = [ranks.agree(number == teller, number == 0) for teller in range(size)]
+    told += [(ranks.any(number == size - 1), ranks.any(False))]
+    if number == 1:  # it fails before it has asked for a total, as the others do
+        told += [ranks.agree(True, False)]
+    else:
+        with pytest.raises(OtherRankFailed):
+            ranks.total(1.0)
+    assert ranks.total(1.0) == size
+    leave(number, folder, told)
+
+
+def test_what_is_so_on_one_rank_is_known_to_all(tmp_path: Path) -> None:
+    size = 3
+    for number, told in enumerate(of_ranks(partial(one_of, size), tmp_path, size)):
+        assert told[: size + 1] == [(True, True)] * size + [(True, False)]
+        assert told[size + 1 :] == ([(True, False)] if number == 1 else [])
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(7, 33), nn.Linear(33, 5), nn.Linear(5, 5)).to(dtype)
+    for parameter in list(made.parameters())[:-2]:  # the last layer has no gradients
+        parameter.grad = torch.randn_like(parameter)
+    return made
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)])
+def test_sparse_gradients_are_clipped_as_dense_ones(dtypes):
+    def trained(sparse):
+        torch.manual_seed(0)
+        table, out = nn.Embedding(9, 4, sparse=sparse, dtype=dtypes[0]), nn.Linear(4, 2, dtype=dtypes[1])
+        optimizer = torch.optim.SGD([*table.parameters(), *out.parameters()], lr=0.5)
+        for indices in ([1, 2, 1, 1], [5, 5, 0, 3]):
+            optimizer.zero_grad()
+            (9 * out(table(torch.tensor(indices)).to(dtypes[1])).square().sum()).backward()
+            ClipByNorm(optimizer, 0.1)()
+            optimizer.step()
+        return torch.cat([weight.detach().double().flatten() for weight in (table.weight, out.weight)])
+
+    assert torch.allclose(trained(sparse=True), trained(sparse=False), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 7.5, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gradients_are_those_of_torchs_own_clipping_bit_for_bit(max_norm, dtype):
+    ours, torchs = network(dtype), network(dtype)
+    groups = [{"params": list(ours[0].parameters())}, {"params": list(ours[1:].parameters())}]
+    ClipByNorm(torch.optim.SGD(groups, lr=0.1), max_norm)()
+    nn.utils.clip_grad_norm_(torchs.parameters(), max_norm)
+    for one, other in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_does_what_it_does_in_torch(value):
+    ours, torchs = network(), network()
+    for made in (ours, torchs):
+        made[0].weight.grad[0, 0] = value
+    ClipByNorm(torch.optim.SGD(ours.parameters(), lr=0.1), 1.0)()
+    nn.utils.clip_grad_norm_(torchs.parameters(), 1.0)
+    assert torch.equal(ours[1].weight.grad.isnan(), torchs[1].weight.grad.isnan())
+    assert torch.equal(ours[1].weight.grad.nan_to_num(), torchs[1].weight.grad.nan_to_num())
+
+
+def test_no_gradients_are_no_error():
+    ClipByNorm(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), 1.0)()
+
+
+def test_kinds_differ_by_type_and_device():
+    def is_of_one_kind(*layers):
+        return ClipByNorm(torch.optim.SGD(nn.ModuleList(layers).parameters(), lr=0.1), 1.0).is_of_one_kind
+
+    assert is_of_one_kind(nn.Linear(2, 2))
+    assert not is_of_one_kind(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
+    assert not is_of_one_kind(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+
+
+def test_what_an_optimizer_loads_is_clipped():
+    """A checkpoint is loaded when clipping has been set up; loading exchanges the groups."""
+    made = network()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    clip = ClipByNorm(optimizer, 1e-3)
+    optimizer.load_state_dict(torch.optim.SGD(network().parameters(), lr=0.1).state_dict())
+    clip()
+    assert torch.stack([one.grad.norm() for one in made.parameters() if one.grad is not None]).norm() < 2e-3

@@ -1,0 +1,470 @@
+"""A step that is done again is the same step, whatever ran out of memory."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+from tests.kit import tiny
+from wellfed.contract import Features, LossOutput
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
+from wellfed.train.lightning.module import StepModule
+from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.memory.step_start import StepStart
+from wellfed.train.step.retry import StepRetry
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+def out_of_memory() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+def oom_above(limit: int) -> Any:
+    return lambda size, call: out_of_memory() if size > limit else None
+
+
+class Notes:
+    """The events of a run."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, **facts: Any) -> None:
+        self.all.append((kind, facts))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.all]
+
+
+class Careless(tiny.TinyModel):
+    """Draws from all generators and counts its calls in a buffer, then replaces another."""
+
+    def __init__(self, fail: Any = None) -> None:
+        super().__init__(0.2)
+        self.fails = fail
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("latest", torch.zeros(()))
+        self.register_buffer("table", torch.arange(2**19, dtype=torch.float32))  # large, and stays as it is
+
+    def loss(self, batch: Any) -> LossOutput:
+        self.count += 1
+        output = super().loss(batch)
+        self.latest = output.loss.detach().clone()
+        factor = 1 + random.random() + np.random.rand() + torch.rand(()) + self.table[0]
+        if self.fails is not None and (error := self.fails(len(batch["x"]), self.calls)) is not None:
+            raise error
+        return LossOutput(output.loss * factor)
+
+
+def fresh(fail: Any, micro: int) -> StepModule:
+    """The same weights and the same generators whatever the arguments are."""
+    torch.manual_seed(7)
+    model = Careless(fail)
+    module = tiny.module(model=model, micro=micro)
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    return module
+
+
+def test_a_step_done_again_is_the_same_step_bit_for_bit(tmp_path: Path) -> None:
+    told = tiny.Steps(), tiny.Steps()
+    retried = fresh(oom_above(8), 32)
+    tiny.fit(retried, tmp_path, [told[0]])
+    by_hand = fresh(None, 8)
+    tiny.fit(by_hand, tmp_path, [told[1]])
+    assert retried.micro.tried == [32, 16, 8]
+    assert (told[0].was_disturbed, told[1].was_disturbed) == (True, False)  # its time is no figure
+    assert retried.model.count == by_hand.model.count
+    assert torch.equal(retried.model.latest, by_hand.model.latest)
+    assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))
+
+
+def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
+    """SGD, fp32, no dropout."""
+
+    def module(fail: Any) -> StepModule:
+        made = tiny.module(fail=fail)
+        made._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return made
+
+    def shrinking(size: int, call: int) -> BaseException | None:
+        room = 32 if call < 3 else 20 if call < 40 else 10 if call < 90 else 4
+        return out_of_memory() if size > room else None
+
+    calm, disturbed = module(None), module(shrinking)
+    tiny.fit(calm, tmp_path, max_steps=50)
+    tiny.fit(disturbed, tmp_path, max_steps=50)
+    assert disturbed.micro.tried == [32, 16, 8, 4]
+    difference = (tiny.weights(calm) - tiny.weights(disturbed)).norm() / tiny.weights(calm).norm()
+    assert difference < 1e-5
+
+
+class OneSample(tiny.TinyModel):
+    """Runs out of memory until its blocks recompute their activations."""
+
+    def loss(self, batch: Any) -> LossOutput:
+        from wellfed.train.memory.checkpointing import is_checkpointed
+
+        if not is_checkpointed(self):
+            raise out_of_memory()
+        return super().loss(batch)
+
+
+def test_at_one_sample_activations_are_recomputed(tmp_path: Path) -> None:
+    events = Notes()
+    torch.manual_seed(3)
+    module = tiny.module(model=OneSample(0.3), micro=2, on_event=events)
+    tiny.fit(module, tmp_path, max_steps=4)
+    torch.manual_seed(3)
+    by_hand = tiny.module(model=tiny.TinyModel(0.3), micro=1)
+    tiny.fit(by_hand, tmp_path, max_steps=4)
+    assert events.kinds == ["oom", "step_down", "oom", "ladder"]
+    assert events.all[-1][1] == {"step": 1, "change": "memory.checkpoint_activations=true"}
+    assert torch.equal(tiny.weights(module), tiny.weights(by_hand))
+
+
+class WithTable(tiny.TinyData):
+    def on_device(self, batch: Any, rng: Any, features: Any) -> Any:
+        return {**batch, "x": batch["x"] + features.rows(torch.zeros(len(batch["x"]), dtype=torch.long))}
+
+
+def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **more: Any) -> StepModule:
+    torch.manual_seed(3)
+    rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
+    return StepModule(
+        tiny.TinyModel(fail=fails),
+        train_data=WithTable(),
+        evaluation=None,
+        eval_data={"val": None, "test": None},
+        features=Features(4, rows.nbytes, rows.__getitem__),
+        micro=tiny.MicroBatches(micro),
+        options=tiny.StepOptions(seed=1, feature_mode=mode, **more),
+        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        lr_factor=lambda step: 1.0,
+        on_event=events or (lambda kind, **facts: None),
+    )
+
+
+def test_then_features_leave_the_device(tmp_path: Path) -> None:
+    events, calls = Notes(), []
+
+    def fails(size: int, call: int) -> BaseException | None:
+        calls.append(call)
+        return out_of_memory() if call in (40, 41, 42) else None
+
+    module = with_features(fails, "cache", events)
+    tiny.fit(module, tmp_path, max_steps=4)
+    calm = with_features(None, "cache")
+    tiny.fit(calm, tmp_path, max_steps=4)
+    changes = [facts["change"] for kind, facts in events.all if kind == "ladder"]
+    assert changes == ["memory.checkpoint_activations=true", "memory.features=cache_host", "memory.features=dynamic"]
+    assert torch.equal(tiny.weights(module), tiny.weights(calm))
+
+
+def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_left(tmp_path: Path) -> None:
+    module = with_features(lambda size, call: out_of_memory(), "cache_host")
+    with pytest.raises(OutOfMemoryExhausted) as caught:
+        tiny.fit(module, tmp_path, max_steps=4)
+    text = str(caught.value)
+    assert "micro-batches of 1, then memory.checkpoint_activations=true, then memory.features=dynamic:" in text
+    assert "Largest parts: optimizer state" in text
+    assert "Next: gpu.precision=bf16-true (" in text
+    assert "memory.features=dynamic (" not in text  # that was tried
+
+
+def test_features_that_find_no_room_on_the_host_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellfed.train.memory import features
+
+    def no_host_memory(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+    monkeypatch.setattr(features, "HostTable", no_host_memory)
+    events = Notes()
+    module = with_features(lambda size, call: out_of_memory() if call in (40, 41) else None, "cache", events)
+    tiny.fit(module, tmp_path, max_steps=4)
+    changes = [facts["change"] for kind, facts in events.all if kind == "ladder"]
+    assert changes == ["memory.checkpoint_activations=true", "memory.features=dynamic"]
+    assert torch.equal(tiny.weights(module), tiny.weights(with_calm_features(tmp_path)))
+
+
+def with_calm_features(tmp_path: Path) -> StepModule:
+    module = with_features(None, "cache")
+    tiny.fit(module, tmp_path, max_steps=4)
+    return module
+
+
+SUSPECT = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+
+
+def test_what_may_be_for_want_of_memory_steps_down_once(tmp_path: Path) -> None:
+    events = Notes()
+    once = tiny.module(fail=lambda size, call: SUSPECT if call == 3 else None, on_event=events)
+    tiny.fit(once, tmp_path, max_steps=4)
+    assert once.micro.tried == [32, 16]
+    assert events.kinds == ["oom", "step_down"]
+
+
+def test_and_is_raised_as_what_it_is_when_it_comes_again(tmp_path: Path) -> None:
+    events = Notes()
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+        tiny.fit(tiny.module(fail=lambda size, call: SUSPECT, on_event=events), tmp_path, max_steps=4)
+    assert events.kinds == ["oom", "step_down"]
+
+
+def test_of_host_memory_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match="a machine with more memory") as caught:
+        tiny.fit(tiny.module(fail=lambda size, call: MemoryError("no room"), micro=2), tmp_path, max_steps=4)
+    assert caught.value.kind == "host_oom"
+
+
+class NoRoomForCopies(StepStart):
+    """Has no room for the copy of a buffer when the third step begins."""
+
+    calls = 0
+
+    def take(self) -> None:
+        self.calls += 1
+        super().take()
+        if self.calls == 3:
+            self.is_taken = False
+            raise out_of_memory()
+
+
+def test_a_start_that_could_not_be_kept_is_none_to_go_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellfed.train.step import train_step
+
+    calm = fresh(None, 16)
+    tiny.fit(calm, tmp_path, [Halves(after_step=2)], max_steps=6)
+    monkeypatch.setattr(train_step, "StepStart", NoRoomForCopies)
+    disturbed = fresh(None, 16)
+    tiny.fit(disturbed, tmp_path, max_steps=6)
+    assert disturbed.micro.tried == [16, 8]
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+@pytest.mark.simulated
+def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
+    """Else a smaller try may find the card full of blocks that it has no use for."""
+    device, reserved = torch.device("cuda", 0), []
+    nothing: dict[str, Any] = {"forget": lambda: None, "way_out": str, "on_event": Notes()}
+    retry = StepRetry(Ladder(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing)
+
+    def attempt() -> None:
+        reserved.append(torch.cuda.memory_reserved(device))
+        torch.empty(2**24, device=device)
+        if len(reserved) == 1:
+            raise out_of_memory()
+
+    retry.gradients(attempt)
+    assert reserved == [0, 0]
+    assert torch.cuda.memory_reserved(device) > 0
+    retry.go_down_without_failure()
+    assert torch.cuda.memory_reserved(device) == 0
+
+
+# -- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+class FailsOnce(torch.optim.SGD):
+    """Runs out of memory in its second step: before it has changed anything, or after the first weight."""
+
+    half_way = False
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        self.calls += 1
+        if closure is not None and self.calls == 4 and not self.half_way:
+            raise out_of_memory()
+        if closure is not None and self.calls == 4:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].add_(1.0)
+            raise out_of_memory()
+        super().step()
+        return loss
+
+
+class FailsHalfWay(FailsOnce):
+    half_way = True
+
+
+class Halves(pl.Callback):
+    """Smaller micro-batches by hand."""
+
+    def __init__(self, after_step: int) -> None:
+        self._after_step = after_step
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step == self._after_step:
+            module.micro.step_down()
+
+
+def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = None, **more: Any) -> StepModule:
+    module = tiny.module(on_event=events, dropout=0.2, **more)
+    module._make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
+    tiny.fit(module, tmp_path, callbacks, max_steps=8)
+    return module
+
+
+def test_an_optimizer_that_has_changed_nothing_steps_again(tmp_path: Path) -> None:
+    events = Notes()
+    disturbed = trained(FailsOnce, tmp_path, events=events)
+    assert events.kinds == ["oom", "step_down"]
+    assert events.all[0][1]["step"] == 3
+    calm = trained(torch.optim.SGD, tmp_path, [Halves(after_step=2)])
+    assert disturbed.totals.count == calm.totals.count
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+def test_it_may_step_one_weight_at_a_time_instead(tmp_path: Path) -> None:
+    """With the same dropout: the step begins with the random numbers that it began with before."""
+    events = Notes()
+    disturbed = trained(partial(FailsOnce, foreach=True), tmp_path, events=events)
+    assert events.kinds == ["oom", "ladder"]
+    assert events.all[1][1] == {"step": 3, "change": "workload.optimizer.foreach=false"}
+    calm = trained(partial(torch.optim.SGD, foreach=True), tmp_path)
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: Path) -> None:
+    """Gradients of the first of two micro-batches; on a card the allocator then has their memory to give away."""
+    left: list[bool] = []
+
+    def on_event(kind: str, **_: Any) -> None:
+        left.append(any(weight.grad is not None for weight in module.parameters()))
+
+    module = tiny.module(micro=16, fail=lambda size, call: out_of_memory() if call == 2 else None, on_event=on_event)
+    tiny.fit(module, tmp_path, max_steps=2)
+    assert left == [False, False]
+
+
+def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> None:
+    with pytest.raises(RestartNeeded, match=r"step 3, which was applied in part: ") as caught:
+        trained(FailsHalfWay, tmp_path)
+    assert caught.value.changes == {}
+
+
+def test_what_is_only_measured_is_not_restarted(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match="applied in part") as caught:
+        trained(FailsHalfWay, tmp_path, may_adapt=False)
+    assert not isinstance(caught.value, RestartNeeded)
+
+
+def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(FailsOnce, tmp_path, retry_on_oom=False)
+
+
+class NoRoomAtFirst(torch.optim.SGD):
+    """Has no room for its states at the first tries, which are before any step."""
+
+    failures = 1
+
+    def step(self, closure: Any = None) -> Any:
+        if len(self.param_groups[0]["params"]) > 1 and self.failures:  # else a small copy, tried out
+            self.failures -= 1
+            weight = self.param_groups[0]["params"][0]
+            with torch.no_grad():
+                weight.mul_(1)  # rate 0: torch counts a change, and there is none
+            self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+            raise out_of_memory()
+        return super().step(closure)
+
+
+def test_no_room_for_the_state_is_tried_again_before_the_first_step(tmp_path: Path) -> None:
+    events = Notes()
+    disturbed = trained(partial(NoRoomAtFirst, foreach=True), tmp_path, events=events)
+    assert [(kind, facts["step"]) for kind, facts in events.all] == [("oom", 0), ("ladder", 0)]
+    assert events.all[1][1]["change"] == "workload.optimizer.foreach=false"
+    calm = trained(partial(torch.optim.SGD, foreach=True), tmp_path)
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+def test_no_room_for_the_state_moves_features_and_costs_no_micro_batch(tmp_path: Path) -> None:
+    events = Notes()
+    module = with_features(None, "cache", events, micro=4)
+    module._make_optimizer = lambda model: NoRoomAtFirst(model.parameters(), lr=0.05, momentum=0.9)
+    tiny.fit(module, tmp_path, max_steps=4)
+    assert [facts.get("change") for _, facts in events.all] == [None, "memory.features=cache_host"]
+    assert module.micro.tried == [4]
+
+
+class NoRoomEver(NoRoomAtFirst):
+    failures = 1000
+
+
+def test_a_state_that_fits_in_no_way_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted) as caught:
+        trained(partial(NoRoomEver, foreach=True), tmp_path)
+    assert not isinstance(caught.value, RestartNeeded)
+    text = str(caught.value)
+    assert "before step 1, where the optimizer makes its state (as large with any micro-batch)" in text
+    assert "micro-batches of 32, then workload.optimizer.foreach=false: CUDA out of memory." in text
+    assert "Largest parts: parameters" in text
+
+
+class NeverSteps(torch.optim.SGD):
+    """Has room for its states alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            return super().step()
+        closure()
+        raise out_of_memory()
+
+
+def test_smaller_micro_batches_end_where_they_leave_no_more_room(tmp_path: Path) -> None:
+    """Weights, gradients and states are as large with any of them."""
+    with pytest.raises(OutOfMemoryExhausted, match=r"in the optimizer's step 1, with micro-batches of 32 -> 16:"):
+        trained(NeverSteps, tmp_path)
+
+
+class WeightsAtFirst(tiny.TinyModel):
+    """What the first step begins with."""
+
+    first: torch.Tensor | None = None
+
+    def loss(self, batch: Any) -> LossOutput:
+        if self.first is None:
+            self.first = torch.cat([weight.detach().flatten().clone() for weight in self.parameters()])
+        return super().loss(batch)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop])
+def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path: Path, optimizer: Any) -> None:
+    from wellfed.train.step import train_step as under_test
+
+    made: list[torch.optim.Optimizer] = []
+
+    def module() -> StepModule:
+        torch.manual_seed(3)
+        found = tiny.module(model=WeightsAtFirst())
+        found._make_optimizer = lambda model: (
+            made.append(optimizer(model.parameters(), lr=0.01, weight_decay=0.1)) or made[-1]
+        )
+        return found
+
+    begun = module()
+    before = tiny.weights(begun).clone()
+    seen: list[int] = []
+    begun.model.register_forward_pre_hook(lambda *_: seen.append(len(made[-1].state)))
+    tiny.fit(begun, tmp_path)
+    assert seen[0] == len(list(begun.parameters()))
+    assert torch.equal(begun.model.first, before)
+    plain = module()
+    real, under_test.allocate = under_test.allocate, lambda *_: False
+    try:
+        tiny.fit(plain, tmp_path)
+    finally:
+        under_test.allocate = real
+    assert torch.equal(tiny.weights(begun), tiny.weights(plain))

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from wellfed.train.step.totals import Totals
+
+
+@pytest.mark.parametrize("share", [1, 0.5])
+def test_sums_do_not_share_memory_with_what_is_overwritten(share: float) -> None:
+    totals, output = Totals(), torch.ones(())
+    totals.add("loss", output, share, is_overwritten=True)
+    totals.commit()
+    output.fill_(7.0)  # as the next run of the graph does
+    assert totals.take() == {"loss": share}
+
+
+def test_a_step_that_is_dropped_counts_nothing() -> None:
+    totals = Totals()
+    totals.add("loss", torch.tensor(3.0), 1)
+    totals.drop()
+    totals.add("loss", torch.tensor(2.0), 0.25)
+    totals.add("loss", torch.tensor(6.0), 0.75)
+    assert totals.pending("loss") == 5
+    totals.commit()
+    assert (totals.count, totals.take(), totals.take()) == (1, {"loss": 5.0}, {})

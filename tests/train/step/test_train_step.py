@@ -1,0 +1,274 @@
+"""One step without Lightning does what plain PyTorch does."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.kit import tiny
+from wellfed.batches import Delivery
+from wellfed.contract import LossOutput
+from wellfed.errors import DataError
+from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.train_step import TrainStep
+
+CPU = torch.device("cpu")
+
+
+def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
+    torch.manual_seed(3)
+    model = tiny.TinyModel()
+    return TrainStep(
+        model,
+        optimizer(model.parameters(), lr=0.1),
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0),
+        micro=MicroBatches(micro),
+        precision=Precision("32-true", "cpu"),
+        device=CPU,
+        **more,
+    )
+
+
+def delivery() -> Delivery:
+    data = tiny.TinyData(16)
+    return Delivery({"x": data.inputs, "y": data.targets}, epoch=0, index=0, total=16)
+
+
+@pytest.mark.parametrize("micro", [16, 5])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.LBFGS])
+def test_it_is_plain_pytorch(optimizer: Any, micro: int) -> None:
+    """LBFGS asks for gradients as often as it likes, and goes by the loss of the whole step."""
+    step = made(optimizer, micro, gradient_clip=None if optimizer is torch.optim.LBFGS else 0.1)
+    losses = [float(step(delivery())) for _ in range(3)]
+    torch.manual_seed(3)
+    model = tiny.TinyModel()
+    plain = optimizer(model.parameters(), lr=0.1)
+    batch = delivery().batch
+
+    def closure() -> torch.Tensor:
+        plain.zero_grad()
+        loss = model.loss(batch).loss
+        loss.backward()
+        if optimizer is not torch.optim.LBFGS:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return loss.detach()
+
+    expected = [float(plain.step(closure)) for _ in range(3)]
+    ours, others = (torch.cat([weight.flatten() for weight in one.parameters()]) for one in (step._model, model))
+    if micro == 16:
+        assert losses == expected
+        assert torch.equal(ours, others)
+    else:
+        assert losses == pytest.approx(expected, rel=1e-3)
+        assert (ours - others).norm() / others.norm() < 1e-3
+
+
+def test_without_a_ladder_errors_of_memory_pass_as_they_are() -> None:
+    step = made(torch.optim.SGD, 16)
+    step._model.fail = lambda size, call: torch.OutOfMemoryError("CUDA out of memory.")
+    with pytest.raises(torch.OutOfMemoryError):
+        step(delivery())
+
+
+def test_what_was_done_is_noted() -> None:
+    step = made(torch.optim.SGD, 6)
+    step(delivery())
+    assert (step.number, step.num_micro_batches, step.largest, step.samples) == (1, 3, 6, 16)
+    assert step.totals.count == 1
+
+
+def weights_of(step: TrainStep) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in step._model.parameters()])
+
+
+def step_on(model: nn.Module, micro: int = 16, lr: float = 0.1, data: Any = None, **more: Any) -> TrainStep:
+    steps = more.pop("steps", None)
+    return TrainStep(
+        model,
+        torch.optim.SGD(model.parameters(), lr=lr),
+        loss=Loss(model, "none", print),
+        prepare=Preparation(data, 0, model),
+        micro=MicroBatches(micro, steps),
+        precision=more.pop("precision", None) or Precision("32-true", "cpu"),
+        device=CPU,
+        **more,
+    )
+
+
+class OfTexts(nn.Module):
+    """The targets are texts, one a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(3, 1)
+
+    def loss(self, batch: Any) -> LossOutput:
+        x, texts = batch
+        targets = torch.tensor([float(text) for text, _ in zip(texts, x, strict=False)])
+        return LossOutput((self.net(x).squeeze(1) - targets).square().mean())
+
+
+@pytest.mark.parametrize("texts", [tuple, list, np.array])
+def test_targets_that_are_no_tensors_are_those_of_their_samples(texts: Any) -> None:
+    torch.manual_seed(1)
+    batch = (torch.randn(8, 3), texts([str(i) for i in range(8)]))
+    found = []
+    for micro in (8, 3):
+        step = step_on(OfTexts(), micro)
+        step(Delivery(batch, epoch=0, index=0, total=8))
+        found.append(weights_of(step))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({"micro": 4}, True),
+        ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True}, True),  # it may come to be cut
+        (
+            {"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "steps": []},
+            False,
+        ),  # as with BatchNorm
+        ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "may_adapt": False}, False),
+        ({"micro": 8}, False),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_refused_before_the_first_step(settings: Any, is_refused: bool) -> None:
+    class Data:
+        """Nothing of it is asked for."""
+
+    batch = (torch.randn(8, 3), [str(i) for i in range(9)])
+    step = step_on(OfTexts(), data=Data(), **settings)
+    before = weights_of(step)
+    with (
+        pytest.raises(DataError, match=r"batch\[1\] can't be cut .* a list of 9 entries")
+        if is_refused
+        else nullcontext()
+    ):
+        step(Delivery(batch, epoch=0, index=0, total=8))
+    assert torch.equal(weights_of(step), before) == is_refused
+
+
+def test_data_that_split_themselves_are_not_refused() -> None:
+    class Data:
+        def split(self, batch: Any, sizes: list[int]) -> list[Any]:
+            starts = [sum(sizes[:i]) for i in range(len(sizes))]
+            return [(batch[0][a : a + n], batch[1][a : a + n]) for a, n in zip(starts, sizes, strict=True)]
+
+    batch = (torch.randn(8, 3), [str(i) for i in range(9)])
+    step_on(OfTexts(), 4, data=Data())(Delivery(batch, epoch=0, index=0, total=8, num_samples=8))
+
+
+class Masked(nn.Module):
+    """The loss is a mean over what the mask leaves: NaN where it leaves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(3, 1)
+
+    def loss(self, batch: Any) -> LossOutput:
+        x, mask = batch
+        return LossOutput(self.net(x).squeeze(1)[mask].square().mean(), {"size": mask.float().sum()})
+
+    def loss_weight(self, batch: Any) -> int:
+        return int(batch[1].sum())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_a_step_without_weight_changes_nothing(precision: str) -> None:
+    model, events = Masked(), list[Any]()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if precision == "16-mixed" else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0, model),
+        micro=MicroBatches(2),
+        precision=Precision(precision, "cpu", scaler),
+        device=CPU,
+        gradient_clip=1.0,
+        on_event=lambda kind, **facts: events.append((kind, facts)),
+    )
+    x = torch.randn(4, 3)
+    step(Delivery((x, torch.tensor([True] * 4)), epoch=0, index=0, total=4))
+    before, state = weights_of(step), str(optimizer.state_dict())
+    scale = None if scaler is None else scaler.state_dict()
+    for index in range(1, 4):
+        loss = step(Delivery((x, torch.tensor([False] * 4)), epoch=0, index=index, total=4))
+        assert bool(torch.isfinite(loss))
+    assert torch.equal(weights_of(step), before)
+    assert str(optimizer.state_dict()) == state
+    assert scale == (None if scaler is None else scaler.state_dict())
+    assert (step.number, step.totals.count, step.samples) == (4, 1, 0)
+    assert events == [("empty_step", {"step": 2, "count": 1}), ("empty_step", {"step": 3, "count": 2})]
+    step(Delivery((x, torch.tensor([True] * 4)), epoch=0, index=4, total=4))
+    assert not torch.equal(weights_of(step), before)
+
+
+class Normed(nn.Module):
+    """BatchNorm, and gradients that are NaN where the first input is 0: the square root has none there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.norm, self.net = nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+    def loss(self, batch: Any) -> LossOutput:
+        root = (self.scale * batch["x"][:, 0]).square().sum().sqrt() * 1e-3
+        return LossOutput(self.net(self.norm(batch["x"])).square().mean() + root)
+
+
+BAD = {"loss": torch.full((4, 3), float("nan")), "gradient": torch.tensor([[0.0, 1.0, 2.0]] * 4)}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("retries", [False, True])
+def test_a_step_that_is_left_out_changes_neither_weights_nor_buffers(bad: str, retries: bool) -> None:
+    """A finite loss may have gradients that are not."""
+    events: list[Any] = []
+    more: dict[str, Any] = {"ladder": Ladder(MicroBatches(4, [])), "retry_on_oom": True, "steps": []} if retries else {}
+    step = step_on(Normed(), 4, on_nan="skip", on_event=lambda kind, **facts: events.append((kind, facts)), **more)
+    torch.manual_seed(2)
+    good = torch.randn(4, 3)
+    step(Delivery({"x": good}, epoch=0, index=0, total=4))
+    before = {name: value.clone() for name, value in step._model.state_dict().items()}
+    step(Delivery({"x": BAD[bad]}, epoch=0, index=1, total=4))
+    after = step._model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert events == [("nan", {"step": 2, "action": "skip"})]
+    assert step.totals.count == 1
+    step(Delivery({"x": good}, epoch=0, index=2, total=4))
+    assert not torch.equal(
+        weights_of(step), torch.cat([before[n].flatten() for n, _ in step._model.named_parameters()])
+    )
+
+
+def test_a_scaler_deals_with_gradients_that_overflow() -> None:
+    """It looks for a scale; the loss is finite, and no event is written."""
+    events: list[Any] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    precision = Precision("16-mixed", "cpu", scaler)
+    step = step_on(tiny.TinyModel(), 16, on_nan="skip", precision=precision, on_event=lambda *a, **f: events.append(a))
+    step(delivery())
+    assert scaler.get_scale() < 2.0**40
+    assert events == []
+
+
+def test_the_loss_of_a_step_is_that_before_it_whatever_the_optimizer_asks() -> None:
+    step = made(torch.optim.LBFGS, 16)
+    loss = float(step(delivery()))
+    assert step.totals.count == 1
+    assert step.totals.take()["loss"] == pytest.approx(loss)
