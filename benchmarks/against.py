@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from write_record import write_record
+
 REPO = Path(__file__).resolve().parents[1]
 T_975 = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """Student's t for a 95 % interval, by degrees of freedom."""
@@ -136,7 +138,7 @@ def main() -> None:
     }
     print(record["says"])
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import sys
@@ -29,6 +28,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.train.step.ranks import RetryingReplicas  # noqa: E402
@@ -118,7 +118,7 @@ def main() -> None:
             "raw": raw,
             "says": says,
         }
-        asked.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, asked.out)
 
 
 if __name__ == "__main__":

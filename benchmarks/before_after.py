@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from tests.fake_cuda.machine import MODELS, Cards, compile_driver, machine_environment  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
@@ -395,7 +395,7 @@ def main() -> None:
         "raw": turns,
         "says": f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}.",
     }
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, asked.out)
 
 
 def _without_places(words: Sequence[str]) -> str:

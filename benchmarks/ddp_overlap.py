@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import json
 import os
 import statistics
 import sys
@@ -31,6 +30,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
@@ -148,7 +148,7 @@ def main() -> None:
             "raw": raw,
             "says": says,
         }
-        asked.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, asked.out)
 
 
 if __name__ == "__main__":

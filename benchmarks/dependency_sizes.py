@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from write_record import write_record
+
 REPO = Path(__file__).resolve().parents[1]
 EXTRAS = (
     "hf",
@@ -142,7 +144,7 @@ def main() -> None:
         f"the examples and pages need it takes {all_mib:.0f} MiB in {results[-1]['num_distributions']}.",
     }
     out = REPO / "benchmarks" / "records" / f"{chosen.date}_dependency_sizes_cpu.json"
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, out)
     print(record["says"])
 
 

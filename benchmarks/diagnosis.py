@@ -44,6 +44,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from planted_faults import FAULTS, HEALTHY, SHAPES, UNTUNED, Fault, Healthy, Shape  # noqa: E402
 from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.explain.diagnosis.judge import judge  # noqa: E402
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
@@ -362,11 +363,12 @@ def main() -> None:
                     print(f"{found.where:9} {found.shape:9} {found.kind:24} {found.first} ({sign}) {found.notes or ''}")
                     print(f"    {found.said}", flush=True)
     commands = [" ".join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]])]
-    if chosen.again and chosen.out and chosen.out.exists():
-        earlier = json.loads(chosen.out.read_text())
-        commands = [*earlier["command"].split("; "), *commands]
-        verdicts = [*_others(earlier["raw"]["planted"], verdicts, Verdict), *verdicts]
-        healthy = [*_others(earlier["raw"]["healthy"], healthy, HealthyVerdict), *healthy]
+    each_run = ROOT / "logs" / chosen.out.name if chosen.out else None
+    if chosen.again and each_run and each_run.exists():
+        earlier = json.loads(each_run.read_text())
+        commands = [*earlier["commands"], *commands]
+        verdicts = [*_others(earlier["planted"], verdicts, Verdict), *verdicts]
+        healthy = [*_others(earlier["healthy"], healthy, HealthyVerdict), *healthy]
     if verdicts:
         print(f"\n{confusion(verdicts)}\n\n{won_back(verdicts)}\n")
     says = summary(verdicts, healthy)
@@ -381,15 +383,17 @@ def main() -> None:
             "minutes": (time.monotonic() - began_s) / 60,
             "card": CARD,
             "shapes": [asdict(shape) for shape in shapes],
-            "faults": [asdict(fault) for fault in FAULTS],
-            "healthy": [asdict(each) for each in HEALTHY],
+            "faults": [fault.kind for fault in FAULTS],
+            "healthy": [each.kind for each in HEALTHY],
         },
         "results": [says, {"confusion": confusion(verdicts).splitlines() if verdicts else []}],
-        "raw": {"planted": [asdict(one) for one in verdicts], "healthy": [asdict(one) for one in healthy]},
         "says": sentence(says),
     }
-    if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
+    if chosen.out and each_run:
+        write_record(record, chosen.out)
+        each_run.parent.mkdir(exist_ok=True)
+        runs = {"planted": [asdict(one) for one in verdicts], "healthy": [asdict(one) for one in healthy]}
+        each_run.write_text(json.dumps({"commands": commands, **runs}).replace(f"{ROOT}/", ""))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ that need up to 3 % more than the probe did, as odd batches do.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from tests.kit.cards import STRATEGIES, Card, card_of  # noqa: E402
 from wellfed.plan.predict.size_search import GOOD_FRAC, search  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
@@ -103,7 +103,7 @@ def main() -> None:
             "results": results,
             "says": says,
         }
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

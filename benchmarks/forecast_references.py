@@ -39,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 from packages import VEGA, member, r_table
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+from write_record import write_record
 
 from wellfed.record import git_state
 from workloads.forecast.synthetic import daily_series
@@ -355,7 +356,7 @@ def main() -> None:
     print(record["says"])
     print("\n".join(rows(results)))
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from write_record import write_record
 
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import GpuFacts
@@ -324,7 +325,7 @@ def main() -> int:
         "seconds": time.monotonic() - began_s,
         "says": says,
     }
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, out)
     print(f"The record, to send in with an issue: {out}")
     return int(broken > 0)
 

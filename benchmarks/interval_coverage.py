@@ -17,7 +17,6 @@ rate. Nothing is timed: the record depends on the seed alone, not on the machine
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -31,6 +30,8 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
+
+from write_record import write_record  # noqa: E402
 
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.timing.interval import MIN_STEPS, half_width, student_t_975  # noqa: E402
@@ -190,7 +191,7 @@ def main() -> None:
             "raw": "not kept: made again by the command, whose seeds are fixed",
             "says": says(results),
         }
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

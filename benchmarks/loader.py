@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import os
 import statistics
@@ -35,6 +34,7 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
@@ -234,7 +234,7 @@ def main() -> None:
     }
     print(record["says"])
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from write_record import write_record
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -53,12 +55,14 @@ def main() -> None:
         "share_of_ceiling_median": statistics.median(
             one["throughput"]["samples_per_s"] / one["ceiling"]["samples_per_s"] for one in runs
         ),
-        "runs": runs,
+        "n": len(runs),
+        "val_ndcg_at_10": [one["metrics"]["val/ndcg_at_10"] for one in runs],
+        "seconds": [one["seconds"] for one in runs],
         "machine": machine,
     }
-    print(json.dumps({key: value for key, value in record.items() if key not in ("runs", "machine")}, indent=1))
+    print(json.dumps({key: value for key, value in record.items() if key != "machine"}, indent=1))
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ On a simulated card (tests/fake_cuda, compiled when first used):
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -48,6 +47,7 @@ from benchmarks.memory_cases import (  # noqa: E402
     estimated,
     workload_cases,
 )
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.plan.predict.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
@@ -201,7 +201,7 @@ def main() -> None:
     }
     print(record["says"])
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

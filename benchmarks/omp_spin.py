@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from write_record import write_record
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {
@@ -83,7 +84,7 @@ def main() -> None:
         }
     print(json.dumps(record["median_ratio_to_libgomps"], indent=1))
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

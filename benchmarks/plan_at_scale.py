@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import io
 import itertools
-import json
 import math
 import os
 import pickle
@@ -35,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
+from benchmarks.write_record import write_record  # noqa: E402
 from tests.kit.machines import card, machine  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.config.rules import batch_split  # noqa: E402
@@ -372,7 +372,7 @@ def main() -> None:
         "says": f"For {', '.join(map(str, worlds))} ranks the samples of a step "
         f"{'are those of one rank, in its order' if is_same else 'ARE NOT those of one rank'}.",
     }
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, asked.out)
 
 
 if __name__ == "__main__":

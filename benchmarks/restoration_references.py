@@ -37,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 from packages import debian
 from PIL import Image
+from write_record import write_record
 
 from wellfed.record import git_state
 from wellfed.run.load_model import load_model
@@ -410,7 +411,7 @@ def main() -> None:
         chosen.work.mkdir(parents=True, exist_ok=True)
         found = compare_sets(chosen.work.resolve(), chosen.names.split(","), chosen.seeds, chosen.overrides)
         if chosen.out:
-            chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+            write_record(found, chosen.out)
         return
     work = Work(chosen.work.resolve())
     work.judge("noisy", lambda noisy: noisy)

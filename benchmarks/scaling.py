@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.before_after import GUIDES, card_of, changed, machine  # noqa: E402
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 
 TIMEOUT_S = 900
@@ -300,7 +301,7 @@ def main() -> None:
         "raw": {case.name: [one.figures for one in ran] for case, ran in found.items()},
         "says": says(results, asked.where, refused),
     }
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, asked.out)
     print(record["says"])
 
 

@@ -28,6 +28,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave  # noqa: E402
 from tests.kit.made_run import made_run  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
@@ -174,7 +175,7 @@ def main() -> None:
     }  # fmt: skip
     print(record["says"])
     out = chosen.out or ROOT / "benchmarks" / "records" / f"{record['date']}_seeing_cpu.json"
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, out)
 
 
 if __name__ == "__main__":

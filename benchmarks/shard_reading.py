@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -42,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.loader import _turned, interval, ratios  # noqa: E402
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.shards.shard_index import find_shards, index_shards  # noqa: E402
 from wellfed.data.shards.shard_reader import ShardReader  # noqa: E402
@@ -219,7 +219,7 @@ def main() -> None:
     }
     print(record["says"])
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

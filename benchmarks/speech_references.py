@@ -41,6 +41,7 @@ from sklearn.preprocessing import StandardScaler
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
@@ -254,7 +255,7 @@ def main() -> None:
             )
             found = record(chosen, raw)
             if chosen.out:
-                chosen.out.write_text(json.dumps(found, indent=1) + "\n")
+                write_record(found, chosen.out)
     print(found["says"])
 
 

@@ -10,7 +10,6 @@ processes on the machine disturb less). The first round is dropped.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -22,6 +21,8 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+
+from write_record import write_record
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -138,7 +139,7 @@ def main() -> None:
     }
     target = REPO / "benchmarks" / "records" / f"{args.date}_startup_cpu.json"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, target)
     print(record["says"])
     print(target.relative_to(REPO))
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from write_record import write_record
+
 from wellfed.observe.hardware.detect import machine
 from wellfed.record import git_state
 from wellfed.study.sweep import ledger
@@ -113,7 +115,7 @@ def main() -> None:
             "raw": {"trials_s": trials, "singles_s": singles, "imports_s": imports},
             "says": says,
         }
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ driver of the tests below the real pynvml, on a clock that is turned forward.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -39,6 +38,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.contract import Datasets  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
@@ -464,7 +464,7 @@ def main() -> None:
             "raw": [*raw, *waves],
             "says": show(rows),
         }
-        chosen.out.write_text(json.dumps(written, indent=1, default=str) + "\n", encoding="utf-8")
+        write_record(written, chosen.out)
 
 
 if __name__ == "__main__":

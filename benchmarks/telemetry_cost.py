@@ -12,7 +12,6 @@ Python's lock most of the time, which is where another thread hurts most. Rows g
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -31,6 +30,7 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from benchmarks.write_record import write_record  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
@@ -199,7 +199,7 @@ def main() -> None:
     }
     print(record["says"])
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, chosen.out)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 from before_after import GUIDES, card_of  # noqa: E402
 from before_after import machine as device  # noqa: E402
 
+from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.study.sweep import ledger  # noqa: E402
@@ -295,7 +296,7 @@ def main() -> None:
         "raw": [{key: row[key] for key in ("case", "grid", "rounds")} for row in rows],
         "says": in_words(rows),
     }
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, asked.out)
 
 
 def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
