@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import wellfed
-from wellfed.config.faults.static_signature import NotThere, signature_of
+from wellfed.config.faults.target_faults import check_imported
+from wellfed.config.schema import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "public_names.md").read_text(encoding="utf-8")
@@ -108,11 +109,13 @@ def test_all_names_can_be_imported_at_once():
 
 
 def test_a_yaml_may_name_a_public_name_as_target():
-    """Its arguments are checked without importing it."""
-    assert "path" in signature_of("wellfed.from_transformers", ["wellfed"]).parameters
-    with pytest.raises(NotThere, match="wellfed has no from_transfomers") as caught:
-        signature_of("wellfed.from_transfomers", ["wellfed"])
-    assert "from_transformers" in caught.value.names
+    config = RunConfig()
+    config.workload.data = {"_target_": "wellfed.Datasets", "train": []}
+    config.workload.optimizer = None
+    config.workload.model = {"_target_": "wellfed.from_transfomers"}
+    (fault,) = check_imported(config)
+    assert fault.problem == "wellfed has no from_transfomers."
+    assert fault.way_out == "Did you mean workload.model._target_=wellfed.from_transformers?"
 
 
 # -- who uses nothing else ------------------------------------------------------------------------------------------

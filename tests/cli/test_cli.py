@@ -135,11 +135,11 @@ def test_sweep_and_search_are_words_of_train(monkeypatch, typed, run, script):
     """Other ranks are started by the command line: it has the words of train, too."""
     seen = []
     monkeypatch.setattr(
-        cli.importlib, "import_module", lambda name: SimpleNamespace(main=lambda argv: seen.append((name, argv)) or 0)
+        cli.importlib, "import_module", lambda name: SimpleNamespace(train=lambda argv: seen.append((name, argv)) or 0)
     )
     monkeypatch.setattr(sys, "argv", [script, *typed])
     assert cli.main(typed) == 0
-    assert seen == [("wellfed.cli.commands.train", run)]
+    assert seen == [("wellfed.cli.commands.entry_scripts", run)]
     assert sys.argv == [script, *(["train", *run] if script == "wellfed" else typed)]
 
 

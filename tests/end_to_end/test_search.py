@@ -25,7 +25,7 @@ from wellfed.study.sweep import ledger
 
 pytest.importorskip("optuna")
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
-PLANTED = ROOT / "tests" / "search" / "planted"
+PLANTED = ROOT / "tests" / "study" / "search" / "planted"
 PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
 TOP = "workload.model.top"
 FAULT = "workload.model.fault"

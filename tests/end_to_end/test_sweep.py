@@ -26,7 +26,7 @@ from wellfed.study.sweep.grid import SweepFile
 from wellfed.study.sweep.ledger import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-PLANTED = ROOT / "tests" / "sweep" / "planted"
+PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
 OTHER = "0123456789+abcdef"
 """A version of the code."""

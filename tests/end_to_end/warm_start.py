@@ -26,7 +26,7 @@ IMPORTED = (
     "matplotlib.backends.backend_svg",
     "transformers.models.gpt2.modeling_gpt2",
     "wandb",
-    "wellfed.cli.commands.evaluate",
+    "wellfed.cli.commands.entry_scripts",
     "wellfed.run.stages",
     "workloads.recsys.data",
     "workloads.recsys.model",

@@ -368,7 +368,7 @@ def test_the_changelog_has_a_place_for_the_next_line():
 
 
 def test_the_page_of_the_diagnosis_has_every_rule_and_no_other():
-    rules = {path.stem for path in (ROOT / "src/wellfed/explain/diagnosis/rules").glob("*.py")} - {"__init__"}
+    rules = {path.stem for path in (ROOT / "src/wellfed/explain/diagnosis/rules").rglob("*.py")} - {"__init__"}
     in_table = set(names(table("docs/diagnosis.md", "id")))
     text = page("docs/diagnosis.md")
     assert in_table <= rules

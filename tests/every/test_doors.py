@@ -15,7 +15,11 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 DOORS = {
     "pynvml": ("wellfed/observe/nvml/",),
-    "lightning": ("wellfed/train/lightning/",),
+    "lightning": (
+        "wellfed/train/lightning/",
+        "wellfed/observe/loggers/lightning_loggers.py",
+        "wellfed/monitor/gpu_curves.py",
+    ),
     "pytorch_lightning": (),
     "lightning_fabric": (),
     "wandb": ("wellfed/observe/loggers/",),

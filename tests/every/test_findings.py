@@ -54,7 +54,7 @@ def changes_of(folder: Path) -> Iterator[Change]:
 
 
 def test_every_rule_with_overrides_has_a_recorded_run(changes: list[Change]) -> None:
-    files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(rules.__path__[0]).rglob("*.py")} - {"__init__"}
     with_overrides = {one for one, _, _ in changes}
     assert with_overrides | WITHOUT_OVERRIDES == files
 

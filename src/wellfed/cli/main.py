@@ -19,9 +19,9 @@ from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_envir
 
 @dataclass(frozen=True)
 class Command:
-    """One word after ``wellfed``, and the file beside this one that does it.
+    """One word after ``wellfed``.
 
-    The file offers ``main(argv: Sequence[str]) -> int`` for the words after the name, ``--help`` among them.
+    ``commands/<name>.py`` has ``main(argv: Sequence[str]) -> int`` for the words after it, ``--help`` among them.
     """
 
     name: str
@@ -30,18 +30,20 @@ class Command:
     """Its words are a run's configuration, or make one; else no fault of it is in a configuration."""
     stands_for: tuple[str, ...] = ()
     """The words that its name is short for; the last is left out where another of its group is typed."""
+    is_entry_script: bool = False
+    """`entry_scripts` has a function of the name instead."""
 
 
 COMMANDS = (
-    Command("train", "train, validate and test: [overrides]"),
+    Command("train", "train, validate and test: [overrides]", is_entry_script=True),
     Command(
         "sweep", "measure combinations of settings: train -m sweep=throughput", stands_for=("-m", "sweep=throughput")
     ),
     Command(
         "search", "many whole trainings, ranked by a metric: train -m search=optuna", stands_for=("-m", "search=optuna")
     ),
-    Command("tune", "find faster settings for this machine, and write them as options"),
-    Command("evaluate", "the metrics of a checkpoint on the test split"),
+    Command("tune", "find faster settings for this machine, and write them as options", is_entry_script=True),
+    Command("evaluate", "the metrics of a checkpoint on the test split", is_entry_script=True),
     Command("plan", "every number of a run with its reason, without running it"),
     Command("fit", "the micro-batch that this device can take, by running a few sizes"),
     Command("doctor", "the machine, the profile it maps to, what is missing", composes=False),
@@ -93,7 +95,9 @@ def _run(asked: Command, words: Sequence[str]) -> int:
         if said := project.two_named():
             print(said, file=sys.stderr)
         project.add_sources()
-    return int(importlib.import_module(f"wellfed.cli.commands.{asked.name}").main(words))
+    file, function = ("entry_scripts", asked.name) if asked.is_entry_script else (asked.name, "main")
+    module = importlib.import_module(f"wellfed.cli.commands.{file}")
+    return int(getattr(module, function)(words))
 
 
 def _without_command(argv: Sequence[str]) -> int:

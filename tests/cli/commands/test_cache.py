@@ -57,9 +57,9 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str
     return told.err if code == 2 else told.out
 
 
-def test_what_it_calls_a_footprint_is_what_the_other_room_writes():
-    room = Path(wellfed.__file__).with_name("footprint") / "cache.py"  # importing it takes torch
-    assert f'FILE_NAME = "{FOOTPRINT}"' in room.read_text()
+def test_what_it_calls_a_footprint_is_what_the_plan_writes():
+    file = Path(wellfed.__file__).parent / "plan" / "predict" / "cache.py"  # importing it takes torch
+    assert f'FILE_NAME = "{FOOTPRINT}"' in file.read_text()
 
 
 def test_it_lists_kinds_and_entries(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -184,8 +184,6 @@ def test_an_entry_is_found_by_the_digest_of_its_sources(cache: Path, tmp_path: P
 
 
 def test_it_needs_no_torch(cache: Path):
-    code = (
-        "import sys; from wellfed.cli.commands import cli; cli.main(['cache', 'list']); print('torch' in sys.modules)"
-    )
+    code = "import sys; from wellfed.cli import main; main.main(['cache', 'list']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=SOURCE, text=True, capture_output=True, check=True)
     assert done.stdout.endswith("False\n")

@@ -11,7 +11,7 @@ import torch
 
 from tests.end_to_end.commands import FAST, Done, run
 from wellfed.cli import main as cli
-from wellfed.cli.commands import evaluate
+from wellfed.cli.commands import entry_scripts
 from wellfed.config.compose import compose
 from wellfed.record import RunRecord
 from wellfed.run.objects.assemble import make_parts
@@ -89,7 +89,7 @@ def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(checkpoint: Path) -> int:
-    return evaluate.evaluate(compose([f"checkpoint='{checkpoint}'"], "evaluate"))
+    return entry_scripts.evaluate_composed(compose([f"checkpoint='{checkpoint}'"], "evaluate"))
 
 
 def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +159,7 @@ def test_another_error_of_the_pass_stays_what_it_is(
 
     monkeypatch.setattr(Passes, "evaluate", broken)
     composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
-    assert evaluate.evaluate(composed) == 1
+    assert entry_scripts.evaluate_composed(composed) == 1
     shown = capsys.readouterr().err
     assert shown.startswith(f'Traceback (most recent call last):\n  File "{__file__}"')
     assert "\nRuntimeError: a bug in the model\n" in shown

@@ -86,13 +86,12 @@ def test_every_key_of_a_file(write):
 
 
 def test_files_of_the_whole_configuration(write):
-    text = "# @package _global_\nloader:\n  num_worker: 2\nworkload:\n  model:\n    dimm: 3\nseed: -3\n"
+    text = "# @package _global_\nloader:\n  num_worker: 2\nseed: -3\n"
     faults, file = write("experiment/mine.yaml", text, "gpu=42gb")
     assert [fault.where for fault in faults] == [
         "gpu=42gb",
         f"{file}:3: loader.num_worker=2",
         "seed=-3",
-        "workload.model.dimm=3",
     ]
 
 

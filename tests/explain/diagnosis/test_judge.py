@@ -32,12 +32,17 @@ def widely_known(given):
 
 
 def test_every_rule_is_asked():
-    files = {module.name for module in pkgutil.iter_modules(rules.__path__)}
+    modules = {
+        module.name.rpartition(".")[2]: module.name
+        for module in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.")
+        if not module.ispkg
+    }
+    files = set(modules)
     asked = {rule.__module__.rsplit(".", 1)[1] for rule in (*judge_module.OF_EVENTS, *judge_module.OF_STEPS)}
     assert files == asked | VERDICTS
     assert not asked & VERDICTS
-    for name in files:
-        assert callable(importlib.import_module(f"wellfed.explain.diagnosis.rules.{name}").check)
+    for name in modules.values():
+        assert callable(importlib.import_module(name).check)
 
 
 def test_a_run_at_its_ceiling_is_told_to_stop_tuning():

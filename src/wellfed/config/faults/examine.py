@@ -1,4 +1,4 @@
-"""Judges a composed configuration: missing values, broken interpolations, rules, signatures. Needs no torch."""
+"""Checks a composed configuration: missing values, broken interpolations, rules, targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from wellfed.config.build import TARGET
 from wellfed.config.faults.absent_packages import absent_packages
 from wellfed.config.faults.explain import explain
-from wellfed.config.faults.target_faults import check_static
+from wellfed.config.faults.target_faults import check_imported, check_static
 from wellfed.config.knobs import OPEN_NODES, Knob, entries, without_none
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
@@ -32,14 +32,15 @@ class _Hole(NamedTuple):
     """Whether the schema has such a knob; one that it has not (``+gpu.foo=1``) is taken away, not filled."""
 
 
-def examine(job: DictConfig, uncertain: Collection[str] = ()) -> tuple[Any, list[Fault]]:
-    """The typed form of a composed configuration (without its ``hydra`` node), and all its faults.
+def examine(job: DictConfig, uncertain: Collection[str] = (), *, imports: bool = False) -> tuple[Any, list[Fault]]:
+    """Returns the typed form of a composed configuration (without its ``hydra`` node), and all its faults.
 
     The form is only of use where there is no fault.
 
     Args:
         job: typed by a schema; left as it is.
-        uncertain: knobs whose value is known to be wrong already: faults that mention them are not told.
+        uncertain: knobs whose value is known to be wrong already; faults that mention them are left out.
+        imports: whether arguments of targets are checked too, which imports them (torch included).
     """
     schema_type = OmegaConf.get_type(job)
     if schema_type is None or not is_dataclass(schema_type):
@@ -54,7 +55,7 @@ def examine(job: DictConfig, uncertain: Collection[str] = ()) -> tuple[Any, list
     config: Any = OmegaConf.to_object(job)
     later = rule_faults(config)
     if isinstance(config, RunConfig):
-        later += [*check_static(config), *absent_packages(config)]
+        later += [*check_static(config), *(check_imported(config) if imports else ()), *absent_packages(config)]
     faults = [hole.fault for hole in holes if not _mentions(hole.fault, uncertain)]
     return config, faults + [fault for fault in later if not _mentions(fault, doubted)]
 

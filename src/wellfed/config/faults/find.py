@@ -86,7 +86,7 @@ class _Search:
             added = self._set_values(cfg)
             with open_dict(cfg):
                 cfg.pop("hydra", None)
-            examined = examine(cfg, self.doubted)[1]
+            examined = examine(cfg, self.doubted, imports=bool(added))[1]
             for index, dotted in added:
                 if not any(dotted in str(fault) for fault in examined):
                     text, owner = self.typed[index].text, dotted.rpartition(".")[0]
@@ -224,7 +224,7 @@ class _Search:
             return False
         with open_dict(tried):
             tried.pop("hydra", None)
-        return not any(dotted in str(fault) for fault in examine(tried)[1])
+        return not any(dotted in str(fault) for fault in examine(tried, imports=typed.parsed.is_add())[1])
 
     def _doubt(self, group: str) -> None:
         """What ``group`` would have set is unknown; of a group outside the schema (experiment) that is anything."""

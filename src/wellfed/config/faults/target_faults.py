@@ -1,21 +1,24 @@
-"""Holds each `_target_` and its arguments against the code: allowlist, signature, plain types.
+"""Checks each `_target_` and its arguments: allowed package, signature, plain types.
 
-Stage 1 (`check_static`) reads source files and imports nothing; stage 2 (`check_imported`) imports what stage 1 could
-not read. Ranges are the target's own: its constructor raises ValueError.
+`check_static` imports nothing: it refuses names that are no target, packages that are not allowed or not installed.
+`check_imported` imports the targets and binds their arguments; it runs once torch is imported, before any data is read.
+Ranges belong to the target: its constructor raises ValueError.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
+from types import ModuleType
 from typing import Any
 
 from wellfed import project
-from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
-from wellfed.config.faults.static_signature import NotThere, Unread, last_word, signature_of
+from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault
 from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -43,17 +46,24 @@ _WORDS = {
 
 _LISTED = 8
 """Most names that a message lists."""
+_NO_SUCH = "Name a class or function of a module on the path."
 _ARGUMENTS = {"learning_rate": ("lr",), "lr": ("learning_rate",), "wd": ("weight_decay",), "p": ("dropout",)}
 """Argument that there is none of -> what libraries call it instead."""
 
-Read = Callable[[str, Sequence[str]], Signature | None]
-"""(target, allowed packages) -> how it may be called; None leaves the target to the other stage."""
 Kind = type | tuple[Any, ...]
 """One alternative that an annotation allows: a type, or the values of a Literal."""
 
 
+class NotThere(Exception):
+    """A module or class without the name that is asked of it; ``names`` are the public names that it has."""
+
+    def __init__(self, owner: str, name: str, names: Sequence[str]) -> None:
+        super().__init__(f"{owner} has no {name}")
+        self.name, self.names = name, tuple(names)
+
+
 def check_static(config: RunConfig) -> list[Fault]:
-    """Faults of all targets that the source files show; imports nothing, a few ms a target."""
+    """Returns the faults of all targets that show without importing anything."""
     faults: list[Fault] = []
     for where, node in _configured(config):
         names_something = any(True for _ in _targets(where, node)) if where == "workload.metrics" else is_target(node)
@@ -61,18 +71,21 @@ def check_static(config: RunConfig) -> list[Fault]:
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):
-            faults += _judge(inner_where, inner, config.config.allow_targets, _signature_in_source)
+            faults += _name_faults(inner_where, inner[TARGET], config.config.allow_targets)
     return faults
 
 
 def check_imported(config: RunConfig) -> list[Fault]:
-    """Faults of the targets that stage 1 could not read; imports those (torch included)."""
+    """Imports all targets (torch included) and returns the faults of their names and arguments.
+
+    Targets that `check_static` refuses are left out.
+    """
     allowed = config.config.allow_targets
     faults: list[Fault] = []
     for outer, configured in _configured(config):
         for where, node in _targets(outer, configured):
-            if not list(_judge(where, node, allowed, _signature_in_source)):  # those were told
-                faults += _judge(where, node, allowed, _signature_of_imported)
+            if not _name_faults(where, node[TARGET], allowed):
+                faults += _argument_faults(where, node, allowed)
     return faults
 
 
@@ -88,22 +101,6 @@ def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
     for name, node in (config.callbacks if isinstance(config.callbacks, Mapping) else {}).items():
         if node is not None:
             yield f"callbacks.{name}", node
-
-
-def _signature_in_source(target: str, allowed: Sequence[str]) -> Signature | None:
-    try:
-        return signature_of(target, allowed)
-    except Unread:
-        return None
-
-
-def _signature_of_imported(target: str, allowed: Sequence[str]) -> Signature | None:
-    if _signature_in_source(target, allowed) is not None:
-        return None
-    try:
-        return inspect.signature(locate(target))
-    except (ValueError, TypeError):  # a C function: its call will tell
-        return None
 
 
 def is_target(node: Any) -> bool:
@@ -123,43 +120,89 @@ def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _targets(f"{where}[{index}]", value)
 
 
-def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Read) -> Iterator[Fault]:
-    target = node[TARGET]
+def _name_faults(where: str, target: Any, allowed: Sequence[str]) -> list[Fault]:
     typed = f"{where}.{TARGET}={target}"
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
-        yield Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")
-        return
+        return [Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")]
+    may_name = [*allowed, *own_packages()]
+    package = target.partition(".")[0]
+    if not any(f"{target}.".startswith(f"{each}.") for each in may_name):
+        return [_refused(typed, package, allowed)]
+    return [] if is_installed(package) else [_not_installed(typed, package, may_name)]
+
+
+def _refused(typed: str, package: str, allowed: Sequence[str]) -> Fault:
+    if not is_installed(package):
+        return _not_installed(typed, package, [*allowed, *own_packages()])
+    listed = ", ".join(allowed)
+    problem = f"{package} is not among the packages that a configuration may name ({listed}, and those in src/)."
+    return Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]")
+
+
+def _not_installed(typed: str, package: str, may_name: Sequence[str]) -> Fault:
+    if package in PACKAGES:
+        return Fault(typed, *absence(package))
+    near = nearest(package, [each for each in may_name if each != package])
+    listed = ", ".join(may_name)
+    way_out = f"Did you mean the package {near}?" if near else f"Name one of {listed}, or yours in src/."
+    return Fault(typed, f"there is no package {package}.", way_out)
+
+
+def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]) -> list[Fault]:
+    target = node[TARGET]
+    typed = f"{where}.{TARGET}={target}"
     may_name = [*allowed, *own_packages()]
     try:
-        if not any(f"{target}.".startswith(f"{package}.") for package in may_name):
-            raise PermissionError(target.partition(".")[0])
-        signature = read(target, may_name)
+        found = _found(target, may_name)
     except NotThere as missing:
-        meant = _meant(target, missing.name, missing.names, may_name)
-        elsewhere = "Name a class or function of a module on the path."
-        if missing.owner == target and missing.names:
-            elsewhere = f"Name one of those in it: {', '.join(missing.names[:_LISTED])}."
-        yield Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else elsewhere)
+        meant = _meant(target, missing, may_name)
+        return [Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else _NO_SUCH)]
     except PermissionError as refused:
-        package = str(refused)
-        listed = ", ".join(allowed)
-        if not is_installed(first := package.partition(".")[0]):
-            if first in PACKAGES:
-                yield Fault(typed, *absence(first))
-                return
-            near = nearest(package, may_name)
-            way_out = f"Did you mean the package {near}?" if near else f"Name one of {listed}, or yours in src/."
-            yield Fault(typed, f"there is no package {package}.", way_out)
-            return
-        problem = f"{package} is not among the packages that a configuration may name ({listed}, and those in src/)."
-        yield Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]")
+        return [_refused(typed, str(refused), allowed)]
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        yield Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")
+        return [Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")]
     except ImportError as error:
-        yield import_fault(where, target, error)
-    else:
-        yield from bind(where, node, signature) if signature is not None else ()
+        return [import_fault(where, target, error)]
+    if isinstance(found, ModuleType):
+        names = [name for name in _names_of(found) if name[0].isupper()][:_LISTED]
+        return [Fault(typed, "it is a module.", f"Name one of those in it: {', '.join(names)}." if names else _NO_SUCH)]
+    try:
+        signature = inspect.signature(found)
+    except (ValueError, TypeError):  # a C function: its call raises
+        return []
+    return bind(where, node, signature)
+
+
+def _found(target: str, may_name: Sequence[str]) -> Any:
+    """Imports what ``target`` names and returns it.
+
+    Raises:
+        NotThere: a module or class on the way has no such name.
+        PermissionError: the name leads into a module outside ``may_name``; the message is its package.
+        ImportError, SyntaxError, UnicodeDecodeError: a module on the way can't be imported.
+    """
+    name, *rest = target.split(".")
+    found: Any = importlib.import_module(name)
+    for part in rest:
+        owner, name = name, f"{name}.{part}"
+        if not hasattr(found, part):
+            if not isinstance(found, ModuleType) or not _has_submodule(found, part):
+                raise NotThere(owner, part, _names_of(found))
+            importlib.import_module(name)
+        found = getattr(found, part)
+        if isinstance(found, ModuleType) and not any(f"{found.__name__}.".startswith(f"{each}.") for each in may_name):
+            raise PermissionError(found.__name__.partition(".")[0])
+    return found
+
+
+def _has_submodule(module: ModuleType, name: str) -> bool:
+    return any(each.name == name for each in pkgutil.iter_modules(getattr(module, "__path__", ())))
+
+
+def _names_of(owner: Any) -> list[str]:
+    submodules = pkgutil.iter_modules(getattr(owner, "__path__", ())) if isinstance(owner, ModuleType) else ()
+    return [name for name in {*dir(owner), *(each.name for each in submodules)} if not name.startswith("_")]
 
 
 def own_packages() -> list[str]:
@@ -168,26 +211,24 @@ def own_packages() -> list[str]:
     return sorted({path.stem for path in found if path.is_dir() or path.suffix == ".py"})
 
 
-def _meant(target: str, wrong: str, names: Sequence[str], allowed: Sequence[str]) -> str:
-    """Returns the class or function nearest to ``target`` once ``wrong`` is another of ``names``; empty if none."""
-    left, is_class = list(names), wrong[:1].isupper()
-    while near := nearest(wrong, left):
+def _meant(target: str, missing: NotThere, may_name: Sequence[str]) -> str:
+    """Returns the class or function nearest to ``target`` by another name of its module; empty if none."""
+    left, is_class = sorted(missing.names), missing.name[:1].isupper()
+    while near := nearest(missing.name, left):
         left.remove(near)
-        meant = ".".join(near if part == wrong else part for part in target.split("."))
         if is_class and not near[:1].isupper():
             continue
+        meant = ".".join(near if part == missing.name else part for part in target.split("."))
         try:
-            signature_of(meant, allowed)
-        except Unread:
-            return meant
+            if not isinstance(_found(meant, may_name), ModuleType):
+                return meant
         except (NotThere, PermissionError, SyntaxError, UnicodeDecodeError, ImportError):
             continue
-        return meant
     return ""
 
 
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
-    """Unknown, missing and mistyped arguments of one node; ``signature`` as `signature_of` or inspect give it."""
+    """Returns faults of unknown, missing and mistyped arguments of one node; ``signature`` is its target's."""
     target = node[TARGET]
     given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL)}
     is_scheduler = _SCHEDULER.fullmatch(where) is not None
@@ -253,7 +294,7 @@ def _kinds_of_text(text: str) -> list[Kind] | None:
 
 def _kinds(node: ast.expr) -> list[Kind] | None:
     """The alternatives of an annotation; None where it can't be judged."""
-    name = last_word(node)
+    name = _last_word(node)
     match node:
         case ast.Constant(value=str() as quoted):
             return _kinds_of_text(quoted)
@@ -270,9 +311,16 @@ def _kinds(node: ast.expr) -> list[Kind] | None:
             return [_SIMPLE[name]] if name in _SIMPLE else None
     alternatives: list[Kind] = []
     for part in parts:
-        if last_word(part) not in _NEVER_IN_YAML:
+        if _last_word(part) not in _NEVER_IN_YAML:
             kinds = _kinds(part)
             if kinds is None:
                 return None
             alternatives += kinds
     return alternatives or None
+
+
+def _last_word(node: ast.expr) -> str:
+    """Returns the last name of ``a.b.c``, ``c(...)`` or ``c[...]``; empty for other expressions."""
+    if isinstance(node, ast.Call | ast.Subscript):
+        return _last_word(node.func if isinstance(node, ast.Call) else node.value)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

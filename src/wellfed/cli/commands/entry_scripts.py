@@ -1,4 +1,4 @@
-"""Prints the metrics of a checkpoint on the test split, and leaves them beside it (``wellfed evaluate``)."""
+"""Runs the entry scripts of a project: ``wellfed train``, ``tune`` and ``evaluate``, or ``python src/train.py`` etc."""
 
 from __future__ import annotations
 
@@ -8,26 +8,51 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.cli.ended import tell
+from wellfed.command_line import set_words
 from wellfed.config import entry
 from wellfed.config.compose import Composed
 from wellfed.config.files import folder_lookup
 from wellfed.config.quoting import quoted
-from wellfed.config.schema import EvaluateConfig
+from wellfed.config.schema import EvaluateConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
+from wellfed.run.folder.resume import expand
 from wellfed.run.ranks.announce import announce
+from wellfed.run.ranks.launched import on_all_ranks
+from wellfed.study.trials import tune_words
 
 RESULT = "evaluation.json"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Composes and checks before torch is imported, then evaluates; returns the exit code."""
+def train(argv: Sequence[str]) -> int:
+    """Composes and checks the configuration before torch is imported, then trains; with ``-m`` many runs."""
+    return on_all_ranks(lambda job: entry.main("train", job, [*argv], expand=expand))
+
+
+def tune(argv: Sequence[str]) -> int:
+    """Composes and checks the start before torch is imported, then finds faster settings."""
+    if "--force" in argv:
+        argv = ["tune.replace=true" if word == "--force" else word for word in argv]
+        set_words(argv)
+    return entry.main("tune", _tune, [*argv], expand=tune_words.expand, not_many=tune_words.NOT_MANY)
+
+
+def _tune(composed: Composed[TuneRunConfig]) -> int:
+    from wellfed.study.trials import tuning
+
+    return tuning.tune(composed)
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Composes and checks before torch is imported, then evaluates a checkpoint."""
     # Paths that Hydra's grammar would stumble over are put in quotes.
-    return entry.main("evaluate", evaluate, [*argv], expand=lambda overrides, _: [quoted(text) for text in overrides])
+    return entry.main(
+        "evaluate", evaluate_composed, [*argv], expand=lambda overrides, _: [quoted(text) for text in overrides]
+    )
 
 
-def evaluate(composed: Composed[EvaluateConfig]) -> int:
-    """Print the metrics, and leave them as ``evaluation.json`` in the run's folder; the exit code."""
+def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
+    """Prints the metrics, leaves them as ``evaluation.json`` in the run folder, and returns the exit code."""
     try:
         asked, log_dir = composed.config.checkpoint, Path(composed.config.paths.log_dir)
         checkpoint = folder_lookup.checkpoint(asked, log_dir, flag="paths.log_dir=<folder>")

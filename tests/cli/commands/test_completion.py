@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import wellfed
-from wellfed.cli import completion
+from wellfed.cli.commands import completion
 from wellfed.cli.completion import candidates
 
 
