@@ -165,7 +165,8 @@ def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]
     except ImportError as error:
         return [import_fault(where, target, error)]
     if isinstance(found, ModuleType):
-        names = [name for name in _names_of(found) if name[0].isupper()][:_LISTED]
+        names = [name for name, value in vars(found).items() if getattr(value, "__module__", "") == found.__name__]
+        names = [name for name in names if not name.startswith("_")][:_LISTED]
         return [Fault(typed, "it is a module.", f"Name one of those in it: {', '.join(names)}." if names else _NO_SUCH)]
     try:
         signature = inspect.signature(found)
@@ -186,11 +187,12 @@ def _found(target: str, may_name: Sequence[str]) -> Any:
     found: Any = importlib.import_module(name)
     for part in rest:
         owner, name = name, f"{name}.{part}"
-        if not hasattr(found, part):
-            if not isinstance(found, ModuleType) or not _has_submodule(found, part):
-                raise NotThere(owner, part, _names_of(found))
-            importlib.import_module(name)
-        found = getattr(found, part)
+        if hasattr(found, part):
+            found = getattr(found, part)
+        elif isinstance(found, ModuleType) and _has_submodule(found, part):
+            found = importlib.import_module(name)
+        else:
+            raise NotThere(owner, part, _names_of(found))
         if isinstance(found, ModuleType) and not any(f"{found.__name__}.".startswith(f"{each}.") for each in may_name):
             raise PermissionError(found.__name__.partition(".")[0])
     return found
