@@ -130,7 +130,7 @@ class ModelError(WellfedError):
 
 
 class NotShown(WellfedError):
-    """What was to be printed could not be written, as on a disk that is full."""
+    """Output that could not be written, for example because the disk is full."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"Nothing more can be shown: {error.strerror or error}.")
@@ -180,7 +180,7 @@ def text_of(error: object) -> str:
 
 
 def first_line(error: object) -> str:
-    """Of the text of an error or a warning, or its type where there is none."""
+    """Returns the first line of an error or a warning; its type if it has no text."""
     return next(iter(text_of(error).strip().splitlines()), type(error).__name__)
 
 
@@ -198,7 +198,7 @@ def reason_of(error: BaseException) -> str:
 
 
 MOST_FRAMES = 5
-"""Of code that is not the user's, in a traceback that is shown."""
+"""Most frames shown of code that is not the user's."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders that packages are installed in, of this environment or of another that it sees."""
 _ENTRIES = frozenset({"train.py", "tune.py", "evaluate.py"})

@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def fork() -> int:
-    """As ``os.fork``; what was printed so far is written by this process alone."""
+    """Forks after writing the buffered output, so that only this process writes it; returns as ``os.fork``."""
     flush()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not go along
         return os.fork()
@@ -70,7 +70,7 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code(ended: SystemExit) -> int:
-    """As Python makes it of what ``sys.exit`` was given."""
+    """Returns the exit code that Python makes of the argument of ``sys.exit``."""
     if ended.code is None:
         return 0
     return ended.code & 0xFF if isinstance(ended.code, int) else 1

@@ -64,7 +64,7 @@ EventKind = Literal[
     "disk_full",
     "signal",
 ]
-"""What may happen to a run; docs/record.md says what each means, and which facts come with it."""
+"""Kinds of events of a run; docs/record.md describes each with its facts."""
 
 
 class OnEvent(Protocol):
@@ -79,7 +79,7 @@ def ignore_event(kind: EventKind, **facts: Any) -> None:
 
 
 class ErrorEntry(TypedDict):
-    """What ended a run."""
+    """The error that ended a run."""
 
     kind: ErrorKind
     message: str
@@ -127,7 +127,7 @@ class MlflowEntry(TypedDict):
 
 
 class LaunchEntry(TypedDict):
-    """What torchrun or srun has started for a run."""
+    """Processes that torchrun or srun started for a run."""
 
     by: Literal["torchrun", "srun"]
     job: str | None
@@ -153,7 +153,7 @@ class MachineEntry(TypedDict, total=False):
 
 
 class HostEntry(TypedDict, total=False):
-    """What the process took of the host; empty before it trained."""
+    """CPU, memory and /dev/shm taken by the process; empty before it trained."""
 
     cpu_pct: float
     rss_gib: float
@@ -203,7 +203,7 @@ class TimeEntry(TypedDict):
 
 
 class StartEntry(TypedDict, total=False):
-    """What this process did before it came to train; what it did not come to is not there."""
+    """Milliseconds of each stage before training; stages that were not reached are absent."""
 
     imports_s: float
     """Libraries, and looking at the machine."""
@@ -221,7 +221,7 @@ class PhaseEntry(TypedDict):
 
 
 class WallEntry(TypedDict):
-    """What the wall time of training went into, in seconds. All but the total add up to the total."""
+    """Wall time of training by kind, in seconds. All keys but the total add up to the total."""
 
     total_s: float
     """From the start of the Trainer to its end, with the validation after the last step."""
@@ -255,7 +255,7 @@ class MemoryEntry(TypedDict, total=False):
 
 
 class SwingEntry(TypedDict):
-    """What comes and goes with a period while a run trains."""
+    """A periodic swing of a figure while a run trains."""
 
     period_s: float
     period_steps: int | None
@@ -267,7 +267,7 @@ class SwingEntry(TypedDict):
 
 
 class LongestWaitEntry(TypedDict):
-    """Of the rank that stood waiting for data most, as `TimeEntry` and ``readiness_frac`` have it of rank 0."""
+    """The rank that waited longest for data, with figures as in `TimeEntry` and ``readiness_frac`` of rank 0."""
 
     rank: int
     node: int
@@ -276,7 +276,7 @@ class LongestWaitEntry(TypedDict):
 
 
 class LoadingEntry(TypedDict, total=False):
-    """What building a batch took whoever built it, after the warm-up; a key is absent where nobody could know."""
+    """Time to build a batch, after the warm-up, by whichever process or thread; unknown keys are absent."""
 
     build_ms_mean: float
     build_ms_p50: float
@@ -288,13 +288,13 @@ class LoadingEntry(TypedDict, total=False):
     batch_dtypes: dict[str, float]
     """MiB of them by dtype, as ``float32``."""
     build_ms_alone: float
-    """What one worker took to build a batch before training, with no other beside it; absent: not timed."""
+    """Milliseconds that one worker alone took to build a batch before training; absent: not timed."""
     has_fetch: bool
     """The data gives whole batches at once."""
     most_workers: int
     """Workers that can share a stream; absent: as many as one likes."""
     longest_wait: LongestWaitEntry
-    """Of another rank than rank 0, whose steps all others then wait in; absent: of none."""
+    """Another rank than rank 0, in whose steps all others wait; absent: none."""
 
 
 class BusyThreadEntry(TypedDict):
@@ -335,11 +335,11 @@ class OperationEntry(TypedDict):
     ms_per_step: float
     """On a device: of these kernels and copies. On the CPU: without what was called within it."""
     share_frac: float
-    """Of the time of all operations."""
+    """Share of the time of all operations."""
 
 
 class ProfileEntry(TypedDict):
-    """What some steps spent their time on, while torch's profiler recorded them. Shares of the device are None where
+    """Operations of the steps that torch's profiler recorded. Shares of the device are None where
     only the host was seen."""
 
     steps: int
@@ -360,7 +360,7 @@ class ProfileEntry(TypedDict):
 
 
 class GainEntry(TypedDict):
-    """By what factor the rate is expected to rise, with its bounds."""
+    """Factor by which the rate is expected to rise, with its bounds."""
 
     factor: float
     low: float
@@ -382,7 +382,7 @@ class FindingEntry(TypedDict):
 
 
 class TelemetryEntry(TypedDict):
-    """What watching took."""
+    """Cost of telemetry."""
 
     interval_s: float
     cpu_frac: float
@@ -398,7 +398,7 @@ class RunRecord:
     error: ErrorEntry | None = None
     exit_code: int | None = None
     ended_by: str | None = None
-    """What ended a training that ended well."""
+    """Limit or request that ended a successful training."""
     started_at: str = ""
     duration_s: float = 0.0
     seed: int | None = None
@@ -431,7 +431,7 @@ class RunRecord:
     time: TimeEntry | None = None
     before_training: StartEntry = field(default_factory=StartEntry)
     phases: dict[str, PhaseEntry] = field(default_factory=dict)
-    """By the names that telemetry.csv has for them."""
+    """Phase, as in telemetry.csv -> its time and number."""
     wall: WallEntry | None = None
     """None: not measured, as in records of earlier versions."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
@@ -450,7 +450,7 @@ class RunRecord:
     """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""
     metrics: dict[str, float] = field(default_factory=dict)
     tested: str | None = None
-    """Whose weights the test split was evaluated with; None: it was not."""
+    """Checkpoint whose weights the test split was evaluated with; None: it was not evaluated."""
     artifacts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -573,7 +573,7 @@ def bounded(value: Any, depth: int = 0) -> Any:
 
 
 _ABOUT_THE_RATE = {"ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
-"""What is taken for it where a record has the rate alone."""
+"""Values of the other keys if a record has the rate alone."""
 
 
 class _NotThereError(Exception):
@@ -700,7 +700,7 @@ def _sound(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a GPU: numbers, and summaries of numbers."""
+    """Returns the figures of a GPU: numbers, and summaries of numbers."""
     kept: dict[str, Any] = {name: value for name, value in found.items() if value is None or _is_number(value)}
     for name, value in found.items():
         if isinstance(value, dict) and not name.startswith("energy"):
@@ -773,7 +773,7 @@ _LONGEST_DIFF = 200_000
 
 
 def git_state(folder: Path) -> GitState | None:
-    """Of the checkout that holds ``folder``; None outside one or without git."""
+    """Returns commit and changes of the checkout that holds ``folder``; None outside one or without git."""
 
     # Optional locks off: reading the state must not disturb a git command of the user's.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}

@@ -101,7 +101,7 @@ def show_percent(fraction: float) -> str:
 
 
 def show_factor(factor: float) -> str:
-    """By how many times, with two digits and more: ``1.05``, ``2.1``, ``21``."""
+    """Returns a factor with at least two digits: ``1.05``, ``2.1``, ``21``."""
     return f"{factor:.2f}" if factor < 1.995 else f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"
 
 

@@ -21,7 +21,7 @@ class WellfedLauncher(Launcher):
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """What each job returned, its exit code: a job that died has one too."""
+        """Returns the exit code of each job, also of jobs that died."""
         from wellfed.study.trials.launch import HydraJob, in_processes
 
         configs = [self._compose(initial_job_idx + number, each) for number, each in enumerate(job_overrides)]

@@ -12,7 +12,7 @@ class Answer(Terminal):
     """A console whose output is all that is wanted; a reader that goes away (``| head``) has had enough."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich does. Raises `NotShown` where it can't, as on a full disk."""
+        """Prints as rich does. Raises `NotShown` if the output can't be written, as on a full disk."""
         super().print(*objects, **options)
         if self.failure is not None:
             raise NotShown(self.failure)

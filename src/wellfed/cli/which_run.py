@@ -51,5 +51,5 @@ def read(folder: Path) -> RunRecord:
 
 
 def problem_of(error: OSError | ValueError) -> str:
-    """What reading a record failed of."""
+    """Returns the reason why a record could not be read."""
     return f"{record.FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else str(error)

@@ -71,7 +71,7 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
 
 
 def import_fault(where: str, target: str, error: ImportError) -> Fault:
-    """What a failed import of ``target`` tells the user, with the package to install where one is missing."""
+    """Returns the fault of a failed import of ``target``, with the package to install if one is missing."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         optional = absent_package(error)
         if optional or not target.startswith(error.name):

@@ -36,7 +36,7 @@ class Composed(Generic[C]):
     choices: dict[str, str]
     """Group -> option, e.g. ``{"gpu": "24gb"}``, or ``[csv,wandb]`` as typed; groups without a choice are absent."""
     overrides: tuple[str, ...]
-    """As typed and in order, without ``hydra.*``."""
+    """Overrides as typed, in order, without ``hydra.*``."""
     secrets: frozenset[str]
     """The values that are masked: another process has to `learn` them before it writes any text."""
     run_dir: Path | None
@@ -45,7 +45,7 @@ class Composed(Generic[C]):
     _hydra: DictConfig = field(repr=False, compare=False)
 
     def yaml(self, *, resolve: bool = False) -> str:
-        """What ``--cfg job`` shows: nothing planned, null where the plan decides."""
+        """Returns the text of ``--cfg job``: nothing planned, null where the plan decides."""
         return OmegaConf.to_yaml(self._unresolved, resolve=resolve)
 
     def write_hydra_files(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ def compose(
 
 
 def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None) -> dict[str, Any]:
-    """As ``Composed.resolved``, of a configuration that need not pass any rule; secrets too.
+    """Returns ``Composed.resolved`` of a configuration that need not pass any rule; secrets are not masked.
 
     Raises:
         ConfigError: it does not compose.
@@ -122,7 +122,7 @@ def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
 
 
 def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> DictConfig:
-    """What Hydra composes, its ``hydra`` node included; typed, but no rule is checked.
+    """Composes with Hydra, including its ``hydra`` node; typed, but no rule is checked.
 
     Raises:
         ConfigError: all faults where it does not compose, rules too.

@@ -104,7 +104,7 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _flag_faults(args: Namespace, config_name: str, flags: Mapping[str, str]) -> list[Fault]:
-    """What to type instead of flags; other faults of the command line come with it."""
+    """Returns what to type instead of flags, with the other faults of the command line."""
     loader = open_hydra(**_places(args), job_name=config_name).config_loader
     found = find_faults(loader, config_name, [*args.overrides, *flags.values()], None, multirun=args.multirun)
     told = {fault.where: fault for fault in found}
@@ -208,19 +208,19 @@ def _refuse(error: WellfedError) -> int:
 
 
 def where_flags(argv: Sequence[str]) -> list[str]:
-    """Of a command line, what says where configurations are."""
+    """Returns the flags of a command line that say where configurations are."""
     args = command_line_parser().parse_intermixed_args(argv)
     named = {"--config-path": args.config_path, "--config-name": args.config_name, "--config-dir": args.config_dir}
     return [f"{flag}={value}" for flag, value in named.items() if value is not None]
 
 
 def places(argv: Sequence[str]) -> dict[str, Any]:
-    """Of a command line, where configurations are: ``config_dir`` and ``extra_dirs`` of `compose`."""
+    """Returns where configurations are by a command line: ``config_dir`` and ``extra_dirs`` of `compose`."""
     return _places(command_line_parser().parse_intermixed_args(argv))
 
 
 def extra_dirs(argv: Sequence[str]) -> list[str]:
-    """Of a command line, the folders of configurations beside the project's."""
+    """Returns the folders of configurations that a command line adds to the project's."""
     found: list[str] = places(argv)["extra_dirs"]
     return found
 

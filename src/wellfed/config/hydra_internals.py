@@ -62,7 +62,7 @@ def load_file(loader: ConfigLoader, repo: IConfigRepository, chosen: ResultDefau
 
 
 def set_value(cfg: DictConfig, parsed: Override) -> None:
-    """What Hydra does for one override that is no choice of an option."""
+    """Sets one value as Hydra does for an override that is no choice of an option."""
     ConfigLoaderImpl._apply_overrides_to_config([parsed], cfg)
 
 
@@ -81,12 +81,12 @@ def put_empty(repo: CachingConfigRepository, config_path: str) -> ConfigResult:
 
 
 def command_line_parser() -> ArgumentParser:
-    """Of Hydra's flags and the overrides."""
+    """Returns the parser of Hydra's flags and the overrides."""
     return get_args_parser()
 
 
 def show(hydra: Hydra, args: Namespace, config_name: str) -> None:
-    """What Hydra prints for the flags ``--hydra-help``, ``--cfg``, ``--info`` and ``--shell-completion``."""
+    """Prints Hydra's answer to ``--hydra-help``, ``--cfg``, ``--info`` and ``--shell-completion``."""
     if args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=get_args_parser(), args=args)
     elif args.cfg:
@@ -98,6 +98,6 @@ def show(hydra: Hydra, args: Namespace, config_name: str) -> None:
 
 
 def completions(hydra: Hydra, config_name: str, words: Sequence[str]) -> list[str]:
-    """What the last word may become, by the files; those before it are overrides that count."""
+    """Returns what the last word may become, by the files and the overrides before it."""
     found: list[str] = BashCompletion(hydra.config_loader)._query(config_name=config_name, line=" ".join(words))
     return found

@@ -30,13 +30,13 @@ COMPOSE_ERRORS = (
     AssertionError,  # Hydra's own, e.g. a defaults entry with a number for a key
     RecursionError,  # a: ${a}
 )
-"""What composing raises for faults of the user's."""
+"""Exceptions of composing that are faults of the user."""
 
 
 SCHEMAS = {"run_schema": RunConfig, "evaluate_schema": EvaluateConfig}
-"""By the name under which a primary config lists them, first in its defaults."""
+"""Name of a schema in the defaults list of a primary config, where it is first -> its class."""
 EXTENSIONS = {"tune_schema": (RunConfig, TuneRunConfig)}
-"""By the name under which a primary config lists them behind the config that it extends: its schema, and the whole."""
+"""Name of a schema that extends another -> the schema that it extends, and the whole."""
 
 
 def register_schemas() -> None:

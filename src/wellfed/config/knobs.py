@@ -64,7 +64,7 @@ class Knob:
 
     @property
     def text(self) -> str:
-        """What users read about it, on one line."""
+        """Description of the knob, on one line."""
         return str(inspect.getdoc(self.type) if self.is_group else self.field.metadata["text"])
 
     @property

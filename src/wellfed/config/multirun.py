@@ -24,7 +24,7 @@ from wellfed.errors import ConfigError, Fault
 
 
 class Multirun:
-    """What Hydra has opened for a multirun.
+    """A multirun as Hydra has opened it.
 
     Args:
         loader: of that Hydra.
@@ -63,7 +63,7 @@ class Multirun:
         return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
 
     def base(self) -> Composed[RunConfig]:
-        """What all points share, where they share it: a point may differ in any knob but those of ``no_axes``.
+        """Configuration that all points share; a point may differ in any knob but those of ``no_axes``.
 
         Raises:
             ConfigError: faults in knobs that no point can put right.
@@ -84,7 +84,7 @@ class Multirun:
         return {axis: each.values for axis, each in varied.items()}, fixed
 
     def varied(self, *, may_be_interval: bool) -> tuple[dict[str, Varied], tuple[str, ...]]:
-        """What varies, by its knob or group, and the overrides that all points share; all as typed.
+        """Returns the values of each knob or group that varies, and the overrides that all points share; all as typed.
 
         Raises:
             ConfigError: as `axes`, which takes no interval.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Range:
-    """What a number must satisfy; null is let through where the schema allows it."""
+    """Limits of a number; null passes where the schema allows it."""
 
     at_least: float | None = None
     above: float | None = None

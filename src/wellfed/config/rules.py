@@ -37,7 +37,7 @@ _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def rule_faults(config: Any) -> list[Fault]:
-    """What is out of range, empty or contradicts itself; none for a configuration that can be planned."""
+    """Returns faults of values that are out of range, empty or contradictory."""
     alone = list(value_faults(config))
     if not isinstance(config, RunConfig):
         return alone
@@ -84,7 +84,7 @@ def workers(config: RunConfig) -> Iterator[Fault]:
 
 
 def needs_workers(config: RunConfig) -> Iterator[Fault]:
-    """What only workers do, where there are none."""
+    """Yields faults of knobs that need workers when there are none."""
     loader = config.loader
     if loader.backend is Backend.inline:
         without, way_out = "loader.backend=inline", "Set loader.backend=auto"
@@ -101,7 +101,7 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
 
 
 def own_loader(config: RunConfig) -> Iterator[Fault]:
-    """What a DataLoader that is left as it came decides itself."""
+    """Yields faults of knobs that a user's own DataLoader decides."""
     loader = config.loader
     if loader.backend is not Backend.own:
         return
@@ -288,7 +288,7 @@ def continuing(config: RunConfig) -> Iterator[Fault]:
 
 
 def pruning(config: RunConfig) -> Iterator[Fault]:
-    """What ends trials early is Optuna's, which a grid does without."""
+    """Yields a fault if a grid is to prune trials: only Optuna does."""
     search = config.search
     if search.sampler is SearchSampler.grid and search.pruner is not SearchPruner.none:
         where = f"search.pruner={search.pruner.name}"

@@ -69,7 +69,7 @@ SearchPruner = StrEnum("SearchPruner", ["none", "median", "asha"])
 
 @dataclass
 class GpuConfig:
-    """What the card offers."""
+    """Card: memory budget, precision, compilation, allocator."""
 
     memory_gib: Optional[float] = knob(
         None,
@@ -162,7 +162,7 @@ class MemoryStage:
 
 @dataclass
 class MemoryConfig:
-    """What sits in GPU memory and how to shrink it."""
+    """GPU memory: features, micro-batches, checkpointing, out-of-memory errors."""
 
     features: Optional[FeatureMode] = knob(
         None,
@@ -229,7 +229,7 @@ class ScheduleConfig:
 
 @dataclass
 class WorkloadConfig:
-    """What is learned: everything here changes the result."""
+    """Learning: model, data, optimizer, schedule, effective batch. Everything here changes the result."""
 
     name: str = knob(MISSING, "Name of the workload; also the folder under paths.log_dir.")
     sample_unit: str = knob("samples", "What one sample is called in figures (triplets, windows, patches).")
@@ -336,7 +336,7 @@ class TrainerConfig:
         return devices if self.num_nodes == 1 else f"trainer.num_nodes={self.num_nodes} x {devices}"
 
     def with_ranks(self, most: int) -> str:
-        """What to type for at most so many ranks, fewer than there are: on fewer machines if those are as many."""
+        """Returns the override for ``most`` ranks at most, fewer than there are; on fewer machines if enough."""
         nodes = min(self.num_nodes, most)
         if (fewer := most // self.devices) * self.devices >= most // nodes * nodes:
             return f"trainer.num_nodes={fewer}"
@@ -346,7 +346,7 @@ class TrainerConfig:
 
 @dataclass
 class TelemetryConfig:
-    """What is watched, and how often."""
+    """Telemetry: whether and how often GPUs and host are read."""
 
     enabled: bool = knob(True, "Watch the GPUs and this process while training; false also leaves out the ceiling.")
     interval_s: float = knob(
@@ -463,7 +463,7 @@ class PathsConfig:
 
 @dataclass
 class GuardConfig:
-    """What a configuration may name."""
+    """Packages that a configuration may name as `_target_`."""
 
     allow_targets: list[str] = knob(
         ["torch", "lightning", "torchmetrics", "wellfed"],

@@ -12,12 +12,12 @@ class Varied:
     typed: str
     """Knob, or group, and all behind it."""
     values: tuple[str, ...] = ()
-    """As typed and in order, none twice; empty for an interval."""
+    """Values as typed, in order, none twice; empty for an interval."""
     interval: tuple[float, float] | None = None
     """Start and end."""
     is_whole: bool = False
-    """Of the interval whole numbers alone are meant: ``int(interval(..))``."""
+    """Whether only whole numbers of the interval count: ``int(interval(..))``."""
     is_range: bool = False
     """``values`` are those of a range."""
     tags: frozenset[str] = frozenset()
-    """Of ``tag(log, ..)``."""
+    """Tags of the value, as in ``tag(log, ..)``."""

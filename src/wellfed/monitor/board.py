@@ -18,7 +18,7 @@ from wellfed.observe.telemetry.series import Sample, Series
 from wellfed.observe.telemetry.summary import Summary
 
 KEPT_READINGS = 100_000
-"""Of a curve; the verdict is over the latest so many or more: 14 hours at two a second."""
+"""Readings kept of a curve for the verdict: 14 hours at two a second."""
 SILENT_S = 5.0
 """Without a reading for so long, the figures that were read last are not shown any more."""
 
@@ -59,7 +59,7 @@ class Curve:
 
 
 class Board:
-    """What was read so far. Written by the threads that read, looked at by the one that shows."""
+    """Readings so far, written by the sampling threads and shown by another."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Board:
             return self._curves[gpu].arrays()
 
     def gpus(self, now_s: float) -> dict[str, dict[str, Any]]:
-        """As ``gpus`` of run.json: ``{"0": {util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j}}``."""
+        """Returns ``gpus`` as in run.json: ``{"0": {util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j}}``."""
         return self._summary.entry(0, self._trained_s(0.0, now_s))
 
     def host(self) -> dict[str, dict[str, float]]:

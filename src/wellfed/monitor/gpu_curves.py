@@ -75,7 +75,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What was seen of the latest `fit` so far, as plain data; empty where nothing was."""
+        """Figures of the latest `fit` so far, as plain data; empty if nothing was watched."""
         seen = self._seen if self._watch is None else self._watch.summary()
         return {} if seen is None else seen.entry()
 

@@ -70,7 +70,7 @@ class GPUWatch(Harmless):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What was seen so far, as plain data; empty where nothing was watched."""
+        """Figures so far, as plain data; empty if nothing was watched."""
         return {} if self._watch is None else self._watch.summary().entry()
 
     def lines(self) -> list[str]:

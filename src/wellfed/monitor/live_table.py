@@ -72,7 +72,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Face:
-    """What the monitor shows at the moment."""
+    """Text of the monitor's present state."""
 
     board: Board
     gpus: Sequence[SeenGpu]

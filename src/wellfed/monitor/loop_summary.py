@@ -14,7 +14,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_count, show_percent
 
 _MOST_WORKERS = 4
-"""As many as a run of wellfed begins with."""
+"""Most workers that a run of wellfed begins with."""
 _HANDOVER_MS = 2.0
 """About what a worker process takes to hand a batch over: steps under twice as long may be slower with workers."""
 
@@ -26,22 +26,22 @@ _WITHOUT_WORKERS = (
 
 @dataclass(frozen=True)
 class LoopSummary:
-    """What was seen of a loop so far."""
+    """Figures of a loop so far."""
 
     steps: StepSummary | None
-    """Of its steps, as samples; None where none was timed after the warm-up."""
+    """Steps after the warm-up; None if none was timed."""
     unknown: frozenset[str]
     """Shares that nobody could time: ``wait_frac``, ``copy_frac``."""
     levels: Mapping[int, Level]
-    """By the number that CUDA gives the GPU."""
+    """CUDA's number of a GPU -> its level."""
     unread: tuple[int, ...]
     """GPUs that are watched, and of whose utilisation there are too few readings."""
     num_workers: int | None
-    """Of the DataLoader; None where it is none."""
+    """Workers of the DataLoader; None for another loader."""
     cores: float
     """CPU cores that this process may use."""
     notes: tuple[str, ...]
-    """What could not be watched."""
+    """Remarks on what could not be watched."""
 
     def entry(self) -> dict[str, Any]:
         """All of it as plain data; shares are of the time of a step, 0 to 1."""
@@ -96,7 +96,7 @@ class LoopSummary:
         return [*lines, *([f"nothing ran on GPU {', '.join(map(str, idle))}"] if idle else [])]
 
     def advice(self) -> str | None:
-        """What holds the loop up, in a sentence; None where too little was seen."""
+        """Returns the bottleneck of the loop, in a sentence; None if too little was seen."""
         if self.steps is None or self.steps.steps < FEWEST_STEPS:
             return None
         wait = None if "wait_frac" in self.unknown else self.steps.wait_frac

@@ -69,7 +69,7 @@ class LoopWatch:
         self.num_steps = 0
         """Done so far."""
         self.unknown = {"wait_frac"}
-        """What of `LoopSummary.unknown` nobody has marked."""
+        """Figures of `LoopSummary.unknown` that the loop has not marked."""
         self._lock = threading.Lock()
         self._curves: defaultdict[tuple[int, Phase], Curve] = defaultdict(Curve)
         self.unsent: deque[Sequence[Sample]] = deque(maxlen=_MOST_UNSENT)
@@ -78,7 +78,7 @@ class LoopWatch:
         self._notes: list[str] = []
         self._cores = 1.0
         self.num_workers: int | None = None
-        """Of the DataLoader that feeds the loop."""
+        """Workers of the DataLoader that feeds the loop."""
 
     def time_s(self) -> float:
         """Seconds since the origin."""
@@ -163,7 +163,7 @@ class LoopWatch:
         return list(islice(reversed(self._rows), number))
 
     def summary(self) -> LoopSummary:
-        """Of what was seen so far; readings in training, of a loop that never said so all."""
+        """Returns the figures so far: readings in training, or all if the loop never named a phase."""
         with self._lock:
             phases = {phase for _, phase in self._curves}
             kept = {"train"} if "train" in phases else phases
@@ -228,7 +228,7 @@ def open_csv_for(
 
 
 def cuda_events() -> Callable[[], DeviceEvent] | None:
-    """What makes marks on torch's current CUDA device; None where this process uses none. Imports nothing."""
+    """Returns the maker of CUDA events on torch's current device; None if this process uses none. Imports nothing."""
     return partial(sys.modules["torch"].cuda.Event, enable_timing=True) if _uses_cuda() else None
 
 

@@ -81,7 +81,7 @@ class Monitor(ExitStack):
         self._told.put(show_line(text))
 
     def told(self) -> list[str]:
-        """What is to be shown and was not yet."""
+        """Returns the lines that were not shown yet."""
         lines = []
         while True:
             try:
@@ -90,7 +90,7 @@ class Monitor(ExitStack):
                 return lines
 
     def summary(self) -> list[str]:
-        """What each GPU did since it began."""
+        """Returns the summary of each GPU since the start."""
         face = self.face
         return summary_lines(
             self.board,
@@ -102,7 +102,7 @@ class Monitor(ExitStack):
         )
 
     def cpu_frac(self) -> float:
-        """What reading costs, as a share of one core."""
+        """Returns the CPU time of reading, as a share of one core."""
         return self._sampler.cpu_frac()
 
     def _take(self, samples: Sequence[Sample]) -> None:

@@ -86,7 +86,7 @@ class ProcessSource:
 
 
 def rank_in(environ: Mapping[str, str]) -> str | None:
-    """What a launcher has written into the environment of a process: ``rank 3``."""
+    """Returns the rank that a launcher wrote into the environment of a process: ``rank 3``."""
     return next((f"{word} {environ[name]}" for name, word in _RANKS.items() if environ.get(name, "").isdecimal()), None)
 
 

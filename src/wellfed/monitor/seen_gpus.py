@@ -19,7 +19,7 @@ class SeenGpu:
     """A GPU of this machine, whatever CUDA_VISIBLE_DEVICES says."""
 
     index: int
-    """As nvidia-smi numbers the cards; MIG instances count on from the last card."""
+    """Number of the card in nvidia-smi; MIG instances count on from the last card."""
     device: Device
 
     @property
@@ -51,13 +51,13 @@ class SeenGpu:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a first look at the machine found."""
+    """GPUs found on this machine."""
 
     gpus: tuple[SeenGpu, ...]
     problem: str | None = None
     """Why there are none; None where there are."""
     notes: tuple[str, ...] = ()
-    """What could not be read, one sentence each."""
+    """Figures that could not be read, one sentence each."""
 
     def only(self, wanted: Collection[int]) -> Sight:
         """With the GPUs of these numbers.

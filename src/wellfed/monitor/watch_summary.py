@@ -16,7 +16,7 @@ _Figures = Mapping[str, Mapping[str, float]]
 def summary_lines(
     board: Board, gpus: Sequence[SeenGpu], now_s: float, *, num_cores: int, ram_gib: float, problem: str | None
 ) -> list[str]:
-    """What to print at the end.
+    """Returns the lines to print at the end.
 
     Args:
         now_s: how long was watched.

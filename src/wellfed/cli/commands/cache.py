@@ -22,9 +22,9 @@ from wellfed.train.memory import remembered
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
 FOOTPRINT = "footprint.json"
-"""What a folder of `wellfed.plan.predict.cache` holds; named here, as that room needs torch."""
+"""File of a kept footprint. Written here because `wellfed.plan.predict.cache` imports torch."""
 _ONE_FILE = (FOOTPRINT, remembered.FILE_NAME)
-"""What is written in one go and read in one go: no process keeps it in use."""
+"""Files that are written and read in one go, so no process keeps them in use."""
 _SHOWN = 10
 """Entries of a kind, unless it is asked for."""
 _DAY_S = 24 * 3600
@@ -40,7 +40,7 @@ class CacheEntry:
     age_s: float
     made_of: str
     in_use: bool
-    """Of a process that lives and has asked for it, or builds it."""
+    """Whether a living process has asked for it or builds it."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -69,7 +69,7 @@ _WITH_OVERRIDES = ("plan", "fit")
 _OF_TRAIN = ("sweep", "search")
 """Commands that stand for `train` with a flag."""
 _SCHEMAS = {"train": RunConfig, "tune": TuneRunConfig, "evaluate": EvaluateConfig}
-"""Of the entry scripts."""
+"""Entry script -> schema of its configuration."""
 _SECOND_WORDS = {"cache": ("clear", "list"), "completion": tuple(_SHELLS), "add": ("workload",)}
 
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What the last word of a command line may become; whole words end in a blank."""
+    """Returns what the last word of a command line may become; complete words end in a blank."""
     words = _words(line)
     for number, word in enumerate(words[:-1]):
         if script := re.search(r"(?:^|/)src/(train|tune|evaluate)\.py$", word):

@@ -90,7 +90,7 @@ class _Rows:
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:
-    """What was typed, with the micro-batch that was found in the place of what said how to split a step."""
+    """Returns the typed overrides, with the micro-batch found instead of the knobs that split a step."""
     splits = ("memory.micro_batch", "memory.accumulate")
     kept = [text for text in composed.overrides if text.partition("=")[0].lstrip("+~") not in splits]
     kept.append(f"memory.micro_batch={micro_batch}")

@@ -26,13 +26,13 @@ from wellfed.run.screen import Terminal
 from wellfed.units import counted, seconds_of
 
 SHORTEST_S = 0.1
-"""As telemetry.interval_s."""
+"""Shortest seconds between readings, the same as telemetry.interval_s allows."""
 FIRST_S = 0.3
 """Until the table is first shown."""
 PATIENCE_S = 1.0
 """A driver that takes longer to wake its cards is a word worth."""
 MOST_S = 1.0
-"""What has happened is shown after so long at most."""
+"""Longest seconds until an event is shown."""
 
 
 def main(argv: Sequence[str]) -> int:

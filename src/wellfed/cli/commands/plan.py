@@ -37,7 +37,7 @@ _BY_STAGE = (
     "memory.checkpoint_activations",
     "memory.stages",
 )
-"""What each of ``memory.stages`` has of its own: as one value it would hold for all of them."""
+"""Knobs that each of ``memory.stages`` sets; as one value they would hold for all stages."""
 
 
 def main(argv: Sequence[str]) -> int:

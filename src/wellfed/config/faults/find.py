@@ -227,7 +227,7 @@ class _Search:
         return not any(dotted in str(fault) for fault in examine(tried, imports=typed.parsed.is_add())[1])
 
     def _doubt(self, group: str) -> None:
-        """What ``group`` would have set is unknown; of a group outside the schema (experiment) that is anything."""
+        """Marks the knobs of ``group`` as unknown; all knobs for a group outside the schema, such as experiment."""
         self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self.names
 
     def _inside(self, name: str) -> set[str]:

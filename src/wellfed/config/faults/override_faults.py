@@ -22,7 +22,7 @@ from wellfed.errors import Fault
 from wellfed.extras import install
 
 MOST_VALUES = 100_000
-"""Of one axis."""
+"""Most values of one axis."""
 EXTRAS = {
     "hydra/launcher=ray": "ray",
     "hydra/launcher=submitit_slurm": "slurm",
@@ -111,7 +111,7 @@ def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
 def choice_fault(
     parsed: Override, repo: IConfigRepository, required: Collection[str] = (), declared: Collection[str] = ()
 ) -> Fault | None:
-    """What is wrong with one choice of an option; None where the files have it.
+    """Returns the fault of one choice of an option; None if there is such a file.
 
     Args:
         parsed: for which ``is_choice`` holds.

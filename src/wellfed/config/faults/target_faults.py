@@ -268,7 +268,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
 
 
 def misfit(value: Any, parameter: Parameter) -> str:
-    """What is wrong with ``value`` for ``parameter`` (annotated by text or a type); empty if it may fit."""
+    """Returns the problem of ``value`` for ``parameter`` (annotated by text or a type); empty if it may fit."""
     annotation = parameter.annotation
     if annotation is Parameter.empty or isinstance(value, Mapping) or (value is None and parameter.default is None):
         return ""

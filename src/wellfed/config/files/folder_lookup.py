@@ -30,7 +30,7 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What is looked for."""
+    """A kind of folder to look up: runs, sweeps or searches."""
 
     noun: str
     """In the singular; its `plural` is the folder that holds them."""
@@ -41,7 +41,7 @@ class FolderKind:
 
     @property
     def plural(self) -> str:
-        """Of the noun."""
+        """Plural of the noun."""
         return f"{self.noun}es" if self.noun.endswith("ch") else f"{self.noun}s"
 
     def all(self, log_dir: Path) -> list[Path]:
@@ -165,7 +165,7 @@ def _not_found(
 
 
 def _is(ask: Callable[[Path], bool], path: Path) -> bool:
-    """What the system takes for no path is none, as a name that is too long."""
+    """Returns the answer of ``ask``; False if the system refuses the path, such as a name that is too long."""
     try:
         return ask(path)
     except (OSError, ValueError):

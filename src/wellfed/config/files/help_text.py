@@ -19,7 +19,7 @@ _WIDTH = 120
 
 
 def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
-    """What ``--help`` prints. Hydra's own does the same in twice the time: it copies all configs for each group.
+    """Returns the text of ``--help``. Hydra's own takes twice the time: it copies all configs for each group.
 
     The template knows ``$APP_CONFIG_GROUPS``: a line a group, what is chosen marked with ``*``. Commands are shown as
     this user types them.

@@ -19,7 +19,7 @@ _READ_AS_VALUES = {"on", "off", "yes", "no", "true", "false", "null", "y", "n", 
 
 
 class Value(NamedTuple):
-    """What a knob gets, and why."""
+    """A knob's value and the reason for it."""
 
     value: Any
     because: str

@@ -25,7 +25,7 @@ class Contradiction:
     """Rate, ceiling and waiting can't all be of a machine that was as fast all the time."""
 
     slower: Literal["steps", "loop", "ceiling", "rank"]
-    """What took longer than the rest lets expect: the steps of training, the loop around them, the ceiling, or the data
+    """The part that took longer than the other figures predict: steps of training, loop, ceiling, or data
     of another rank, for which this one stood waiting within its steps."""
     data_frac: float
     """Share of training's time that went into data: waiting for it and copying it."""
@@ -38,7 +38,7 @@ class Contradiction:
 
 
 def contradiction(record: RunRecord) -> Contradiction | None:
-    """What contradicts what in a record; None where nothing does, or something was not measured."""
+    """Returns which figures of a record contradict each other; None if none do, or one was not measured."""
     throughput, ceiling, time = record.throughput, record.ceiling, record.time
     if not (throughput and ceiling and time) or time["wait_frac"] is None:
         return None

@@ -30,7 +30,7 @@ from wellfed.explain.diagnosis.thresholds import (
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
-"""What keeps a card from more than it does, one thing at a time: the host that waits for it, the host that launches too
+"""The limit of a card, one at a time: the host waits for it, the host launches too
 slowly for it, its memory's bandwidth, kernels that fill a part of it."""
 
 
@@ -45,11 +45,11 @@ class DeviceLoad:
     busy_frac: float
     """Any kernel ran, as the driver counts it: on a real card an upper bound."""
     sm_frac: float | None
-    """Of the multiprocessors at work; without GPM None."""
+    """Share of the multiprocessors at work; None without GPM."""
     tensor_frac: float | None
     dram_frac: float | None
     launch_frac: float | None
-    """What the host took to launch a step, of the time that it computed; near 1 = the host was never ahead."""
+    """Time the host took to launch a step over the compute time; near 1 = the host was never ahead."""
     synchronisations: tuple[SynchronisationEntry, ...]
     """Lines that wait for the device in every other step and more, the most frequent first."""
 
@@ -71,7 +71,7 @@ class DeviceLoad:
 
     @property
     def limit(self) -> DeviceLimit | None:
-        """What there is to win by; None: nothing that figures show."""
+        """The limit to remove; None if the figures show none."""
         idles = self.busy_frac < BUSY_FRAC
         if self.is_host_late:
             wins = self.without_synchronisation.factor >= LEAST_SYNCHRONISATION_GAIN
@@ -87,7 +87,7 @@ class DeviceLoad:
 
 
 def device_load(evidence: Evidence) -> DeviceLoad | None:
-    """Of the card that was busy least; None where that has another cause (a batch that is not there, replicas in one
+    """Returns the load of the least busy card; None if it has another cause (a batch that is not there, replicas in one
     process), or nobody knows: on a CPU, with too few steps or readings.
     """
     time = evidence.time
@@ -115,20 +115,20 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
 
 
 def _share(evidence: Evidence, name: str) -> float | None:
-    """Of the card with the least, in the median: the first readings tell of the start, too."""
+    """Returns the least median over the cards: the first readings belong to the start."""
     readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
     return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_OF_CARD), default=None)
 
 
 def launch_ms(evidence: Evidence) -> float | None:
-    """What the host took to launch a step, in the median; None where nobody measured it."""
+    """Returns the median milliseconds the host took to launch a step; None if not measured."""
     found = evidence.column("launch_ms")
     found = found[np.isfinite(found)]
     return float(np.median(found)) if len(found) >= FEWEST_STEPS else None
 
 
 def _launch_frac(evidence: Evidence) -> float | None:
-    """Of the time of the device: while it copies, the host may launch already."""
+    """Returns launch time over device time: the host may launch while the device copies."""
     launched, parts = launch_ms(evidence), [evidence.column(name) for name in ("copy_ms", "compute_ms")]
     took = np.median(np.nan_to_num(parts[0]) + parts[1]) if len(parts[0]) == len(parts[1]) > 0 else 0.0
     return None if launched is None or not took > 0 else launched / float(took)

@@ -42,7 +42,7 @@ _LATEST = 10_000
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run has left behind. A figure that nobody measured is None, an empty column or nan, never 0."""
+    """Record and tables of a run. A figure that was not measured is None, an empty column or nan, never 0."""
 
     record: RunRecord
     all_steps: Mapping[str, Series] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Evidence:
     losses: tuple[Series, Series] = (_EMPTY, _EMPTY)
     """Steps and values of the training loss, as often as it was logged."""
     watched: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
-    """As `curves`, but of all phases, with ``phase`` (a place in `PHASES`): for show, not for rules."""
+    """`curves` of all phases, with ``phase`` (an index of `PHASES`): for pictures, not for rules."""
     metrics: Mapping[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
     """Steps and values of all metrics, by split and name."""
     ended: Mapping[str, Series] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Evidence:
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
-        """Of a record and the tables beside it; what can't be read is not there.
+        """Reads the tables beside a record; unreadable ones are left out.
 
         A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
         """
@@ -78,7 +78,7 @@ class Evidence:
 
     @classmethod
     def read(cls, folder: Path) -> Evidence:
-        """Of a run folder. Raises as `wellfed.record.read` does."""
+        """Reads a run folder. Raises as `wellfed.record.read` does."""
         return cls.of(RunRecord.read(folder), folder)
 
     # What was asked for
@@ -131,7 +131,7 @@ class Evidence:
 
     @cached_property
     def wait_ms(self) -> Series:
-        """What each step waited for its batch."""
+        """Milliseconds each step waited for its batch."""
         return np.nan_to_num(self.column("wait_ms"))
 
     @cached_property
@@ -142,7 +142,7 @@ class Evidence:
 
     @cached_property
     def gap_ms(self) -> Series:
-        """What lay before each step and is no part of one: a validation, a checkpoint, the end of an epoch.
+        """Milliseconds before each step that belong to none: a validation, a checkpoint, the end of an epoch.
 
         A step's ``time_s`` is the host's, which runs ahead of a GPU: the clock is behind the sum of the steps then, and
         is back when the host has waited for the device. Only what it is ahead by more than ever before is a gap.
@@ -155,7 +155,7 @@ class Evidence:
 
     @cached_property
     def wall(self) -> WallEntry | None:
-        """What the wall time of training went into. Of a record that lacks it, what its tables show between the first
+        """Wall time of training by kind. If the record lacks it, what its tables show between the first
         step and the last; None if they show nothing."""
         if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
             return self.record.wall

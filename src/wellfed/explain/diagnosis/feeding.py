@@ -49,11 +49,11 @@ _TAIL = 0.025
 
 @dataclass(frozen=True)
 class Feeding:
-    """What a step takes, and what building its batch does."""
+    """Time of a step, and time to build its batch."""
 
     step_ms: float
     fed_ms: float
-    """Of the step, all but waiting for data."""
+    """Milliseconds of a step without waiting for data."""
     build_ms: float
     build_cpu_ms: float
     """CPU time of building."""
@@ -68,7 +68,7 @@ class Feeding:
     bound: float
     """The run can't become faster than by this factor."""
     is_estimate: bool
-    """Nobody timed the building: it is concluded from how long steps waited."""
+    """Whether the time to build a batch is concluded from how long steps waited."""
     alone_ms: float | None = None
     """Time to build a batch before training, by one worker with no other beside it; None where it was not timed."""
     builds: tuple[float, ...] = ()
@@ -153,7 +153,7 @@ class Feeding:
         return f"{said} and one to spare" if self.workers_advised > needed else said
 
     def show_doubt(self) -> str:
-        """What the low end of a gain of more workers rests on, in words; empty where building is mostly work."""
+        """Returns why the gain of more workers may be low, in words; empty if building is mostly work."""
         if self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC:
             return ""
         return (
@@ -162,7 +162,7 @@ class Feeding:
         )
 
     def figures(self) -> dict[str, float | int | str]:
-        """What decided, by name."""
+        """Evidence figures by name."""
         return {
             "wait_frac": 1 - self.fed_ms / self.step_ms,
             "build_ms": self.build_ms,
@@ -300,7 +300,7 @@ def ready_mib(evidence: Evidence, workers: int, prefetch: int | None = None) -> 
 
 
 def room_mib(evidence: Evidence) -> float:
-    """What they may take of host memory, and of /dev/shm, which worker processes pass them through."""
+    """Returns the MiB that batches may take of host memory, and of /dev/shm between worker processes."""
     machine = evidence.record.machine
     sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
     return MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
@@ -362,7 +362,7 @@ def _alone_ms(evidence: Evidence) -> float | None:
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:
-    """By what factor it could become faster, by its own steps and by its ceiling."""
+    """Returns the largest factor of a gain, by the run's own steps and by its ceiling."""
     factor, found = evidence.ceiling_factor, contradiction(evidence.record)
     if factor is None or (found is not None and found.slower == "ceiling"):
         return without_wait

@@ -10,13 +10,13 @@ from wellfed.record import FindingEntry
 from wellfed.units import show_factor, show_percent
 
 Severity = Literal["high", "medium", "low", "info"]
-"""By the share of time that is lost: a third and more, a tenth and more, less; ``info`` = nothing is known to be."""
+"""Share of time lost: at least a third, at least a tenth, less; ``info`` = none known."""
 _HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10
 
 
 @dataclass(frozen=True)
 class Gain:
-    """By what factor the rate is expected to rise, and between which bounds; 1 = not at all."""
+    """Factor by which the rate is expected to rise, with its bounds; 1 = not at all."""
 
     factor: float
     low: float
@@ -37,7 +37,7 @@ class Finding:
     """A cause of lost time, or what there is to say instead."""
 
     id: str
-    """Of the rule: its file in `wellfed.explain.diagnosis.rules`."""
+    """Name of the rule: its file in `wellfed.explain.diagnosis.rules`."""
     message: str
     """One or two sentences with the figures in them, without the overrides and the gain."""
     evidence: Mapping[str, float | int | str]
@@ -81,7 +81,7 @@ class Finding:
         return " ".join(parts)
 
     def entry(self) -> FindingEntry:
-        """As ``findings`` of run.json has it."""
+        """Returns the entry of ``findings`` in run.json."""
         gain = self.gain
         return {
             "id": self.id,

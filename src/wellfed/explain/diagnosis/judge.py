@@ -115,7 +115,7 @@ def conclude(evidence: Evidence) -> None:
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """What is known of a run, the costliest first, notes last; where nothing costs time, the first says so.
+    """Returns the findings of a run, the costliest first, notes last; the first says if nothing costs time.
 
     Of a machine that others use that comes first, and no gain is promised from it.
     """
@@ -138,7 +138,7 @@ def judge(evidence: Evidence) -> list[Finding]:
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """What took most of the time that is missing, where too little of the wall time went into steps at the ceiling's
+    """Returns the largest gap if too little of the wall time went into steps at the ceiling's
     rate, though it is not much by itself."""
     frac = evidence.at_ceiling_frac
     if frac is None or frac >= LEAST_AT_CEILING_FRAC:
@@ -156,7 +156,7 @@ def _without_gain(finding: Finding) -> Finding:
 
 
 def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
-    """What a user sees of a cause on the GPU: that it is busy and idle in turns."""
+    """Adds to a finding that the GPU is busy and idle in turns."""
     said = utilisation_said(evidence)
     if said is None or said in finding.message:
         return finding

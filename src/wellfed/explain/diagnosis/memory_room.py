@@ -32,7 +32,7 @@ class Merge:
         return self.parts_before / self.parts
 
     def gain(self, load: DeviceLoad) -> Gain:
-        """What a pass takes beside its samples (launches, reading weights, multiprocessors without work) is paid less
+        """Returns the gain: the fixed cost of a pass (launches, reading weights, idle multiprocessors) is paid less
         often, until the card is full.
         """
         full = min(1.0, load.full_frac / _SM_FULL_FRAC)

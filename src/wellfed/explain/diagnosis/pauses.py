@@ -15,7 +15,7 @@ _IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
 
 @dataclass(frozen=True)
 class Pauses:
-    """What a phase took of the wall time of training."""
+    """Share of the wall time of training that a phase took."""
 
     total_s: float
     times: int
@@ -23,13 +23,13 @@ class Pauses:
     """Share of the wall time of training."""
 
     def gain(self, times: float) -> Gain:
-        """Of the whole run with only so many of them, by what one takes."""
+        """Returns the gain of the whole run with ``times`` pauses, by the time of one."""
         won_frac = self.frac * max(0.0, 1 - times / self.times)
         return gain_of(won_frac, 0.85 * won_frac, self.frac)
 
 
 def pauses(evidence: Evidence, phase: str) -> Pauses | None:
-    """Those for a phase; None if there were none, or nobody timed them."""
+    """Returns the pauses for a phase; None if there were none, or they were not timed."""
     phases, wall = evidence.record.phases, evidence.record.wall
     if wall is not None and wall["total_s"] > 0:
         total_s: float = wall[_IN_WALL[phase]]  # type: ignore[literal-required]

@@ -121,7 +121,7 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
 
 
 def _cells(line: bytes) -> list[str]:
-    """Of a damaged line none."""
+    """Returns the cells of a line; none if it is damaged."""
     try:
         return next(csv.reader([line.decode("utf-8", "replace")]), [])
     except csv.Error:

@@ -25,7 +25,7 @@ _DUE = {
 
 
 def swing_of(evidence: Evidence, setting: str) -> str | None:
-    """That steps take longer as often as a setting implies, in a sentence; None where they don't."""
+    """Returns a sentence if steps take longer as often as a setting implies, else None."""
     for swing in evidence.swings_of_steps:
         period_s = evidence.period_s(swing.lag)
         if setting in swing.settings and period_s is not None:
@@ -45,7 +45,7 @@ def utilisation_said(evidence: Evidence) -> str | None:
 
 
 def due_as_often(evidence: Evidence, period_s: float) -> list[str]:
-    """What a run's settings make due with such a period."""
+    """Returns the settings of a run that imply such a period."""
     periods_s = {name: every_s for name, lag in evidence.lags.items() if (every_s := evidence.period_s(lag))}
     minutes = evidence.value("trainer.checkpoint_minutes")
     if minutes:

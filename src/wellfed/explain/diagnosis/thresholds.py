@@ -37,9 +37,9 @@ TENSOR_IDLE_FRAC = 0.01
 SYNCHRONISATIONS_A_STEP = 0.5
 """A line that waits for the device at least every other step; what waits now and then costs little."""
 LEAST_SYNCHRONISATION_GAIN = 1.05
-"""What a step would win without waiting for the device (a proposal: 5 % of the host's time)."""
+"""Minimum gain of a step without waiting for the device (a proposal: 5 % of the host's time)."""
 LEAST_DEVICE_GAIN = 1.1
-"""What would win less is not worth a word."""
+"""Minimum gain of a reported finding on the device."""
 MEMORY_USED_FRAC = 0.5
 """Peak over budget: less is memory that is not used."""
 CREEP_FRAC, CREEP_WINDOW = 0.05, 10
@@ -109,7 +109,7 @@ CHECKPOINT_FRAC = 0.1
 VALIDATION_FRAC = 0.2
 """Share of the time that validations may take: they are wanted, and what they cost is chosen."""
 FEWEST_PAUSES = 5
-"""As many as the periods of a swing."""
+"""Minimum number of pauses, as many as the periods of a swing."""
 HOOKS_FRAC = 0.05
 """Share of the wall time of training in callbacks and hooks: more is a finding (a proposal)."""
 HOST_FRAC, HOST_MS = 0.1, 3.0

@@ -102,7 +102,7 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
 
 
 def handover_ms(evidence: Evidence) -> float:
-    """What most steps wait for a batch, even where it is ready; 0 where no other process builds it."""
+    """Returns the milliseconds most steps wait for a ready batch; 0 if no other process builds it."""
     if evidence.value("loader.backend") not in ("processes", "torch", "own") or not evidence.num_workers:
         return 0.0
     return float(np.median(evidence.wait_ms)) if len(evidence.wait_ms) else 0.0

@@ -44,17 +44,17 @@ _STYLE: Any = {
 
 
 def colour_of_page(stand_in: str) -> str:
-    """What takes the place of `INK` and the like, for legends in HTML: these wrap where a picture's own is cut."""
+    """Returns the page's colour for `INK` and the like, for legends in HTML, which wrap."""
     return _OF_THE_PAGE[stand_in]
 
 
 @dataclass
 class Picture:
-    """What is drawn on, and what came of it."""
+    """A matplotlib figure to draw on, and its SVG."""
 
     figure: Figure
     told: str = ""
-    """What the picture shows, in words, for whoever can't see it."""
+    """Description of the picture in words, for readers who can't see it."""
     svg: Markup = field(default=Markup(""))
     """There once the ``with`` block has ended."""
 

@@ -21,7 +21,7 @@ from wellfed.record import FindingEntry, RunRecord, differences
 from wellfed.units import show_count, show_duration, show_energy, show_factor, show_gib, show_percent
 
 PARTS = ("wait", "copy", "compute", "host")
-"""Of a step's time, in this order."""
+"""Kinds of a step's time, in this order."""
 _LEAST_FRAC = 0.01
 """Share of a step from which a part of it is worth a ratio."""
 
@@ -49,12 +49,12 @@ class Ratio:
 
     factor: float
     low: float | None = None
-    """Of the 95 % interval; None where there is none, as `high`."""
+    """Lower end of the 95 % interval; None without one, as `high`."""
     high: float | None = None
 
     @classmethod
     def of(cls, a: Estimate | None, b: Estimate | None) -> Ratio | None:
-        """Of two independent figures; None where one is missing, or not above 0.
+        """Returns the ratio of two independent figures; None if one is missing or not above 0.
 
         The interval is that of a difference of logarithms, made of the limits of both (MOVER: Zou and Donner,
         Statistics in Medicine 27, 2008), so that it is as lopsided as they are; one that reaches down to 0 leaves the
@@ -110,7 +110,7 @@ class Compared:
 
     name: str
     shown: Sequence[str]
-    """Of A and of B; empty: not measured."""
+    """Texts of A and B; empty: not measured."""
     ratio: Ratio | None = None
 
 
@@ -120,12 +120,12 @@ class Planned:
 
     knob: str
     values: Sequence[str]
-    """Of A and of B."""
+    """Values of A and B."""
     reasons: Sequence[str]
 
 
 Difference = tuple[str, str, str]
-"""What differs, how it is in A, how it is in B."""
+"""(name, value in A, value in B) of a difference."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Comparison:
 
     @property
     def records(self) -> tuple[RunRecord, RunRecord]:
-        """Of both."""
+        """Records of both runs."""
         return self.a.record, self.b.record
 
     @property
@@ -161,12 +161,12 @@ class Comparison:
 
     @cached_property
     def rate(self) -> Ratio | None:
-        """Of samples per second."""
+        """Ratio of samples per second."""
         return Ratio.of(*map(_rate, self.records)) if self.is_of_one_unit else None
 
     @cached_property
     def caveats(self) -> list[str]:
-        """What keeps figures of the two from being compared, or makes them doubtful."""
+        """Returns the reasons against comparing figures of the two."""
         return list(_caveats(*self.records, is_of_one_unit=self.is_of_one_unit))
 
     @cached_property
@@ -198,7 +198,7 @@ class Comparison:
 
     @cached_property
     def figures(self) -> list[Compared]:
-        """What was measured."""
+        """Returns the measured figures of both."""
         return [one for one in _figures(self) if any(one.shown)]
 
     @cached_property
@@ -215,7 +215,7 @@ class Comparison:
 
     @property
     def findings(self) -> tuple[list[FindingEntry], list[FindingEntry]]:
-        """What costs each time."""
+        """Returns the findings of each."""
         a, b = self.records
         return a.findings, b.findings
 
@@ -227,12 +227,12 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
 
 
 def started_with(record: RunRecord) -> str:
-    """What was typed."""
+    """Returns the command line of a run."""
     return shlex.join(record.overrides) or "no overrides"
 
 
 def device(record: RunRecord) -> str:
-    """What it trained on."""
+    """Returns the device of a run."""
     gpus = record.machine.get("gpus") or []
     on = record.plan.get("trainer.accelerator", {"value": None})["value"]
     return ", ".join(str(gpu.get("name")) for gpu in gpus) if gpus and on != "cpu" else record.machine.get("cpu", "")
@@ -296,7 +296,7 @@ def _watched(both: Comparison) -> Iterator[Compared]:
 
 
 def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
-    """Of a GPU, or of the processor, whose cores are 100 % each."""
+    """Returns the load of a GPU, or of the processor at 100 % a core."""
     if gpu != HOST:
         return f"{busy_pct:.0f} %"
     cores = record.machine.get("cpu_quota_cores")

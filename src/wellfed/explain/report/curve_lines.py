@@ -73,7 +73,7 @@ def _said(found: CurveVerdict) -> str:
 
 
 def _limits(file: RecordedCurves, verdicts: list[tuple[GpuCurve, CurveVerdict]]) -> list[str]:
-    """What was too little, or read too rarely, to tell a swing."""
+    """Returns which curves are too short, or read too rarely, to show a swing."""
     judged = [found.judged for _, found in verdicts if found.judged is not None]
     doubtful = [level for level in judged if level.verdict != "well used"]
     if not doubtful or not file.interval_s:

@@ -13,7 +13,7 @@ from wellfed.units import show_count, show_percent, show_text
 
 WIDE = ("run", "workload", "status", "age", "rate", "ceiling", "steps", "first finding", "metric")
 NARROW = 5
-"""Of these columns, those that are left where there is not room for all; the others stand in a line below."""
+"""Columns shown if there is not room for all; the others are in a line below."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class RunDigest:
     """The one that picks the best checkpoint, else the first of the validation, else of the test."""
     value: float | None = None
     problem: str | None = None
-    """What is wrong with the record, or what ended the run."""
+    """Problem of the record, or the error that ended the run."""
 
 
 def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
-    """Of a run folder and its record, or what reading that failed of."""
+    """Returns the row of a run folder and its record, or of the error in reading it."""
     run, workload = folder.name, folder.parent.parent.name
     if isinstance(found, Exception):
         problem = (found.strerror or str(found)) if isinstance(found, OSError) else str(found)

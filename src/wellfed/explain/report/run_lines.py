@@ -24,7 +24,7 @@ _MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
 MOST_ALIKE = 3
 """Events of a kind that the report shows one by one; run.json has them all."""
 MOST_GPUS = 16
-"""Of more, lines and pictures have those that tell the most; run.json has them all."""
+"""Most GPUs in lines and pictures; run.json has all."""
 _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_active_pct": "DRAM"}
 
 
@@ -35,7 +35,7 @@ def headline(record: RunRecord) -> str:
 
 
 def state_lines(record: RunRecord) -> list[str]:
-    """That figures may still change, or are of a run that did not come to its end."""
+    """Returns a line if the run is going on or did not end well."""
     if record.status == "running":
         return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
     if record.status == "killed":
@@ -49,7 +49,7 @@ def amount_line(record: RunRecord) -> str:
 
 
 def sample_unit(record: RunRecord) -> str:
-    """What its samples are called."""
+    """Returns the name of a run's samples."""
     if record.throughput:
         return record.throughput["sample_unit"]
     workload = record.config.get("workload")
@@ -62,7 +62,7 @@ def counted_steps(record: RunRecord) -> str:
 
 
 def error_lines(record: RunRecord) -> list[str]:
-    """What ended it, and what to do about it."""
+    """Returns the error that ended a run, and the way out."""
     error = record.error
     if error:
         kind = "" if error["kind"] == "code" else f"{error['kind']}: "  # any error that is none of the other kinds
@@ -74,7 +74,7 @@ def error_lines(record: RunRecord) -> list[str]:
 
 
 def simulated_lines(record: RunRecord) -> list[str]:
-    """That the figures are of no real GPU, where that is so."""
+    """Returns a line if the GPU is simulated."""
     found = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
     names = dict.fromkeys(found)
     if not names:
@@ -83,7 +83,7 @@ def simulated_lines(record: RunRecord) -> list[str]:
 
 
 def finding_lines(record: RunRecord) -> list[str]:
-    """What costs time and what to type, a line each, the costliest first."""
+    """Returns a line for each finding with what to type, the costliest first."""
     return [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
 
 
@@ -127,7 +127,7 @@ def time_lines(record: RunRecord) -> list[str]:
 
 
 def wall_lines(record: RunRecord) -> list[str]:
-    """What the wall time of training went into, where a good part of it was no step; the largest parts first."""
+    """Returns the kinds of wall time, the largest first, if a good share of it was no step."""
     wall = record.wall
     if wall is None or wall["total_s"] <= 0 or wall["steps_s"] >= _MOSTLY_STEPS * wall["total_s"]:
         return []
@@ -140,7 +140,7 @@ def wall_lines(record: RunRecord) -> list[str]:
 
 
 def phase_lines(record: RunRecord) -> list[str]:
-    """What all of its time went into."""
+    """Returns the seconds of each phase."""
     start = record.before_training
     parts = [f"{name.removesuffix('_s')} {show_duration(took_s)}" for name, took_s in start.items()]  # type: ignore[arg-type]
     for phase, spent in record.phases.items():
@@ -151,7 +151,7 @@ def phase_lines(record: RunRecord) -> list[str]:
 
 
 def swing_line(swing: SwingEntry) -> str:
-    """What comes and goes, and how often."""
+    """Returns a line on a swing and its period."""
     if swing["period_steps"] is None:
         return f"utilisation swings with a period of {swing['period_s']:.3g} s, which no step shows"
     every = f"every {swing['period_steps']} steps ({show_duration(swing['period_s'])})"
@@ -159,7 +159,7 @@ def swing_line(swing: SwingEntry) -> str:
 
 
 def gpu_lines(record: RunRecord) -> list[str]:
-    """What NVML saw of each GPU while the run trained, a line each; what was not offered is left out. Of many GPUs
+    """Returns a line for each GPU with NVML's figures of training; absent ones are left out. Of many GPUs
     those that were idle most."""
     names = {label_of(gpu): gpu.get("name", "") for gpu in record.machine.get("gpus", ())}
     shown, lines = list(record.gpus), list[str]()
@@ -197,7 +197,7 @@ def figure_of(figures: Mapping[str, Any], name: str, *parts: str) -> Mapping[str
 
 
 def host_lines(record: RunRecord) -> list[str]:
-    """What the process took of the host while it trained."""
+    """Returns CPU and memory of the process while it trained."""
     host, cores = record.host, record.machine.get("cpu_quota_cores")
     if not host:
         return ["Neither a GPU nor the host was watched."]
@@ -283,13 +283,13 @@ def memory_lines(record: RunRecord) -> list[str]:
 
 
 def growth(record: RunRecord) -> str:
-    """Behind a peak of memory: that it is what the process grew by, where it is not a device's."""
+    """Returns a note that a peak is the growth of the process, if it is not a device's."""
     accelerator = record.plan.get("trainer.accelerator")
     return " more than before training" if accelerator and accelerator["value"] == "cpu" else ""
 
 
 def profile_lines(record: RunRecord) -> list[str]:
-    """What the profiled steps did as a whole, where there are some; what of them was not seen is left out."""
+    """Returns lines on the profiled steps as a whole; unseen figures are left out."""
     profile = record.profile
     if profile is None:
         return []

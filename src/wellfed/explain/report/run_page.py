@@ -26,7 +26,7 @@ class Tile:
     unit: str = ""
     note: str = ""
     frac: float | None = None
-    """Of a bar, 0..1; None = without one."""
+    """Length of the bar, 0..1; None = no bar."""
 
 
 def to_html(evidence: Evidence, folder: Path) -> str:
@@ -79,7 +79,7 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
 
 
 def gain_of(finding: FindingEntry) -> str:
-    """What the text of a finding says behind its overrides."""
+    """Returns the gain of a finding, for after its overrides."""
     _, _, rest = finding["text"].partition(f"Try: {' '.join(finding['change'])}")
     gain = rest.lstrip(", ").removeprefix(". ").strip(".")
     return f"{gain[:1].upper()}{gain[1:]}." if gain else ""

@@ -31,16 +31,16 @@ class ReportSection:
     lines: Sequence[str] = ()
     """Sentences of text, each for itself."""
     head: Row = ()
-    """Of the table; without one there is none."""
+    """Head of the table; empty without a table."""
     rows: Sequence[Row] = ()
     screen: Sequence[str] | None = None
-    """What the last screen says of it in place of the lines; one that begins with a blank is a row of a table."""
+    """Lines of the last screen instead of `lines`; one that begins with a blank is a row of a table."""
     folded: str = ""
-    """What the page shows in place of it until asked for more; empty: all of it."""
+    """Summary that the page shows until the section is opened; empty: all of it."""
 
     @property
     def on_screen(self) -> Sequence[str]:
-        """What the last screen says of it."""
+        """Lines of the last screen."""
         return self.lines if self.screen is None else self.screen
 
 
@@ -79,7 +79,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
 
 
 def utilisation_lines(record: RunRecord) -> list[str]:
-    """Of each GPU, else of the processor; and a swing of it that no step shows."""
+    """Returns the utilisation of each GPU, else of the processor, and a swing that no step shows."""
     lines = run_lines.gpu_lines(record) or run_lines.host_lines(record)
     has_swing = record.swing is not None and record.swing["period_steps"] is None
     return [*lines, run_lines.swing_line(record.swing)] if has_swing and record.swing else lines
@@ -101,7 +101,7 @@ def metric_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def tested_lines(record: RunRecord) -> list[str]:
-    """Whose weights the figures of the test split are of."""
+    """Returns the checkpoint whose weights were tested."""
     return [] if record.tested is None else [f"test/ is of {record.tested}"]
 
 
@@ -118,7 +118,7 @@ def own_files(record: RunRecord) -> dict[str, str]:
 
 
 def file_sections(record: RunRecord) -> list[ReportSection]:
-    """What the workload's evaluation has written; none where that is nothing."""
+    """Returns the files that the workload's evaluation wrote."""
     files = own_files(record)
     if not files:
         return []
@@ -128,7 +128,7 @@ def file_sections(record: RunRecord) -> list[ReportSection]:
 
 
 def profile_sections(record: RunRecord) -> list[ReportSection]:
-    """What the profiled steps spent their time on; none without them."""
+    """Returns the operations of the profiled steps."""
     profile, lines = record.profile, run_lines.profile_lines(record)
     if profile is None:
         return []
@@ -162,7 +162,7 @@ def _cut(name: str, width: int) -> str:
 
 
 def started_lines(record: RunRecord) -> list[str]:
-    """What to type to have the run again, and what code it ran."""
+    """Returns the command that repeats the run, and the code that it ran."""
     lines = [
         f"overrides: {shlex.join(record.overrides) or 'none'}",
         f"seed {record.seed}",

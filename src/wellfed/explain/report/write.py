@@ -47,8 +47,7 @@ def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Pa
 
 
 def _pair(both: Comparison, names: Sequence[str]) -> str:
-    """Of their names, with their workloads where the names are alike; long ones are cut, and a digest stands for the
-    rest."""
+    """Returns a name for two runs, with workloads if the names are alike; a digest replaces the end of long ones."""
     if len(set(names)) < len(names):
         workloads = [re.sub(r"\W", "_", record.workload) for record in both.records]
         names = [f"{workload}_{name}" for workload, name in zip(workloads, names, strict=True)]

@@ -18,7 +18,7 @@ class CgroupLimits:
     cpu_cores: float | None = None
     memory_bytes: int | None = None
     memory_room_bytes: int | None = None
-    """What may still be allocated: limit less usage, where cache that the kernel can drop does not count as used."""
+    """Bytes that may still be allocated: limit less usage, without cache that the kernel can drop."""
 
 
 def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:

@@ -128,7 +128,7 @@ def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None
 
 
 def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int) -> str | None:
-    """What is to be said where CUDA_VISIBLE_DEVICES names cards, and none of them is there."""
+    """Returns a warning if CUDA_VISIBLE_DEVICES names cards and none of them exists."""
     # Empty or -1 it hides all, which is meant so; and a torch that is built for no GPU has another reason.
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if torch is None or torch.cuda is None or torch.devices or visible in ("", "-1"):
@@ -233,5 +233,5 @@ def _installed() -> dict[str, str]:
 
 
 def _least(first: float, *others: float | None) -> float:
-    """Of those that are known."""
+    """Returns the least of the known values."""
     return min([first, *(each for each in others if each is not None)])

@@ -31,10 +31,10 @@ class GpuFacts:
     index: int
     """CUDA-visible number: torch's ``cuda:<index>``."""
     uuid: str | None
-    """As NVML writes it, ``GPU-...`` or ``MIG-...``."""
+    """UUID as NVML writes it, ``GPU-...`` or ``MIG-...``."""
     name: str
     memory_gib: float | None
-    """What programs can have: torch's total where torch sees the card, else NVML's total less the driver's reserve."""
+    """Memory for programs: torch's total if torch sees the card, else NVML's total less the driver's reserve."""
     capability: str | None
     """CUDA compute capability, e.g. "9.0"."""
     free_gib: float | None = None
@@ -72,7 +72,7 @@ class MachineFacts:
 
     cpu: str
     cpu_quota_cores: float
-    """What this process may use: the smallest of affinity and every cgroup limit above it. May be a fraction."""
+    """Cores this process may use: the least of affinity and every cgroup limit above it. May be a fraction."""
     ram_gib: float
     """The host's memory, or the smallest limit on it: of a cgroup, RLIMIT_AS or RLIMIT_DATA."""
     ram_available_gib: float

@@ -27,7 +27,7 @@ class Profile:
 
     @property
     def budget_gib(self) -> float:
-        """What a run with this profile plans for, on whatever card."""
+        """Memory that a run with this profile plans for, on any card."""
         return round(BUDGET_FRAC * self.nominal_gib, 3)
 
 
@@ -247,5 +247,5 @@ def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, ca
 
 
 def _available_gib(card: GpuFacts) -> float:
-    """What this process could have; infinite where the card does not tell."""
+    """Returns the memory this process could have; infinite if the card does not report it."""
     return float("inf") if card.memory_gib is None else card.memory_gib - card.others_gib

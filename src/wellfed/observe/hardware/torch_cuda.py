@@ -26,15 +26,15 @@ class TorchDevice:
 
 @dataclass(frozen=True)
 class TorchCuda:
-    """What torch can do with this machine's GPUs."""
+    """GPUs that torch can use on this machine."""
 
     devices: tuple[TorchDevice, ...] = ()
     problem: str | None = None
     """Why there are no devices, without a full stop: it goes into other messages."""
     cuda: str | None = None
-    """What torch was built for: ``CUDA 12.8`` or ``ROCm 6.4``."""
+    """Platform that torch was built for: ``CUDA 12.8`` or ``ROCm 6.4``."""
     notes: tuple[str, ...] = ()
-    """What torch warned of while looking, e.g. a card that this build has no kernels for."""
+    """Warnings of torch while looking, e.g. a card that this build has no kernels for."""
     free_bytes: Callable[[int], int | None] = field(default=lambda index: None, compare=False)
     """Free memory of a device; creates a CUDA context (0.3-0.5 GiB), so it is asked only where NVML can't tell."""
 

@@ -25,7 +25,7 @@ class Holder:
     """One process that has memory of a device."""
 
     pid: int
-    """As the host counts; inside a container another process may have that number."""
+    """Process number on the host; inside a container another process may have that number."""
     name: str | None
     """None where neither driver nor system tells, as for a process of another container."""
     memory_bytes: int | None
@@ -42,7 +42,7 @@ class Device:
     """``GPU-...`` or ``MIG-...``."""
     name: str
     memory_total_bytes: int | None
-    """What programs can have: physical memory less the driver's own reserve, close to what torch reports."""
+    """Memory for programs: physical memory less the driver's reserve, close to torch's figure."""
     memory_used_bytes: int | None
     """Held by all processes, without the driver's reserve."""
     memory_free_bytes: int | None
@@ -50,7 +50,7 @@ class Device:
     """CUDA compute capability (major, minor)."""
     driver_version: str | None
     power_limit_w: float | None = None
-    """What the board may draw as it is set now."""
+    """Power limit of the board as it is set now."""
     is_mig: bool = False
     """This is an instance of a split card."""
     has_mig_mode: bool = False
@@ -67,7 +67,7 @@ class Devices:
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
-    """What could not be read or is not certain, one sentence each."""
+    """Figures that could not be read or are uncertain, one sentence each."""
 
 
 class Memory(NamedTuple):
@@ -187,7 +187,7 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
 
 
 def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
-    """What the board may draw; no card is given up for this."""
+    """Returns the power limit; None if it can't be read."""
     try:
         return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
     except GpuLostError:

@@ -41,7 +41,7 @@ class Gpm:
         self._begun_at_s: float | None = None
 
     def read(self) -> dict[str, float]:
-        """By the names of `FIGURES`; what this device does not offer is left out.
+        """Returns the figures by the names of `FIGURES`; absent ones are left out.
 
         Raises:
             NoDataError: there is no earlier sample yet, or it is too recent.

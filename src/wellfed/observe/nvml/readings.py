@@ -32,9 +32,9 @@ POWER_WINDOW_S = 1.0
 (https://arxiv.org/abs/2312.02741): over a few milliseconds it shows nothing or kilowatts."""
 
 _VALUE_FIELDS = dict(enumerate(["dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"]))
-"""By nvmlValueType_t."""
+"""nvmlValueType_t -> field of the value."""
 CONFIRMING_TRIES = 3
-"""What would end the watching of a device is asked so often."""
+"""Tries before an error ends the watching of a device."""
 
 
 class OpenDevice:
@@ -98,7 +98,7 @@ class Offer:
 
 
 class ClockLimits(NamedTuple):
-    """What holds the clocks down at the moment."""
+    """Reasons that hold the clocks down at the moment."""
 
     power: bool
     """A power cap, or the power brake of the board."""
@@ -114,7 +114,7 @@ def memory_used_gib(device: OpenDevice) -> float:
 
 
 def temperature_c(device: OpenDevice) -> float:
-    """Of the GPU's die."""
+    """Returns the temperature of the GPU's die."""
     sensor = device.session.constant("NVML_TEMPERATURE_GPU")
     try:
         return float(device.ask("nvmlDeviceGetTemperatureV", sensor))

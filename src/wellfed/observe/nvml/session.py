@@ -32,7 +32,7 @@ class NvmlError(WellfedError):
 
 
 class NvmlAbsentError(NvmlError):
-    """What was asked for does not exist here: the figure is absent, not zero, and nothing is broken."""
+    """A figure that does not exist here: it is absent, not zero, and nothing is broken."""
 
     reason = "not offered"
 
@@ -103,7 +103,7 @@ ERRORS: Mapping[int, tuple[type[NvmlError], str | None]] = MappingProxyType(
         28: (NotFoundError, None),
     }
 )
-"""By the driver's code: the type, and a reason that is not the type's own."""
+"""Driver's code -> error type, and a reason that is not the type's own."""
 _NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 
@@ -124,7 +124,7 @@ def load_pynvml() -> Any:
 
 
 def unofficial_pynvml(version_of: Callable[[str], str] = importlib.metadata.version) -> str | None:
-    """What to say when the deprecated distribution ``pynvml`` is installed; None when it is not."""
+    """Returns a warning if the deprecated distribution ``pynvml`` is installed, else None."""
     try:
         version = version_of("pynvml")
     except importlib.metadata.PackageNotFoundError:
@@ -212,7 +212,7 @@ class NvmlSession:
 
 
 def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` returns or raises; it runs in a thread that is left behind when the time is over.
+    """Returns or raises as ``ask``, which runs in a thread that is abandoned when the time is over.
 
     Raises:
         NvmlStuckError: it took longer.

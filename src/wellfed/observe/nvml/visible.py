@@ -74,7 +74,7 @@ def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
 
 
 def _ordinals(devices: Sequence[Device]) -> list[Device]:
-    """What a plain number counts: the physical cards, one in MIG mode replaced by its first instance.
+    """Returns the devices that plain numbers count: physical cards, one in MIG mode replaced by its first instance.
 
     A split card without instances is no CUDA device.
     """

@@ -150,7 +150,7 @@ class _Gpu:
             self._event("gpu_back")
 
     def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
-        """By metric name; None when it is not there. The first reading asks for everything, at an edge or not."""
+        """Returns values by metric name; None if the GPU is lost. The first reading asks for everything."""
         if self.is_lost:
             return None
         values: dict[str, float] = {}

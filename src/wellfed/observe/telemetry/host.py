@@ -27,7 +27,7 @@ class _CpuTimes(NamedTuple):
     at_s: float
     by_process: Mapping[int, float]
     busy: float
-    """Of all CPUs of the machine, at work for whomever."""
+    """Busy seconds of all CPUs of the machine, for any process."""
     total: float
     iowait: float | None
     """None where the system does not count it."""

@@ -21,12 +21,12 @@ def of_node(node: int, gpu: int) -> int:
 
 
 def is_host(number: int) -> bool:
-    """Of whichever machine."""
+    """Returns whether the number is a host's, of any machine."""
     return (number - HOST) % _STRIDE == 0
 
 
 def named(number: int) -> int | str:
-    """As files and people have it."""
+    """Returns the number as files and screens have it."""
     node, place = divmod(number - HOST, _STRIDE)
     return place + HOST if node == 0 else f"node{node}/{place + HOST}"
 

@@ -21,7 +21,7 @@ SLOW_S = 5.0
 
 
 class GpuReaders:
-    """What one GPU is read through, and what must be remembered of it from reading to reading."""
+    """Readers of one GPU, and their state from reading to reading."""
 
     def __init__(self, uuid: str, *, is_mig: bool, now_s: Callable[[], float]) -> None:
         self.device = readings.OpenDevice(uuid)
@@ -49,7 +49,7 @@ class Metric:
 
 
 def gpm(gpu: GpuReaders) -> Mapping[str, float]:
-    """What the multiprocessors did, and PCIe; what this device does not offer of it is left out."""
+    """Returns the figures of multiprocessors and PCIe; absent ones are left out."""
     return gpu.gpm.read()
 
 
@@ -88,11 +88,11 @@ METRICS = (*GPU_METRICS, *HOST_METRICS)
 COLUMNS = ("time_s", "step", "phase", "gpu", *(metric.name for metric in METRICS))
 """Columns of telemetry.csv."""
 TIME_AXIS = "telemetry/time_s"
-"""What the curves are drawn against in wandb."""
+"""Axis of the curves in wandb."""
 
 
 def prefix(gpu: int) -> str:
-    """What stands before a figure's name where those of several GPUs and the host are together."""
+    """Returns the prefix of a figure's name among several GPUs and the host."""
     if is_host(gpu):
         return str(named(gpu)).replace("-1", "host")
     *node, place = str(named(gpu)).split("/")
@@ -100,7 +100,7 @@ def prefix(gpu: int) -> str:
 
 
 def gpu_questions() -> dict[Ask, list[Metric]]:
-    """What to ask a GPU, in order, with the figures that each answer may hold; what only stands in comes last."""
+    """Returns the queries of a GPU, in order, with the figures of each answer; substitutes come last."""
     questions: defaultdict[Ask, list[Metric]] = defaultdict(list)
     for asks in zip_longest(*(metric.asks for metric in GPU_METRICS)):
         for metric, ask in zip(GPU_METRICS, asks, strict=True):

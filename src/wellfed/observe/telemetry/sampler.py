@@ -100,7 +100,7 @@ class Sampler:
             self._ended_at_s = self.now_s()
 
     def cpu_frac(self) -> float:
-        """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
+        """Returns the CPU time of the threads over the time they have run."""
         ended_at_s = self.now_s() if self._ended_at_s is None else self._ended_at_s
         return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
 

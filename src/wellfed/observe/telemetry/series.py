@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     gpu: int
     """CUDA-visible number, or that of the host (`telemetry.machines`)."""
     values: Mapping[str, float]
-    """By metric name; what was not read, or is not offered, is not in it."""
+    """Metric name -> value; absent or unread ones are left out."""
 
 
 @dataclass(frozen=True, slots=True)

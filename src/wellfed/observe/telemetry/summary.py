@@ -65,7 +65,7 @@ class Summary:
 
 
 class _Energy:
-    """What one GPU's counter grew by while the run trained."""
+    """Growth of one GPU's energy counter while the run trained."""
 
     def __init__(self) -> None:
         self.spent_j = self.covered_s = 0.0

@@ -15,7 +15,7 @@ from wellfed.record import LoadingEntry, Throughput, TimeEntry
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What the steps after the warm-up say."""
+    """Figures of the steps after the warm-up."""
 
     steps: int
     warmup_steps: int
@@ -34,14 +34,14 @@ class StepSummary:
     launch_ms_p50: float | None = None
     """None on a CPU."""
     build_ms_mean: float | None = None
-    """Of building a batch, as the next ones; None where nobody could know."""
+    """Mean milliseconds to build a batch; None if unknown, as the next ones."""
     build_ms_p50: float | None = None
     build_ms_p99: float | None = None
     build_cpu_frac: float | None = None
     """CPU time over wall time of building."""
 
     def throughput(self, sample_unit: str) -> Throughput:
-        """As run.json has it."""
+        """Returns the entry of run.json."""
         return {
             "samples_per_s": self.samples_per_s,
             "ci95": list(self.ci95) if self.ci95 else None,
@@ -51,7 +51,7 @@ class StepSummary:
         }
 
     def time(self) -> TimeEntry:
-        """As run.json has it."""
+        """Returns the entry of run.json."""
         return {
             "wait_frac": self.wait_frac,
             "copy_frac": self.copy_frac,
@@ -64,7 +64,7 @@ class StepSummary:
         }
 
     def loading(self) -> LoadingEntry:
-        """What building a batch took, as run.json has it; nothing where nobody could know."""
+        """Returns the entry of run.json on building batches; empty if unknown."""
         found = {
             "build_ms_mean": self.build_ms_mean,
             "build_ms_p50": self.build_ms_p50,

@@ -47,7 +47,7 @@ class StepRow(NamedTuple):
     warmup: bool = False
     """First steps and those that compiled or were retried: in the file, not in the figures."""
     build_ms: float | None = None
-    """What building the batch took whoever built it; None where nobody could know."""
+    """Milliseconds to build the batch, by any process or thread; None if unknown."""
     build_cpu_ms: float | None = None
     """CPU time of that, of the thread that built it."""
     launch_ms: float | None = None
@@ -69,7 +69,7 @@ class StepRow(NamedTuple):
 
 
 class DeviceEvent(Protocol):
-    """What `torch.cuda.Event(enable_timing=True)` offers."""
+    """Interface of `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self) -> None:
         """Put a mark on the current stream."""
@@ -83,7 +83,7 @@ class DeviceEvent(Protocol):
 
 @dataclass(slots=True)
 class _Marks:
-    """What is known of a step while the device may still be at work on it."""
+    """Marks of a step while the device may still compute it."""
 
     epoch: int
     begin_s: float

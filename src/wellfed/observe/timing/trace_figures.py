@@ -29,7 +29,7 @@ Interval = tuple[float, float]
 
 
 def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
-    """What the steps of a trace spent their time on; None if it has no step.
+    """Returns the operations of the steps of a trace; None if it has no step.
 
     What was launched outside of the steps does not count, nor do steps behind number ``last``.
     """
@@ -80,7 +80,7 @@ def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> l
 
 
 def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
-    """What each took less what those within it took, on its own thread."""
+    """Returns each span with its time less that of the spans within it on its thread."""
     lanes: dict[object, list[Span]] = defaultdict(list)
     for one in host:
         lanes[one.lane].append(one)
@@ -165,7 +165,7 @@ def _by_cpu(host: Sequence[Span], windows: Sequence[Interval], num_steps: int) -
 
 
 def _largest(named_us: Sequence[tuple[str, int, float]], num_steps: int) -> list[OperationEntry]:
-    """Of names, calls and times."""
+    """Returns the largest of names, calls and times."""
     calls: Counter[str] = Counter()
     times_us: dict[str, float] = defaultdict(float)
     for name, num_calls, took_us in named_us:

@@ -62,7 +62,7 @@ class Level:
 
     @property
     def advice(self) -> str:
-        """What to type next."""
+        """Returns what to type next."""
         return _ADVICE[self.verdict]
 
     def entry(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _by_mean(mean_pct: float) -> Verdict:
 
 @dataclass(frozen=True)
 class CurveVerdict:
-    """What is said of one GPU by its curve alone, live and from a file."""
+    """Verdict on one GPU from its curve alone, live or from a file."""
 
     whole: Level | None
     """None without readings."""
@@ -135,7 +135,7 @@ class CurveVerdict:
 
     @property
     def advice(self) -> str | None:
-        """What to type next; None where there is nothing to find out."""
+        """Returns what to type next; None if nothing is left to find out."""
         return None if self.judged is None else self.judged.advice
 
     def entry(self) -> dict[str, Any] | None:

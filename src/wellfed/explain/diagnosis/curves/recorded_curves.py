@@ -56,7 +56,7 @@ class GpuCurve:
 
 @dataclass(frozen=True)
 class RecordedCurves:
-    """What a file holds."""
+    """Contents of a file of curves."""
 
     writer: Writer
     curves: tuple[GpuCurve, ...]
@@ -136,7 +136,7 @@ class _Columns:
 
     @classmethod
     def found(cls, path: Path, rows: Sequence[Sequence[str]]) -> _Columns:
-        """By the first row that names a column of utilisation."""
+        """Reads the columns from the first row that names one of utilisation."""
         named = [[re.sub(r"\s*\[.*\]$", "", cell.strip()).lower() for cell in row] for row in rows]
         at = next((place for place, names in enumerate(named) if _place(names, _UTILISATION) is not None), None)
         if at is None:
@@ -162,7 +162,7 @@ def _place(names: Sequence[str], wanted: Sequence[str]) -> int | None:
 
 
 def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """What is wrong with a file that names no column of utilisation, and the way out."""
+    """Returns the problem of a file without a column of utilisation, and the way out."""
     cells = [cell.strip() for cell in rows[0]] if rows else []
     if any(re.fullmatch(r"\d+ %|\d{4}/\d\d/\d\d .*", cell) for cell in cells):
         first_line = "timestamp, index, utilization.gpu [%]"

@@ -20,16 +20,16 @@ Part = Literal["wait", "step", "gap"]
 """Waiting for a batch, the rest of a step, and what lay between a step and the one before."""
 
 _PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
-"""What training stands still for between two steps."""
+"""Knobs of events for which training stops between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Below either nothing can be told from chance."""
 _MOST_SAMPLES = 2048
 """The latest of a longer series: a swing goes on to the end."""
 _NOISES = 200
 _MARGIN = 1.2
-"""By so much more than all of the noises."""
+"""Minimum ratio of a swing to the strongest of the noises."""
 _LEAST_LIKENESS = 0.2
-"""Of 2; less is no swing that a person would see."""
+"""Minimum likeness, at most 2; a person would see no swing below it."""
 _MOST_BETWEEN = 0.15
 """Share of readings in the middle third of a curve with two levels; noise has a fifth and more there."""
 _MOST_UNEVEN = 0.4
@@ -41,7 +41,7 @@ LEAST_DEPTH = 20
 _STRETCH = 10
 """Periods that are compared with each other."""
 _SURE = 1.25
-"""By so much more than all of the noises step times must be regular."""
+"""Minimum ratio of the regularity of step times to that of the noises."""
 _LEAST_REGULAR, _OF_FEW = 0.4, 0.65
 """Share of the periods that must show it: some long steps that happen to be so far apart are no swing."""
 _LEAST_FRAC = 0.05
@@ -56,7 +56,7 @@ makes more."""
 def main_swing(
     of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], period_s: Callable[[int], float | None]
 ) -> SwingEntry | None:
-    """What run.json tells: the strongest swing of the steps with what implies it, else the deepest of the GPUs'.
+    """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of the GPUs.
 
     Args:
         period_s: of so many steps.
@@ -205,7 +205,7 @@ class StepSwing:
     lag: int
     """Steps."""
     settings: tuple[str, ...]
-    """What implies that lag."""
+    """Settings that imply the lag."""
     where: Part
     """Which part of a step it shows in."""
     r2: float
@@ -271,7 +271,10 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
 
 
 def _regular_frac(cut: Series) -> float:
-    """Of ``[stretches, periods, lag]`` the share of periods in which the longest step is longer than the mean one."""
+    """Returns the share of periods whose slow step is above the mean; ``cut``: ``[stretches, periods, lag]``.
+
+    The slow step of a stretch is the one that is longest in the mean of its periods.
+    """
     longest = cut.mean(axis=1).argmax(axis=1)
     each = np.take_along_axis(cut, longest[:, None, None], axis=2)[:, :, 0]
     return float(np.mean(each > cut.mean(axis=(1, 2))[:, None]))

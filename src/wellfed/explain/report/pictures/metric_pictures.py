@@ -15,7 +15,7 @@ from wellfed.explain.report.run_lines import show_figure
 from wellfed.units import show_text
 
 MOST_METRICS = 9
-"""That get a picture; all are in the table."""
+"""Most metrics with a picture; all are in the table."""
 
 
 def metrics(evidence: Evidence) -> Iterator[PagePicture]:

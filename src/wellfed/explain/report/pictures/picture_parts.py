@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WIDTH = 5.0
 """Inches of 72 pixels: text is readable on a phone, and two of them stand side by side on a desk."""
 PERIODS = 6
-"""Of a swing that is too short for the picture of the whole run."""
+"""Periods drawn of a swing that is too short for the picture of the whole run."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def scale(axes: Axes, top: float, unit: str, *, has_room: bool = False) -> None:
 
 
 def of_many(number: int, noun: str) -> str:
-    """What a curve of so many is."""
+    """Returns the label of a curve over ``number`` GPUs."""
     if number <= MOST:
         return f"{counted(number, noun)[0].upper()}{counted(number, noun)[1:]}."
     return f"{counted(number, noun)}: mean and range of those that lie together."

@@ -18,7 +18,7 @@ from wellfed.explain.report.run_sections import Name
 
 
 def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePicture]]:
-    """Those that there are figures or files for, by the section that they belong to."""
+    """Returns the pictures of a run by their section."""
     own = list(own_pictures(evidence.record, folder))
     if no_pictures():
         return {"files": own}

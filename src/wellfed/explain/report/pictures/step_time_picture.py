@@ -24,9 +24,9 @@ _PARTS = ("wait", "copy", "compute", "host")
 _PAUSE = "what lay before the step"
 _COLOURS = {**dict(zip(_PARTS, SERIES, strict=True)), _PAUSE: BAD}
 _MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), ("P", "✚"))
-"""Of events: matplotlib's, and the legend's."""
+"""Marks of events: matplotlib's, and the legend's."""
 _SEEN_FRAC = 1 / 100
-"""Of the time: a shorter gap can't be seen."""
+"""Smallest visible gap, as a share of the time."""
 
 
 def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
@@ -106,7 +106,7 @@ def _happened(axes: Axes, evidence: Evidence, axis: TimeAxis, most_ms: float) ->
 
 
 def _pauses(evidence: Evidence, axis: TimeAxis, began_s: Series) -> Iterator[str]:
-    """What lay where the picture has a gap, as far as that was recorded."""
+    """Yields what lay in each gap of the picture, as far as recorded."""
     ended_s, steps = evidence.all_steps["time_s"], evidence.all_steps["step"]
     profiled = evidence.record.profile["steps"] if evidence.record.profile else None
     found: dict[str, list[int]] = {}

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": ACCENT, "ceiling": SERIES[3]}
-"""Of phases; training has none."""
+"""Phase -> colour of its shade; training has none."""
 _LEAST_FRAC = 1 / 250
-"""Of the axis: what lasted less is still to be seen."""
+"""Least width of a phase, as a share of the axis."""
 _BAND, _LINE = {"alpha": 0.22, "zorder": 0.5}, {"alpha": 0.6, "zorder": 0.6}
 """A line is thin, and may lie in a band."""
 _UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -35,11 +35,11 @@ class TimeAxis:
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Stretches of each phase but training, seconds."""
     told: dict[str, str] = field(default_factory=dict)
-    """Of phases: how often and how long."""
+    """Phase -> how often and how long, in words."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> TimeAxis:
-        """That of all pictures of a run."""
+        """Returns the axis of all pictures of a run."""
         tables = [evidence.all_steps, *evidence.watched.values()]
         times = [table["time_s"][np.isfinite(table["time_s"])] for table in tables if len(table.get("time_s", ()))]
         times = [at_s for at_s in times if len(at_s)]

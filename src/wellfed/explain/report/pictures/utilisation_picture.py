@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _RULED_FRAC = 1 / 16
-"""Of the time: a shorter period gets a picture of its own."""
+"""Shortest period drawn over the whole run, as a share of the time."""
 
 
 def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:

@@ -10,7 +10,7 @@ from wellfed.units import counted, show_duration, show_percent
 
 _KNOB = "trainer.checkpoint_every_steps"
 _WANTED_FRAC = 0.01
-"""What they may take."""
+"""Acceptable share of the wall time."""
 
 
 def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | None:

@@ -15,7 +15,7 @@ from wellfed.units import show_duration, show_percent
 
 _KNOB = "trainer.log_every_steps"
 _WANTED_FRAC = 0.01
-"""What it may take."""
+"""Acceptable share of the wall time."""
 _MOST_OTHERS = 0.5
 """Steps that don't log and are as long, over those that do."""
 _USUAL = 50
@@ -73,7 +73,7 @@ def _to_the_ceiling(evidence: Evidence) -> Gain:
 
 
 def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
-    """By how much longer than usual it took from a step that logged to the next, and from any other; after a pause
+    """Returns the excess time from a step that logged to the next, and from any other step; after a pause
     nobody knows."""
     host_ms, steps = np.nan_to_num(evidence.column("host_ms")), evidence.column("step")
     known = evidence.gap_ms < 0.1 * float(evidence.step_ms or 0.0)

@@ -10,7 +10,7 @@ from wellfed.units import counted, show_duration, show_percent
 
 _KNOB = "trainer.validate_every_steps"
 _WANTED_FRAC = 0.03
-"""What they may take."""
+"""Acceptable share of the wall time."""
 
 
 def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | None:

@@ -12,7 +12,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Of the card that was limited most; there is no knob for it."""
+    """Reports the card that was limited most; no knob changes it."""
     found = [
         (share, gpu, cause)
         for gpu in evidence.gpus

@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _use_of(load: DeviceLoad) -> str:
-    """What shows that it is not full."""
+    """Returns the figure that shows that the card is not full."""
     if load.limit == "launches":
         return f"it is busy for {show_percent(load.busy_frac)} of a step, and waits for Python to launch the rest"
     if load.limit == "bandwidth" and load.dram_frac is not None:

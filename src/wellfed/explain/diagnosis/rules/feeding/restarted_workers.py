@@ -53,7 +53,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _other_pauses_ms(evidence: Evidence, epochs: int) -> float:
-    """What validations and checkpoints take at the end of an epoch."""
+    """Returns the milliseconds of validations and checkpoints at the end of an epoch."""
     total_s = 0.0
     for phase, knob in (("validate", "validate_every_steps"), ("checkpoint", "checkpoint_every_steps")):
         spent = pauses(evidence, phase)

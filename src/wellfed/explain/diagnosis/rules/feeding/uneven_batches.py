@@ -67,7 +67,7 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
 
 
 def _of_samples(evidence: Evidence) -> str:
-    """What is known of the samples in the slow batches."""
+    """Returns what is recorded of the samples in the slow batches."""
     epochs, index = evidence.column("epoch"), evidence.column("slowest_index")
     if len(index) and np.isfinite(index).any():
         if len(np.unique(epochs[np.isfinite(epochs)])) > 1:

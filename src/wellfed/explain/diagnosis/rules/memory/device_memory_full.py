@@ -51,7 +51,7 @@ def _micro_batch(evidence: Evidence, events: list[dict[str, Any]]) -> int | None
 
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
-    """What needs less memory than what failed, cheapest first; the samples of a step stay the same."""
+    """Returns overrides that need less memory, cheapest first; the samples of a step stay the same."""
     may_lower = evidence.record.memory.get("may_lower", [_MICRO_BATCH, _CHECKPOINTING])
     if micro is not None and micro > 1 and _MICRO_BATCH in may_lower:
         on_oom = evidence.record.plan.get("memory.on_oom")
@@ -87,7 +87,7 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
 
 
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
-    """Of the time of all steps, what those that were done again took more than others."""
+    """Returns the share of the time of all steps that repeated steps took beyond others."""
     numbers = evidence.all_steps.get("step", np.empty(0))
     parts = [evidence.all_steps.get(name, np.empty(0)) for name in ("wait_ms", "copy_ms", "compute_ms", "host_ms")]
     took = np.sum(

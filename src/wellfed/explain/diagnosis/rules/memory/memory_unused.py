@@ -11,7 +11,7 @@ from wellfed.explain.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_
 from wellfed.units import show_gib, show_percent
 
 _RECOMPUTED_FRAC = 0.25
-"""Of forward and backward, what recomputing activations adds: a forward pass, of four (schema: a third more)."""
+"""Share that recomputing activations has of forward and backward: one forward pass of four."""
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -38,7 +38,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...], Gain | None] | None:
-    """What is done to save memory, the overrides without it, and what they win."""
+    """Returns what saves memory in this run, the overrides without it, and their gain."""
     # By request alone: the plan keeps features on the device where they fit. An encoder that learns has none to keep.
     features = evidence.record.plan.get("memory.features")
     by_stage = evidence.value("memory.stages") is not None

@@ -71,7 +71,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
 
 
 def _rest(wall: WallEntry) -> str:
-    """What the rest went into, the largest first."""
+    """Returns the other kinds of wall time, the largest first."""
     spent_s = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
     spent_s["callbacks"] = sum(wall["callbacks"].values())
     shares = {name: one_s / wall["total_s"] for name, one_s in spent_s.items()}
