@@ -63,7 +63,7 @@ test-all: $(GUESTS) ## run the slow tests and those of guests too
 
 goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md and the committed plans anew
 	$(BIN)/python -m wellfed.config.files.reference > docs/configuration.md
-	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/planning
+	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/plan
 	@echo 'Now read what changed: git diff'
 
 check: $(TESTS) ## format, lint, types, layers, workflows: changes nothing
