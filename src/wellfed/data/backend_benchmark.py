@@ -79,7 +79,7 @@ def time_first_batches(
         failed: list[str] = []
         for plan in plans:
             try:
-                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, finds_stuck_sample=False)), step)
+                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False)), step)
             except Exception as error:  # noqa: BLE001  the others may do; the plan names it
                 _LOG.info("loader.backend=%s failed while it was timed: %r", plan.backend, error)
                 failed.append(plan.backend)
