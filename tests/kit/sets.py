@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from wellfed.data.train_loader import train_loader
 
@@ -163,24 +162,6 @@ class BreakingItems(Breaking):
     """The same with ``__getitem__`` only."""
 
     fetch = None
-
-
-class HangingAlone(Fetching):
-    """Kills a DataLoader's worker; in any other process it writes down who that is, and hangs."""
-
-    def __init__(self, bad, told):
-        self.bad, self.told = bad, told
-
-    fetch = None
-
-    def __getitem__(self, index, rng):
-        if index == self.bad:
-            if get_worker_info() is not None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self.told.write_text(str(os.getpid()))
-            while True:
-                time.sleep(0.01)
-        return super().__getitem__(index, rng)
 
 
 class WithLambda(Fetching):

@@ -147,12 +147,11 @@ class ProcessBackend:
             if process.is_alive():
                 continue
             purpose, asked = self._builder.purpose, self._asked_of(number, iterator)
-            if asked:
-                log_indices(asked[0], purpose)
-                more = f", then for {len(asked) - 1} more" if asked[1:] else ""
-                at = f"It was asked for {asked[0].described(purpose)}{more}."
-            else:
-                at = "It was at no batch."
+            for request in asked:
+                log_indices(request, purpose)
+            # A worker may die at a batch before the one before it was sent: the first two may be the cause.
+            named = [request.described(purpose) for request in asked[:2]] + ["more"] * (len(asked) > 2)
+            at = f"It was asked for {', then '.join(named)}." if named else "It was at no batch."
             is_by_itself = process.exitcode >= 0
             error = WorkerLost(
                 f"A loader worker {_how_it_ended(process.exitcode)}. {at} "
