@@ -1,4 +1,4 @@
-"""Decides which samples belong to which optimizer step: functions of seed, epoch, batch and rank."""
+"""Assigns samples to optimizer steps, as a function of seed, epoch, batch and rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wellfed.sample_rng import seed_from
 
 
 class Share(NamedTuple):
-    """The part of one optimizer step's samples that one rank takes."""
+    """One rank's share of the samples of an optimizer step."""
 
     batch: int
     indices: Tensor
@@ -24,24 +24,23 @@ class Share(NamedTuple):
     total: int
     """Samples of the step over all ranks."""
     is_padding: bool
-    """The step has fewer samples than ranks and this rank got none: one index is there for the shapes, its loss
-    must count nothing."""
+    """Whether this rank has no sample of the step, which has fewer samples than ranks. One index gives the shapes; its
+    loss must not count."""
 
 
 class Taken(NamedTuple):
-    """A part of an epoch that an earlier run has trained on, which left out other samples than this one does."""
+    """The batches of an epoch that an earlier run with other loader.skip_ids trained on."""
 
     skip_ids: tuple[int, ...]
     num_batches: int
 
 
 class EpochOrder:
-    """The order of all epochs over ``num_samples`` samples, cut into steps of ``batch_size`` over ``world_size`` ranks.
+    """The order of the samples in each epoch, cut into steps of ``batch_size`` over ``world_size`` ranks.
 
-    Every rank computes the whole order by itself (8 bytes a sample) and takes its share of each step, so the ranks'
-    shares are disjoint and complete whatever their number is. It stays in the training process: who builds a batch is
-    told its indices. With ``sampled`` the samples of an epoch are those that a sampler gives, in its order, instead of
-    all in a random one.
+    Every rank computes the whole order (8 bytes a sample) and takes its share of each step, so the shares are disjoint
+    and complete for any number of ranks. The order stays in the training process; requests carry the indices to the
+    workers. With ``sampled``, an epoch has the samples of a sampler in its order, instead of all in random order.
     """
 
     def __init__(
@@ -66,23 +65,23 @@ class EpochOrder:
         self.num_kept = num_samples - len(self.skip_ids) if sampled is None else len(self._kept_of(0))
         self.num_batches = self._num_steps(self.num_kept)
         self._rest: tuple[int, int, Tensor] | None = None
-        """An epoch that is gone on with, the number of its first batch, and what is left of it."""
+        """An epoch that is resumed, the number of its first batch, and the indices left of it."""
 
     def order(self, epoch: int) -> Tensor:
-        """Long ``[kept samples]``: the dataset indices of an epoch in the order of training."""
+        """Returns the dataset indices of an epoch in the order of training, long ``[kept samples]``."""
         key = epoch if self._shuffle else 0
         if self._cached is None or self._cached[0] != key:
             order = self._kept_of(key)
-            if len(order) < self.num_kept:  # a sampler chose more of what is left out than in the first epoch
+            if len(order) < self.num_kept:  # the sampler chose more skipped samples than in the first epoch
                 order = torch.cat([order, order[: self.num_kept - len(order)]])
             self._cached = (key, order[: self.num_kept])
         return self._cached[1]
 
     def go_on(self, epoch: int, taken: Sequence[Taken]) -> int:
-        """Let what is left of an epoch be its last batches; the number of the first of them.
+        """Makes the samples left of an epoch its last batches, and returns the number of the first of them.
 
-        With other samples left out, a batch of the same number would begin elsewhere in the order: here those come that
-        were not taken and are not left out now.
+        After a change of loader.skip_ids, batches of the same number would hold other samples. The samples left are
+        those that were not trained on and are not skipped now.
         """
         if not taken:
             self._rest = None
@@ -91,7 +90,7 @@ class EpochOrder:
         for skip_ids, num_batches in taken:
             taken_at = _is_kept(rest, skip_ids).nonzero().flatten()[: num_batches * self.batch_size]
             is_left = torch.ones(len(rest), dtype=torch.bool)
-            is_left[taken_at] = False  # by place: a sampler may give an index twice
+            is_left[taken_at] = False  # by position: a sampler may give an index twice
             rest = rest[is_left]
         rest = _without(rest, self.skip_ids)
         num_left = self._num_steps(len(rest), sum(part.num_batches for part in taken))
@@ -99,7 +98,7 @@ class EpochOrder:
         return self.num_batches - num_left
 
     def share(self, epoch: int, batch: int) -> Share:
-        """This rank's part of one step: the samples are dealt in contiguous, nearly equal parts."""
+        """Returns this rank's share of one step; the shares are contiguous and nearly equal."""
         if self._rest is not None and self._rest[0] == epoch:
             _, first, order = self._rest
         else:
@@ -109,7 +108,7 @@ class EpochOrder:
         return _dealt(batch, order, start, total, self._rank, self._world_size)
 
     def _num_steps(self, num_samples: int, num_taken: int = 0) -> int:
-        """Of so many samples, in an epoch of which so many steps have been taken."""
+        """Returns the steps that ``num_samples`` make, in an epoch of which ``num_taken`` steps are done."""
         whole, left = divmod(num_samples, self.batch_size)
         number = whole if self._drop_last or not left else whole + 1
         return number if self._limit is None else min(number, max(0, self._limit - num_taken))
@@ -126,9 +125,9 @@ class EpochOrder:
 
 
 class BatchOrder:
-    """The steps of all epochs as a batch sampler lists them; a rank takes its share of each.
+    """The steps of each epoch as a batch sampler lists them; a rank takes its share of each.
 
-    An epoch has as many lists as the first one.
+    All epochs have as many lists as the first.
     """
 
     def __init__(
@@ -141,7 +140,10 @@ class BatchOrder:
         skip_ids: Sequence[int] = (),
         limit_batches: int | None = None,
     ) -> None:
-        """``shuffle``: ask for another order in each epoch."""
+        """
+        Args:
+            shuffle: ask the sampler for another order in each epoch.
+        """
         self.sampled, self.skip_ids = sampled, tuple(sorted(set(skip_ids)))
         self._rank, self._world_size, self._shuffle = rank, world_size, shuffle
         self._cached: tuple[int, list[Tensor]] | None = None
@@ -150,11 +152,11 @@ class BatchOrder:
         self.num_kept = sum(map(len, islice(lists, self.num_batches)))
 
     def go_on(self, epoch: int, taken: Sequence[Taken]) -> int:
-        """The lists keep their numbers whatever is left out of them."""
+        """Returns the number of the next list; lists keep their numbers whatever samples are skipped."""
         return sum(part.num_batches for part in taken)
 
     def share(self, epoch: int, batch: int) -> Share:
-        """This rank's part of one list."""
+        """Returns this rank's share of one list."""
         indices = self._lists(epoch)[batch]
         return _dealt(batch, indices, 0, len(indices), self._rank, self._world_size)
 
@@ -172,7 +174,7 @@ class BatchOrder:
 
 
 def _dealt(batch: int, order: Tensor, start: int, total: int, rank: int, world_size: int) -> Share:
-    """A rank's part of the ``total`` samples of a step, which begins at ``start``."""
+    """Returns a rank's share of the ``total`` samples of a step that begins at ``start``."""
     own = share_of(total, rank, world_size)
     # narrow: half the time of a slice
     indices = order.narrow(0, start + own.start, len(own)) if own else order.narrow(0, start, 1)

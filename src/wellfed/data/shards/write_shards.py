@@ -32,16 +32,16 @@ USUAL_NUM = 16
 
 @dataclass(frozen=True)
 class Written:
-    """What was packed."""
+    """The result of packing."""
 
     shards: tuple[Path, ...]
     classes: tuple[str, ...]
     num_samples: int
     num_bytes: int
     skipped: tuple[str, ...]
-    """Files and folders that were left out, with the reason."""
+    """Files and folders that were left out, with the reasons."""
     remains: tuple[Path, ...]
-    """Folders beside the new one that packings which were killed have left."""
+    """Folders beside the new one that were left by killed packings."""
 
 
 def write_shards(
@@ -53,19 +53,19 @@ def write_shards(
     seed: int = 0,
     on_file: Callable[[int, int], None] = lambda done, total: None,
 ) -> Written:
-    """Pack ``source/<class>/**/*.wav`` into ``num`` files ``out/0000.tar`` and on, in an order drawn by ``seed``.
+    """Packs ``source/<class>/**/*.wav`` into ``num`` files ``out/0000.tar``, ..., in an order drawn by ``seed``.
 
-    A sample is the file's bytes as they are, under its suffix, and its class's number under ``cls``; dots and blanks
-    of its path become ``_``, since a key ends at its first dot. The shards hold equally many samples, one more at most,
-    of all classes mixed. Folders ``train``, ``val`` and ``test`` in ``source`` become such folders of shards, whose
-    classes have the same numbers. An interrupted packing leaves no shards.
+    A sample holds the file's bytes under its suffix, and the number of its class under ``cls``. Dots and blanks in its
+    path become ``_``, since a key ends at its first dot. The shards differ by at most one sample and mix all classes.
+    Folders ``train``, ``val`` and ``test`` in ``source`` become folders of shards with the same class numbers. An
+    interrupted packing leaves no shards.
 
     Args:
-        num: of each split; None = 16. Where there are fewer files, one for each.
-        on_file: called with the number of files packed, and of all.
+        num: shards of each split; None = 16. With fewer files, one shard a file.
+        on_file: called with the number of files packed and the total.
 
     Raises:
-        DataError: no such files, or one that can't be read.
+        DataError: there are no such files, or one can't be read.
         ConfigError: ``out`` is not empty, or ``num`` is out of range.
     """
     if num is not None and num < 1:
@@ -115,7 +115,7 @@ def write_shards(
 def _shares(
     files: Sequence[tuple[str, Path]], source: Path, out: Path, num: int, seed: int
 ) -> Iterator[tuple[Path, list[tuple[str, str, Path]]]]:
-    """Each shard, with key, class and file of its samples."""
+    """Yields the path of each shard, with key, class and file of its samples."""
     order = sorted(files, key=lambda file: str(file[1]))
     random.Random(seed).shuffle(order)
     keys = _keys(source, [path for _, path in order])
@@ -126,7 +126,7 @@ def _shares(
 
 
 def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[str, Path]]], list[str]]:
-    """By split: class and path of each file; and what is left out."""
+    """Returns class and path of each file by split, and the files that are left out."""
     if not source.is_dir():
         problem = "is no folder" if source.exists() else "does not exist"
         raise DataError(f"{source} {problem}. Name the folder that holds a folder for each class.")
@@ -162,7 +162,7 @@ def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[
 
 
 def _keys(source: Path, paths: Sequence[Path]) -> list[str]:
-    """Paths without their suffix, each only once; dots would end a key."""
+    """Returns a unique key for each path, without its suffix."""
     keys, taken = [], set()
     for path in paths:
         key = start = sample_key(path.relative_to(source).with_suffix("").as_posix())
