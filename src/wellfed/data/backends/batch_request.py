@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,4 +75,4 @@ class BuiltBatch:
 
     def pin_memory(self) -> BuiltBatch:
         """Returns the same in page-locked memory."""
-        return self if self.batch is None else BuiltBatch(batches.pin(self.batch), self.lost, self.took)
+        return self if self.batch is None else replace(self, batch=batches.pin(self.batch))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from wellfed import batches, generators
+from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.data.backends.batch_builder import BatchBuilder, ExitInData, Stopwatch, collate_fault, is_of_the_machine
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
@@ -77,12 +77,6 @@ class StreamedBatch(BuiltBatch):
     """Samples left at the end of the part, too few for a batch; None = it has not ended."""
     state: Any = None
     """State of the dataset after this batch."""
-
-    def pin_memory(self) -> BuiltBatch:
-        """Moves the batch to page-locked memory."""
-        if self.batch is not None:
-            self.batch = batches.pin(self.batch)
-        return self
 
 
 class StreamBuilder(BatchBuilder):
@@ -213,13 +207,13 @@ class _PartReader:
             with builder.drawing(self._start.epoch), self._reading():
                 iterator = self._begin()
                 first = next(iterator, _END)
-                self._iterator = iter(()) if first is _END else chain((first,), iterator)
+                self._iterator = iter(()) if first is _END else self._in_order(chain((first,), iterator))
         with builder.drawing(request.epoch, self._start.index, request.round):
             with self._reading():
                 if self._iterator is None:
-                    self._iterator = self._begin()
+                    self._iterator = self._in_order(self._begin())
                 wanted = 1 if builder.stream.gives_batches else builder.batch_size
-                samples = list(islice(self._samples(), wanted))
+                samples = list(islice(self._iterator, wanted))
             if len(samples) < wanted:
                 self._tail, self._iterator = samples, iter(())
                 return StreamedBatch(None, tail=samples)
@@ -246,13 +240,13 @@ class _PartReader:
         self._states = keeper if has_states(keeper) and not start.shuffle_buffer else None
         return iterator
 
-    def _samples(self) -> Iterator[Any]:
-        assert self._iterator is not None
-        if self._start.shuffle_buffer and not isinstance(self._iterator, _Shuffled):
-            start = self._start
-            rng = random.Random(seed_from(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
-            self._iterator = _Shuffled(self._iterator, start.shuffle_buffer, rng)
-        return self._iterator
+    def _in_order(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Returns the samples in the order of training, which a shuffle buffer changes. Reads none yet."""
+        start = self._start
+        if not start.shuffle_buffer:
+            return samples
+        rng = random.Random(seed_from(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
+        return _shuffled(samples, start.shuffle_buffer, rng)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -263,22 +257,15 @@ class _PartReader:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
 
-class _Shuffled(Iterator[Any]):
-    """Yields a random one of ``size`` held samples and replaces it by the next."""
-
-    def __init__(self, samples: Iterator[Any], size: int, rng: random.Random) -> None:
-        self._samples, self._rng = samples, rng
-        self._held = list(islice(samples, size))
-
-    def __next__(self) -> Any:
-        if not self._held:
-            raise StopIteration
-        place = self._rng.randrange(len(self._held))
-        sample = self._held[place]
-        following = next(self._samples, _END)
-        if following is _END:
-            self._held[place] = self._held[-1]
-            self._held.pop()
+def _shuffled(samples: Iterator[Any], size: int, rng: random.Random) -> Iterator[Any]:
+    """Yields a random one of ``size`` held samples and replaces it by the next, until none is left."""
+    held = list(islice(samples, size))
+    while held:
+        place = rng.randrange(len(held))
+        sample = held[place]
+        if (following := next(samples, _END)) is _END:
+            held[place] = held[-1]
+            held.pop()
         else:
-            self._held[place] = following
-        return sample
+            held[place] = following
+        yield sample

@@ -159,10 +159,10 @@ class StreamReading:
             if number < num_done or (self._drop_last and len(samples) < size):
                 continue
             with builder.drawing(epoch, mark.parts * self._world_size + self._rank, number):
-                built = StreamedBatch(builder.collated(samples, epoch, asked + number))
+                batch = builder.collated(samples, epoch, asked + number)
             if self._settings.pin_memory:
-                built.pin_memory()
-            yield StreamStep(built.batch, len(samples), mark._replace(left=number + 1))
+                batch = batches.pin(batch)
+            yield StreamStep(batch, len(samples), mark._replace(left=number + 1))
 
     def _requests(
         self,
