@@ -12,7 +12,7 @@ from wellfed.data.backends.bad_samples import evaluation_error
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
-from wellfed.data.epoch_order import BatchOrder, EpochOrder
+from wellfed.data.epoch_order import EpochOrder
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
 
@@ -48,19 +48,15 @@ class EvalLoader:
             sampled: selects the samples of the split; None = all samples.
             worker_init: called with the worker's number in each worker process.
         """
-        self._order: EpochOrder | BatchOrder
-        if sampled is not None and sampled.in_batches:
-            self._order = BatchOrder(sampled, shuffle=False, limit_batches=limit_batches)
-        else:
-            self._order = EpochOrder(
-                len(dataset),
-                batch_size,
-                seed=seed,
-                shuffle=False,
-                drop_last=drop_last,
-                sampled=sampled,
-                limit_batches=limit_batches,
-            )
+        self._order = EpochOrder(
+            len(dataset),
+            batch_size,
+            seed=seed,
+            shuffle=False,
+            drop_last=drop_last,
+            sampled=sampled,
+            limit_batches=limit_batches,
+        )
         self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation", worker_init=worker_init)
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)

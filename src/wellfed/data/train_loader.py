@@ -12,7 +12,7 @@ from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
-from wellfed.data.epoch_order import BatchOrder, EpochOrder, Share, Taken
+from wellfed.data.epoch_order import EpochOrder, Share, Taken
 from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
@@ -33,7 +33,7 @@ class TrainLoader:
     def __init__(
         self,
         builder: BatchBuilder,
-        order: EpochOrder | BatchOrder,
+        order: EpochOrder,
         settings: LoaderSettings,
         bad: BadSamples,
         on_event: OnEvent = ignore_event,
@@ -99,9 +99,8 @@ class TrainLoader:
             self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
         if self._order.sampled is not None:
-            self._order.sampled.batches(
-                epoch
-            )  # here, not in a worker thread: it may draw from the process's generators
+            # Here, not in a worker thread: a sampler may draw from the process's generators.
+            self._order.sampled.batches(epoch)
         asked: deque[tuple[Share, int]] = deque()
         running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
@@ -216,19 +215,18 @@ def train_loader(
         )
     name = type(dataset).__name__
     check_items(dataset, by_item=settings.backend == "torch")
-    common: dict[str, Any] = {
-        "rank": rank,
-        "world_size": world_size,
-        "skip_ids": settings.skip_ids,
-        "limit_batches": limit_batches,
-        "shuffle": shuffle,
-    }
-    order: EpochOrder | BatchOrder
-    if batch_size is None:
-        assert sampled is not None
-        order = BatchOrder(sampled, **common)
-    else:
-        order = EpochOrder(len(dataset), batch_size, seed=seed, drop_last=drop_last, sampled=sampled, **common)
+    order = EpochOrder(
+        len(dataset),
+        batch_size,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
+        shuffle=shuffle,
+        skip_ids=settings.skip_ids,
+        limit_batches=limit_batches,
+        sampled=sampled,
+    )
     if order.num_batches == 0:
         if len(dataset) == 0:
             raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")
