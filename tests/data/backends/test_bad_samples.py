@@ -144,15 +144,23 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
         assert len(warned) == 1
 
 
-@pytest.mark.parametrize("name", ["threads", "processes", "processes-kept", "torch-1"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("threads", sets.Breaking),
+        ("processes", sets.BreakingItems),
+        pytest.param("processes", sets.Breaking, marks=pytest.mark.slow),
+        pytest.param("processes-kept", sets.BreakingItems, marks=pytest.mark.slow),
+        pytest.param("torch-1", sets.BreakingItems, marks=pytest.mark.slow),
+    ],
+    ids=named,
+)
 def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind, caplog):
-    kind = sets.BreakingItems if name == "torch-1" else kind
-    made = loader(kind("hang", 6), replace(PLANS[name], timeout_s=2), max_skipped=3, shuffle=False)
+    made = loader(kind("hang", 6), replace(PLANS[name], timeout_s=3), max_skipped=3, shuffle=False)
     with caplog.at_level(logging.INFO), ended_after(60), pytest.raises(DataError) as caught:
         taken(made)
     told = str(caught.value)
-    assert told.startswith("No batch came within loader.timeout_s=2 s: a worker is stuck or too slow. ")
+    assert told.startswith("No batch came within loader.timeout_s=3 s: a worker is stuck or too slow. ")
     assert "It was asked for training batch 1 of epoch 0 (samples 4, 5, 6, 7). Set loader.timeout_s higher" in told
     assert "add it to loader.skip_ids" in told
     assert made.state_dict() == {"epoch": 0, "batch": 1}
