@@ -9,7 +9,7 @@ import random
 import secrets
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,13 +89,9 @@ def write_shards(
         for split, files in files_of.items():
             (partial / split).mkdir(exist_ok=True)
             for path, samples in _shares(files, source / split, partial / split, num or USUAL_NUM, seed):
-                with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
-                    for key, name, file in samples:
-                        content = _content(file)
-                        _add(shard, f"{key}{file.suffix.lower()}", content)
-                        _add(shard, f"{key}.cls", str(number_of[name]).encode())
-                        done, num_bytes = done + 1, num_bytes + len(content)
-                        on_file(done, total)
+                for size in _packed(path, samples, number_of):
+                    done, num_bytes = done + 1, num_bytes + size
+                    on_file(done, total)
         (partial / CLASSES).write_text(json.dumps(classes, indent=1) + "\n", encoding="utf-8")
         for list_of_a_split in LISTS:
             if (source / list_of_a_split).is_file():
@@ -125,6 +121,16 @@ def _shares(
         yield out / f"{number:0{max(4, len(str(num - 1)))}}.tar", samples[number::num]
 
 
+def _packed(path: Path, samples: Sequence[tuple[str, str, Path]], number_of: Mapping[str, int]) -> Iterator[int]:
+    """Writes a shard, and yields the bytes of each file once it is in it."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
+        for key, name, file in samples:
+            content = _content(file)
+            _add(shard, f"{key}{file.suffix.lower()}", content)
+            _add(shard, f"{key}.cls", str(number_of[name]).encode())
+            yield len(content)
+
+
 def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[str, Path]]], list[str]]:
     """Returns class and path of each file by split, and the files that are left out."""
     if not source.is_dir():
@@ -139,18 +145,9 @@ def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[
     for split, folder in splits.items():
         for path in files_below(folder):
             name = class_of(path.relative_to(folder))
-            if path.suffix.lower() not in suffixes:
-                if path.name not in LISTS:
-                    skipped.append(f"{path}: not {wanted}")
-            elif name is None:
-                skipped.append(f"{path}: in no folder of a class")
-            elif name.startswith("_"):
-                skipped.append(f"{path}: its folder's name begins with _")
-            elif not path.is_file():
-                skipped.append(f"{path}: no file, or a link to none")
-            elif not path.stat().st_size:
-                skipped.append(f"{path}: empty")
-            else:
+            if reason := _why_skipped(path, name, suffixes, wanted):
+                skipped.append(f"{path}: {reason}")
+            elif name is not None and path.suffix.lower() in suffixes:
                 found.setdefault(split, []).append((name, path))
         packed = {path.relative_to(folder).parts[0] for _, path in found.get(split, [])}
         empty = [each for each in folders(folder) if each.name not in packed and not each.name.startswith("_")]
@@ -159,6 +156,19 @@ def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[
         first = f"; the first of {counted(len(skipped), 'other file')} is {skipped[0]}" if skipped else ""
         raise DataError(f"{source} has no {wanted.replace('.', '*.')} in folders of classes (<class>/...){first}.")
     return found, skipped
+
+
+def _why_skipped(path: Path, name: str | None, suffixes: Sequence[str], wanted: str) -> str:
+    """Returns why a file of a class is not packed; empty if it is packed, or is a list of files."""
+    if path.suffix.lower() not in suffixes:
+        return "" if path.name in LISTS else f"not {wanted}"
+    if name is None:
+        return "in no folder of a class"
+    if name.startswith("_"):
+        return "its folder's name begins with _"
+    if not path.is_file():
+        return "no file, or a link to none"
+    return "" if path.stat().st_size else "empty"
 
 
 def _keys(source: Path, paths: Sequence[Path]) -> list[str]:
