@@ -1,5 +1,7 @@
-"""Measures, splits and moves batches: nested tuples, lists, dicts and dataclasses of tensors that share their first
-dimension; and says what a loader delivers, a batch with its place in training."""
+"""Measures, splits and moves batches, and declares what a loader yields: a batch with its position in training.
+
+A batch is a nested structure of tuples, lists, dicts and dataclasses of tensors that share their first dimension.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def map_tensors(
     """Returns the same structure with every tensor replaced.
 
     Args:
-        rest: replaces each member that holds no tensor, given its name; None = it stays as it is.
+        rest: replaces each member that holds no tensor, given its name; None = such members stay unchanged.
     """
     if isinstance(batch, Tensor):
         return apply(batch)
@@ -97,7 +99,7 @@ def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
-    """All tensors of the batch, depth first."""
+    """Yields all tensors of the batch, depth first."""
     if isinstance(batch, Tensor):
         yield batch
     elif _is_container(batch):
@@ -121,13 +123,13 @@ def named_tensors(batch: Batch, name: str = "batch") -> list[tuple[str, Tensor]]
 
 
 def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
-    """What a data set does itself with its batches. A ``split`` that can't be called is a name, as torchvision's."""
+    """Returns a dataset's own methods for batches. A ``split`` that is not callable is a name, as torchvision's."""
     named = {name: getattr(dataset, name, None) for name in ("split", "weight", "on_device")}
     return {name: method for name, method in named.items() if callable(method)}
 
 
 def batch_size(batch: Batch) -> int:
-    """Length of the first dimension that the tensors share.
+    """Returns the length of the first dimension that the tensors share.
 
     Raises:
         TypeError: there is no tensor, or the first dimensions differ.
@@ -143,7 +145,7 @@ def batch_size(batch: Batch) -> int:
 
 
 def shapes_of(value: Any, most: int = 12) -> str:
-    """Returns names, shapes and types of what a batch or a sample holds, at most so many entries a container."""
+    """Returns names, shapes and types of a batch or a sample, with at most ``most`` entries a container."""
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):  # an array of numpy
@@ -161,12 +163,12 @@ def shapes_of(value: Any, most: int = 12) -> str:
 
 
 def num_bytes(batch: Batch) -> int:
-    """Bytes of all tensors of the batch."""
+    """Returns the bytes of all tensors of the batch."""
     return sum(bytes_by_dtype(batch).values())
 
 
 def bytes_by_dtype(batch: Batch) -> dict[str, int]:
-    """Bytes of all tensors of the batch by their dtype, as ``float32``."""
+    """Returns the bytes of all tensors of the batch by dtype, as ``float32``."""
     found: dict[str, int] = {}
     for tensor in tensors(batch):
         name = str(tensor.dtype).removeprefix("torch.")
@@ -175,22 +177,22 @@ def bytes_by_dtype(batch: Batch) -> dict[str, int]:
 
 
 Layout = dict[str, bool]
-"""Names of lists and tuples without tensors: True = one item a sample, False = a container of members."""
+"""Lists and tuples without tensors, by name: True = one item a sample, False = a container of members."""
 
 
 def map_rows(
     batch: Batch, num_samples: int, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[Any], Any], layout: Layout
 ) -> Batch:
-    """Returns the same structure with all that has an entry for each sample replaced.
+    """Returns the same structure with every member replaced that has an entry for each sample.
 
-    That is every tensor, and of the members without a tensor numpy arrays, lists and tuples of ``num_samples`` entries.
-    None, a text and a flag stay as they are.
+    These are all tensors, and of the members without a tensor the numpy arrays, lists and tuples of ``num_samples``
+    entries. None, strings and booleans stay unchanged.
 
     Args:
-        layout: which lists have an entry for each sample, as found in earlier batches; added to.
+        layout: lists that have an entry for each sample, as found in earlier batches; new ones are added.
 
     Raises:
-        DataError: names a member that can't be cut with the samples.
+        DataError: a member can't be cut with the samples; the error names it.
     """
 
     def rest(name: str, value: Any) -> Any:
@@ -211,10 +213,10 @@ def map_rows(
 
 
 def _is_of_samples(name: str, value: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
-    """Returns whether a list or tuple has an entry for each sample; False: it is a container of such members.
+    """Returns whether a list or tuple has an entry for each sample; False = it is a container of such members.
 
     Raises:
-        DataError: it may be either, or is neither.
+        DataError: it could be both, or is neither.
     """
     has_length, holds_rows = len(value) == num_samples, _holds_rows(value, num_samples)
     if has_length and holds_rows:
@@ -237,7 +239,7 @@ def _has_length(value: Any, num_samples: int) -> bool:
 
 
 def _holds_rows(value: Any, num_samples: int) -> bool:
-    """Returns whether all that varies in a container has an entry for each sample, and something does."""
+    """Returns whether a container has members that vary by sample, and all of those have an entry for each sample."""
     varying = [item for item in _items(value) if not _is_constant(item)]
     return bool(varying) and all(
         _has_length(item, num_samples) or (_is_container(item) and _holds_rows(item, num_samples)) for item in varying
@@ -267,7 +269,7 @@ def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[
         layout: as for `map_rows`.
 
     Raises:
-        DataError: names a member that can't be cut.
+        DataError: a member can't be cut; the error names it.
     """
     known: Layout = {} if layout is None else layout
     total = sum(sizes)
@@ -280,7 +282,7 @@ def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[
 
 
 def why_uncut(batch: Batch) -> str | None:
-    """Returns why a batch can't be cut into micro-batches; None if it can, or if its tensors don't give its size."""
+    """Returns why a batch can't be cut into micro-batches; None if it can, or if its size is unknown."""
     try:
         num_samples = batch_size(batch)
         if num_samples > 1:
@@ -293,7 +295,7 @@ def why_uncut(batch: Batch) -> str | None:
 
 
 def repeated(sample: Batch, size: int) -> Batch:
-    """Returns a batch of any size, made of the samples of another, again and again. What can't be cut stays whole."""
+    """Returns a batch of any size that repeats the samples of another. Members that can't be cut stay whole."""
     num_samples = batch_size(sample)
     rows = torch.arange(size) % num_samples
 
@@ -305,35 +307,35 @@ def repeated(sample: Batch, size: int) -> Batch:
 
     try:
         return map_rows(sample, num_samples, of_tensor, of_rows, {})
-    except DataError:  # named where a step is to be cut
+    except DataError:  # cutting a step reports the member
         return map_tensors(sample, of_tensor)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; copies from pinned memory don't block the host."""
+    """Returns the batch on the device; copies from pinned memory don't block the host."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def pin(batch: Batch) -> Batch:
-    """The batch in page-locked memory, from which copies to a GPU run beside the host."""
+    """Returns the batch in page-locked memory, from which copies to a GPU don't block the host."""
     return map_tensors(batch, lambda tensor: tensor.pin_memory())
 
 
 class BuildTime(NamedTuple):
-    """What building a batch took whoever built it: not pinning it, nor its way to the training process."""
+    """Time to build a batch, without pinning it and sending it to the training process."""
 
     wall_ms: float
     cpu_ms: float
-    """Of the thread that built it."""
+    """CPU time of the thread that built it."""
     slowest_ms: float | None = None
-    """Time of the sample that took longest; None where whole batches are fetched."""
+    """Time of the slowest sample; None if whole batches are fetched."""
     slowest_index: int | None = None
-    """Index of that sample."""
+    """Index of the slowest sample."""
 
 
 @dataclasses.dataclass
 class Delivery:
-    """One optimizer step's samples for this rank, with where they come from."""
+    """This rank's samples of one optimizer step, with their position in training."""
 
     batch: Batch
     epoch: int
@@ -342,25 +344,25 @@ class Delivery:
     total: int
     """Samples of the step over all ranks."""
     is_padding: bool = False
-    """It stands for a part of no samples, which must count nothing."""
+    """Whether the batch is padding for a share without samples, which must not count."""
     is_on_device: bool = False
-    """Its batch has been brought to the device."""
+    """Whether the batch is on the device."""
     failure: Exception | None = None
-    """Why there is padding in the place of a batch: to be raised once the other ranks know."""
+    """Error that padding replaces; raised once the other ranks have been notified."""
     num_samples: int | None = None
-    """Samples of the batch where its tensors do not say: the data has a ``split`` of its own."""
+    """Samples of the batch if its tensors don't show it: the dataset has its own ``split``."""
     is_last: bool = False
-    """The epoch ends with it; known of a stream, which has no length that could be counted to."""
+    """Whether the epoch ends with it; set for a stream, whose length is unknown."""
     position: dict[str, Any] | None = None
-    """Where a loader whose position is more than epoch and index stands after it."""
+    """Position of the loader after it, if that is more than epoch and index."""
     weights: tuple[list[int], list[int]] | None = None
-    """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
+    """Sizes of the micro-batches and their weights by the dataset's ``weight``, computed on the host."""
     indices: Tensor | None = None
-    """Indices of the samples in the data set; None = unknown."""
+    """Indices of the samples in the dataset; None = unknown."""
     took: BuildTime | None = None
-    """None: built by a DataLoader of the user's, or of what was left at the end of a stream."""
+    """None = built by the user's DataLoader, or from samples left at the end of a stream."""
 
     @cached_property
     def size(self) -> int:
-        """Samples of the batch; many ask, and to count them is to walk through it."""
+        """Samples of the batch. Cached, since counting them visits every tensor."""
         return batch_size(self.batch) if self.num_samples is None else self.num_samples

@@ -16,23 +16,26 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch for this process, and by Lightning's variables the processes that it starts."""
+    """Seeds Python, numpy and torch in this process, and in its children by Lightning's environment variables."""
     seed %= 2**32
     os.environ["PL_GLOBAL_SEED"], os.environ["PL_SEED_WORKERS"] = str(seed), "0"
     seed_all(seed)
 
 
 def seed_all(seed: int) -> None:
-    """Seeds Python, numpy and torch, GPUs too, in this process alone."""
+    """Seeds Python, numpy and torch (CPU and GPUs) in this process only."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def state(device: torch.device | None = None) -> dict[str, Any]:
-    """Those of torch, numpy and Python, as values that a weights-only load accepts; does not wait for the device.
+    """Returns the states of torch, numpy and Python, as values that a weights-only load accepts.
 
-    Of CUDA that of ``device`` alone; None = all devices, where CUDA is in use.
+    Does not synchronize with the device.
+
+    Args:
+        device: the only GPU whose state is saved; None = all GPUs, if CUDA is in use.
     """
     name, keys, place, has_gauss, gauss = np.random.get_state()
     version, numbers, gauss_next = random.getstate()
@@ -48,7 +51,7 @@ def state(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
-    """Put back what `state` gave for the same ``device``; those of CUDA only where there are as many devices."""
+    """Restores the result of `state` for the same ``device``; states of all GPUs only if their number is the same."""
     torch.set_rng_state(saved["torch"].cpu())
     cuda = [each.cpu() for each in saved["cuda"]]
     if cuda and torch.cuda.is_available():
@@ -63,14 +66,14 @@ def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
 
 
 def numbers() -> tuple[Any, ...]:
-    """What differs once Python's, numpy's or torch's generator (the CPU's) has been drawn from."""
+    """Returns values that change when Python's, numpy's or torch's CPU generator is drawn from."""
     _, keys, *rest = np.random.get_state()
     return random.getstate(), np.asarray(keys).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
 
 
 @contextmanager
 def kept(holder: Any = None) -> Iterator[None]:
-    """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were, and those in ``holder``."""
+    """Restores Python's, numpy's and torch's CPU generators afterwards, and the generators in ``holder``."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     own = [(generator, _state_of(generator)) for generator in held_by(holder)]
     try:
@@ -85,7 +88,7 @@ def kept(holder: Any = None) -> Iterator[None]:
 
 _Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 _MOST_OBJECTS, _MOST_ENTRIES = 10_000, 100
-"""Objects that are searched for generators, and entries of each container: a dataset may hold a list of millions."""
+"""Maximum number of objects searched for generators, and of entries of each container (a dataset may hold millions)."""
 
 
 def held_by(holder: Any) -> list[_Generator]:
@@ -127,8 +130,8 @@ def _set_state(generator: _Generator, saved: Any) -> None:
 
 
 def seed_for_sample(seed: int) -> None:
-    """Seed those of Python, numpy and torch for one sample, for data that draws from them."""
+    """Seeds Python, numpy and torch's CPU generator for one sample."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
+    # torch.manual_seed would also seed the GPUs, and dropout there would repeat with each sample.
     torch.default_generator.manual_seed(seed)

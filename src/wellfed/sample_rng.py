@@ -1,7 +1,7 @@
-"""Draws random numbers as functions of (seed, epoch, index), so that who loads a sample, and when, changes nothing.
+"""Draws random numbers as functions of (seed, epoch, index), whichever worker loads a sample, and whenever.
 
-`SampleRng` is an ordinary ``torch.Generator`` seeded for one batch, with two methods whose values belong to the
-sample's index alone: these stay the same over every backend, number of workers, number of ranks and resume.
+`SampleRng` is an ordinary ``torch.Generator`` seeded for one batch. Its methods ``*_at`` depend on the sample's index
+only: their values are the same for every backend, number of workers and ranks, and after resume.
 """
 
 from __future__ import annotations
@@ -37,31 +37,30 @@ def _mix_on(state: int, parts: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=64)
 def _states(seed: int, epoch: int, part: int) -> tuple[int, int]:
-    """What all generators of an epoch begin with, and those of a part of each batch: a generator is made for every
-    batch, or every sample."""
+    """Returns the initial states of an epoch and of a part of its batches; cached, since each sample may need them."""
     state = _mix_on(0, (seed, epoch))
     return state, _mix_on(state, (part,))
 
 
 def _signed(value: int) -> int:
-    """The two's complement int64 with the same 64 bits, which is what torch multiplies by."""
+    """Returns the two's complement int64 with the same 64 bits, as torch multiplies."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _shift(values: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's ``>>`` on int64 keeps the sign."""
+    """Shifts right without the sign; torch's ``>>`` on int64 keeps the sign."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 class SampleRng(torch.Generator):
-    """A generator for one batch: draws in sequence belong to the batch, ``*_at`` draws belong to the index."""
+    """A generator for one batch: sequential draws depend on the batch, ``*_at`` draws on the index only."""
 
     epoch_seed: int
 
     def __new__(
         cls, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
     ) -> SampleRng:
-        """A generator on the device; ``part`` is the rank's or micro-batch's number."""
+        """Creates a generator on the device; ``part`` is the number of the rank or micro-batch."""
         return super().__new__(cls, device=device)  # type: ignore[call-arg]  # torch describes no __new__
 
     def __init__(
@@ -72,19 +71,19 @@ class SampleRng(torch.Generator):
         self.manual_seed(_mix_on(of_part, (batch,)) >> 1)
 
     def bits_at(self, indices: Tensor, draw: int = 0) -> Tensor:
-        """63 random bits for each index, int64 >= 0, same shape and device as ``indices``."""
+        """Returns 63 random bits for each index, int64 >= 0, with the shape and device of ``indices``."""
         state = indices.to(torch.int64) * _signed(_GOLDEN) + _signed(seed_from(self.epoch_seed, draw))
         state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
         state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
         return _shift(state ^ _shift(state, 31), 1)
 
     def randint_at(self, indices: Tensor, high: int | Tensor, draw: int = 0) -> Tensor:
-        """Integers in [0, high), one for each index; ``high`` may differ by element.
+        """Returns an integer in [0, high) for each index; ``high`` may differ by element.
 
         The modulo's bias is below high / 2**63.
         """
         return self.bits_at(indices, draw) % high
 
     def uniform_at(self, indices: Tensor, draw: int = 0) -> Tensor:
-        """Float32 in [0, 1), one for each index."""
+        """Returns a float32 in [0, 1) for each index."""
         return (self.bits_at(indices, draw) >> 39).to(torch.float32) * (1.0 / (1 << 24))

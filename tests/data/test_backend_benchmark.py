@@ -151,7 +151,7 @@ def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
         return train_loader(Breaking("hang", bad), batch_size=4, seed=7, settings=plan, shuffle=False)
 
     began_s = time.monotonic()
-    watched = replace(THREADS, timeout_s=0.2, finds_stuck_sample=False)
+    watched = replace(THREADS, timeout_s=0.2)
     assert time_first_batches(make, lambda _: (), watched, on_gpu=True) is None
     assert time.monotonic() - began_s < 5
 

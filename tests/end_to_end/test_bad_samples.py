@@ -82,24 +82,9 @@ def train(cwd: Path, *arguments: str) -> Done:
     )
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(("loader.backend=inline",), marks=pytest.mark.slow),  # tests/data/backends/test_bad_samples.py
-        pytest.param(
-            ("loader.backend=processes", "loader.num_workers=1", "workload.data.how=kill"),
-            marks=pytest.mark.slow,  # tests/data/backends/test_bad_samples.py
-        ),
-        pytest.param(
-            ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "workload.data.how=hang"),
-            marks=pytest.mark.slow,  # each look for the sample waits for a timeout
-        ),
-    ],
-    ids=["raise", "kill", "hang"],
-)
-def test_bad_samples_are_left_out_warned_of_and_in_the_record(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    arguments = tuple(text.replace("workload.data.how", "+workload.data.how") for text in arguments)
-    done = train(tmp_path, "loader.max_skipped=2", "loader.timeout_s=1", *arguments)
+@pytest.mark.slow  # tests/data/backends/test_bad_samples.py
+def test_bad_samples_are_left_out_warned_of_and_in_the_record(tmp_path: Path) -> None:
+    done = train(tmp_path, "loader.max_skipped=2", "loader.backend=inline")
     assert done.code == 0, done.text
     record = record_of(only_folder(tmp_path, "points"))
     assert (record["status"], record["steps"], record["samples"]) == ("ok", 8, 2 * 62)
@@ -108,6 +93,37 @@ def test_bad_samples_are_left_out_warned_of_and_in_the_record(tmp_path: Path, ar
     assert all(event["epoch"] == 0 and event["reason"] for event in events)
     for index in (5, 40):
         assert done.err.count(f"training sample {index} is left out") == 1, done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said", "kind"),
+    [
+        (
+            ("loader.backend=processes", "loader.num_workers=1", "+workload.data.how=kill"),
+            "A loader worker process was killed by SIGKILL. It was asked for training batch ",
+            "worker",
+        ),
+        (
+            ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "+workload.data.how=hang"),
+            "No batch came within loader.timeout_s=3 s: a worker is stuck or too slow. It was asked for training ",
+            "data",
+        ),
+    ],
+    ids=["kill", "hang"],
+)
+def test_a_worker_that_dies_or_hangs_ends_the_run_with_what_it_was_asked_for(
+    tmp_path: Path, arguments: tuple[str, ...], said: str, kind: str
+) -> None:
+    done = train(tmp_path, "loader.timeout_s=3", "workload.data.bad=[40]", *arguments)
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert said in done.err
+    record = record_of(only_folder(tmp_path, "points"))
+    assert (record["status"], record["error"]["kind"]) == ("failed", kind)
+    log = (only_folder(tmp_path, "points") / "train.log").read_text()
+    (line,) = [text for text in log.splitlines() if "was to be made of the samples" in text and " 40" in text]
+    assert line.count(",") >= 15  # all indices of the batch
 
 
 def test_without_max_skipped_the_run_ends_naming_the_sample(tmp_path: Path) -> None:

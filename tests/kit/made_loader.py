@@ -1,6 +1,6 @@
-"""Simulates a training loop and the workers that feed it, event by event, with planted causes of waiting.
+"""Simulates a training loop and its workers, event by event, with planted causes of waiting.
 
-It shares no formula with the diagnosis: the same seed with another number of workers gives the true gain.
+Shares no formula with the diagnosis: the same seed with another number of workers gives the true gain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CORES = 4
 
 @dataclass(frozen=True)
 class Kind:
-    """How a batch is built.
+    """The work of building a batch.
 
     Args:
         cpu_ms, wait_ms, locked_ms: work of a core; waiting beside others; waiting while no other worker does.
@@ -37,24 +37,24 @@ class Kind:
 
     @property
     def alone_ms(self) -> float:
-        """Of a batch that nothing else is built beside, as before training."""
+        """Time to build a batch alone, as before training."""
         return self.cpu_ms + self.wait_ms + self.locked_ms
 
 
 def log_normal(sigma: float) -> Callable[[np.random.Generator], float]:
-    """A factor whose logarithm is normal."""
+    """Returns a factor whose logarithm is normally distributed."""
     return lambda draw: float(np.exp(sigma * draw.standard_normal() - sigma**2 / 2))
 
 
 def one_in(number: int, times: float) -> Callable[[np.random.Generator], float]:
-    """One batch of so many takes so many times as long as another."""
+    """Returns a factor by which one batch in ``number`` takes ``times`` as long."""
     mean = 1 + (times - 1) / number
     return lambda draw: (times if draw.random() < 1 / number else 1.0) / mean
 
 
 @dataclass
 class Build:
-    """A batch in a worker's hands: what is left to do, and when it was begun."""
+    """A batch that a worker builds: the work that is left, and when it began."""
 
     number: int
     begun_ms: float
@@ -64,7 +64,7 @@ class Build:
 def simulate(
     kind: Kind, workers: int, *, step_ms: float, steps: int = 300, prefetch: int = 2, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Waits and builds of each step, and the CPU time of each build, milliseconds."""
+    """Returns wait, build time and CPU time of the build for each step, in milliseconds."""
     draw = np.random.default_rng(seed)
     factors = [kind.tail(draw) for _ in range(steps)]
     waits, builds, cpus = np.zeros(steps), np.zeros(steps), np.zeros(steps)
@@ -139,7 +139,7 @@ def simulate(
 
 
 def evidence_of_made(kind: Kind, workers: int, *, step_ms: float, seed: int = 0, **more: Any) -> Evidence:
-    """What a run with such a loader records, on a GPU, behind the first steps, in which the queue fills."""
+    """Returns what a run with such a loader records on a GPU, without the first steps, in which the queue fills."""
     waits, builds, cpus = (found[40:] for found in simulate(kind, workers, step_ms=step_ms, seed=seed))
     return fed_by(
         workers,
@@ -157,6 +157,6 @@ def evidence_of_made(kind: Kind, workers: int, *, step_ms: float, seed: int = 0,
 
 
 def true_step_ms(kind: Kind, workers: int, *, step_ms: float, prefetch: int = 2, seed: int = 0) -> float:
-    """Mean time of a step behind the first."""
+    """Returns the mean time of a step, without the first steps."""
     waits, _, _ = simulate(kind, workers, step_ms=step_ms, prefetch=prefetch, seed=seed)
     return float(waits[40:].mean()) + step_ms

@@ -1,4 +1,4 @@
-"""Data sets with every kind of randomness that a user's may have."""
+"""Datasets with every kind of randomness, failure and speed that a user's may have."""
 
 import dataclasses
 import multiprocessing
@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from wellfed.data.train_loader import train_loader
 
@@ -17,13 +16,13 @@ SIZE = 23
 
 
 def loader_of(dataset, settings, *, skip_ids=(), max_skipped=0, batch_size=4, seed=1, **more):
-    """A train loader of these settings, and of what else they say of samples."""
+    """Returns a train loader with these settings."""
     settings = dataclasses.replace(settings, skip_ids=tuple(skip_ids), max_skipped=max_skipped)
     return train_loader(dataset, settings, batch_size=batch_size, seed=seed, **more)
 
 
 class Fetching:
-    """``fetch`` and ``__getitem__(i, rng)``; randomness by ``rng.*_at``."""
+    """A dataset with ``fetch`` and ``__getitem__(i, rng)`` that draws by ``rng.*_at``."""
 
     def __len__(self):
         return SIZE
@@ -37,7 +36,7 @@ class Fetching:
 
 
 class Global:
-    """Only ``__getitem__``, which draws from the global generators."""
+    """A dataset with ``__getitem__`` only, which draws from the global generators."""
 
     def __len__(self):
         return SIZE
@@ -47,7 +46,7 @@ class Global:
 
 
 class Slow(Fetching):
-    """Takes longest for what is asked first, so that threads finish out of order."""
+    """A dataset whose first batches take longest, so that threads finish out of order."""
 
     def fetch(self, indices, rng):
         time.sleep(0.002 * (int(indices[0]) % 3))
@@ -55,7 +54,7 @@ class Slow(Fetching):
 
 
 class Waiting(Fetching):
-    """Takes 10 ms for a batch, and no CPU."""
+    """A dataset that waits 10 ms for a batch, without CPU."""
 
     def fetch(self, indices, rng):
         time.sleep(0.01)
@@ -63,7 +62,7 @@ class Waiting(Fetching):
 
 
 class Computing(Fetching):
-    """Takes 10 ms of CPU for a batch."""
+    """A dataset that computes 10 ms for a batch."""
 
     def fetch(self, indices, rng):
         until_s = time.thread_time() + 0.01
@@ -73,7 +72,7 @@ class Computing(Fetching):
 
 
 class WaitingItems:
-    """The same, sample by sample."""
+    """The same dataset, read sample by sample."""
 
     batch = Waiting
 
@@ -89,7 +88,7 @@ class ComputingItems(WaitingItems):
 
 
 class Writing(Fetching):
-    """Uses the indices that it is given as scratch space."""
+    """A dataset that overwrites the indices it gets."""
 
     def fetch(self, indices, rng):
         batch = super().fetch(indices.clone(), rng)
@@ -102,7 +101,7 @@ class TwoPartError(Exception):
 
 
 class Failing(Fetching):
-    """Can't read one sample."""
+    """A dataset that can't read one sample."""
 
     def __init__(self, bad, error=KeyError):
         self.bad, self.error = bad, error
@@ -133,7 +132,7 @@ def collate_sum(samples):
 
 
 class Breaking(Fetching):
-    """Hangs, dies or raises at some samples."""
+    """A dataset that hangs, dies or raises at some samples."""
 
     def __init__(self, how, *bad):
         self.how, self.bad = how, bad
@@ -160,38 +159,20 @@ class Breaking(Fetching):
 
 
 class BreakingItems(Breaking):
-    """The same with ``__getitem__`` only."""
+    """The same dataset with ``__getitem__`` only."""
 
     fetch = None
-
-
-class HangingAlone(Fetching):
-    """Kills a DataLoader's worker; in any other process it writes down who that is, and hangs."""
-
-    def __init__(self, bad, told):
-        self.bad, self.told = bad, told
-
-    fetch = None
-
-    def __getitem__(self, index, rng):
-        if index == self.bad:
-            if get_worker_info() is not None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self.told.write_text(str(os.getpid()))
-            while True:
-                time.sleep(0.01)
-        return super().__getitem__(index, rng)
 
 
 class WithLambda(Fetching):
-    """Can't be pickled."""
+    """A dataset that can't be pickled."""
 
     def __init__(self):
         self.options = {"flip": lambda sample: sample}
 
 
 class WithLock(Fetching):
-    """Can only be pickled for a process that starts."""
+    """A dataset that can be pickled only for a process that starts."""
 
     def __init__(self):
         self.lock = multiprocessing.get_context().Lock()

@@ -1,4 +1,4 @@
-"""Data sets that are read in order, with every way of being shared and gone on with that a user's may have."""
+"""Datasets that are read in order, with every way of sharing and resuming that a user's may have."""
 
 import random
 import time
@@ -18,7 +18,7 @@ def loader_of(dataset, settings=None, *, batch_size=4, seed=1, **more):
 
 
 class Plain(IterableDataset):
-    """Samples in order; says nothing of who may read a part."""
+    """A stream of samples in order that can't be shared."""
 
     def __iter__(self):
         return (torch.tensor(number) for number in range(SIZE))
@@ -30,7 +30,7 @@ class Sized(Plain):
 
 
 class Sharded(Plain):
-    """Offers its parts."""
+    """A stream with ``shard``."""
 
     def __init__(self, numbers=range(SIZE)):
         self.numbers = list(numbers)
@@ -43,7 +43,7 @@ class Sharded(Plain):
 
 
 class Waiting(Sharded):
-    """Takes 2 ms for a sample, and no CPU."""
+    """A stream that waits 2 ms for a sample, without CPU."""
 
     def shard(self, index, count):
         return Waiting(self.numbers[index::count])
@@ -55,13 +55,13 @@ class Waiting(Sharded):
 
 
 class InShards(Sharded):
-    """Says how many parts there are."""
+    """A stream with ``num_shards``."""
 
     num_shards = 3
 
 
 class ByWorker(Plain):
-    """Asks torch who reads it, as torch's own documentation does."""
+    """A stream that asks for torch's worker info, as in torch's documentation."""
 
     def __iter__(self):
         told = get_worker_info()
@@ -70,7 +70,7 @@ class ByWorker(Plain):
 
 
 class ByNumber(Plain):
-    """Has a file for each worker, and asks for its number alone."""
+    """A stream that asks for the number of the worker only."""
 
     def __iter__(self):
         told = get_worker_info()
@@ -78,7 +78,7 @@ class ByNumber(Plain):
 
 
 class ByRank(ByWorker):
-    """Asks for its rank, too."""
+    """A stream that also asks for the rank."""
 
     def __iter__(self):
         if torch.distributed.is_initialized():
@@ -87,7 +87,7 @@ class ByRank(ByWorker):
 
 
 class Stateful(IterableDataset):
-    """Says where it stands; keeps that in itself, and begins in a new order each epoch."""
+    """A stream that saves its position, which it holds itself, and has a new order in each epoch."""
 
     def __init__(self, numbers=range(SIZE)):
         self.numbers, self.epoch, self.place = list(numbers), 0, 0
@@ -113,7 +113,7 @@ class Stateful(IterableDataset):
 
 
 class Drawing(Sharded):
-    """Shuffles by Python's generator, as all its parts must; and adds noise of all three to each sample."""
+    """A stream that shuffles by Python's generator and adds noise of all three generators to each sample."""
 
     def shard(self, index, count):
         return Drawn(self.numbers, index, count)
@@ -134,7 +134,7 @@ class Drawn(IterableDataset):
 
 
 class Batches:
-    """Batches, and how many."""
+    """A stream of batches with a length."""
 
     def __init__(self, length, given=None):
         self.length, self.given = length, length if given is None else given

@@ -288,7 +288,7 @@ def test_a_run_folder_that_is_removed_is_not_made_again(
 KILLED_WORKERS = """
 import os, signal
 from pathlib import Path
-from tests.lit import tiny
+from tests.kit import tiny
 from wellfed.data.settings import LoaderSettings
 if __name__ == "__main__":
     loader = tiny.train_loader(tiny.TinyData(), batch_size=8, seed=1,

@@ -1,12 +1,12 @@
-"""Times the first batches of an epoch, made by each backend that could be chosen. Judges nothing: planning does.
+"""Times the first batches of an epoch with each backend that could be chosen; planning decides.
 
-A candidate feeds a loop that asks for a batch and is then busy for a step: asleep when training runs on a GPU, or at
-real work when it runs on the CPU, where workers and the step share the cores. A step is as long as building one
-batch takes, at least `SHORTEST_STEP_MS`. The steps are the same for all: what takes longer loses more.
+Each candidate feeds a simulated training loop. A step sleeps if training runs on a GPU. On a CPU it computes, since
+workers and the step then share the cores. A step takes as long as building one batch, at least `SHORTEST_STEP_MS`, and
+is the same for all candidates.
 
-The batches are those of epoch 0, whether or not a run goes on from a checkpoint. They come from loaders of the trial's
-own and the process's random state is put back, so training finds everything as it would without a trial. Batches are
-not pinned: that would start CUDA before Lightning has chosen the card.
+The batches are those of epoch 0, also in a resumed run. They come from separate loaders, and the process's random state
+is restored, so training is as without the timing. Batches are not pinned: that would start CUDA before Lightning has
+chosen the card.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from wellfed.data.train_loader import TrainLoader
 _LOG = logging.getLogger(__name__)
 
 _BUILDS, _BUILDS_S = 8, 0.02
-"""At most so many batches, or so long, for the time of building one; at least one batch."""
+"""Maximum number of batches, and maximum time, to measure building one batch; at least one is built."""
 _LOOP, _LOOP_S = 32, 0.25
-"""The same for the loop of one candidate; at least `_FEWEST` batches."""
+"""Maximum number of steps, and maximum time, of one candidate's loop; at least `_FEWEST` steps."""
 _FEWEST = 2
 
 
@@ -52,23 +52,22 @@ def time_first_batches(
     known: FirstBatches | None = None,
     data: Any = None,
 ) -> FirstBatches | None:
-    """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
+    """Returns the time of a step and its batch with each candidate; None if a batch can't be built.
 
-    Then training asks for the same batch and tells the error as it always does; one that does not come in the timeout
-    of ``first`` is such an error. Blocks for milliseconds where a batch is cheap, for up to about 2 s where it takes
-    100 ms.
+    Training then asks for the same batch and reports the error. A batch that does not come within the timeout of
+    ``first`` is such an error. Takes milliseconds for cheap batches, up to about 2 s for batches of 100 ms.
 
     Args:
-        make: a loader of epoch 0 that shares nothing with the one of training.
-        candidates: what is to be timed, now that building one batch with ``first`` has been.
-        on_gpu: the step leaves the cores to the workers.
-        known: what building one batch has shown before; not built again then.
-        data: the dataset, whose own generators are put back.
+        make: returns a loader of epoch 0 that shares nothing with the loader of training.
+        candidates: returns the settings to time, given the measurements of building one batch with ``first``.
+        on_gpu: whether a step leaves the CPU cores to the workers.
+        known: earlier measurements of building one batch, which is then not built again.
+        data: the dataset, whose own generators are restored.
     """
     with without_side_effects(data):
         try:
             found = known or _build(make(first))
-        except Exception as error:  # noqa: BLE001  training meets it again, and tells
+        except Exception as error:  # noqa: BLE001  training meets the same error and reports it
             _LOG.info("no batch could be built to time loader backends: %r", error)
             return None
         plans = candidates(found)
@@ -79,17 +78,17 @@ def time_first_batches(
         failed: list[str] = []
         for plan in plans:
             try:
-                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, finds_stuck_sample=False)), step)
-            except Exception as error:  # noqa: BLE001  the others may do; the plan names it
+                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False)), step)
+            except Exception as error:  # noqa: BLE001  the plan names the backend; others may work
                 _LOG.info("loader.backend=%s failed while it was timed: %r", plan.backend, error)
                 failed.append(plan.backend)
         return replace(found, timed=timed, failed=tuple(failed))
 
 
 def copied(dataset: Any) -> Any:
-    """A shallow copy of a dataset, so that a file it opens on first use is not handed down to worker processes.
+    """Returns a shallow copy of a dataset, so that worker processes do not inherit a file that it opens on first use.
 
-    The dataset itself where its class has ``__del__``, which might close what the copy shares, or can't be copied.
+    Returns the dataset itself if it can't be copied, or if its class has ``__del__``, which may close a shared file.
     """
     if isinstance(dataset, Stream):
         return dataset.on_a_copy()
@@ -97,12 +96,12 @@ def copied(dataset: Any) -> Any:
         return dataset
     try:
         return copy.copy(dataset)
-    except Exception:  # noqa: BLE001  a convenience for some datasets, needed by none
+    except Exception:  # noqa: BLE001  the copy helps some datasets, and none needs it
         return dataset
 
 
 def _build(loader: TrainLoader | StreamLoader) -> FirstBatches:
-    """Time to build a batch, and its size."""
+    """Measures the time to build a batch, and its size."""
     with closing(loader):
         deliveries = _endless(loader)
         batch = next(deliveries).batch
@@ -113,7 +112,7 @@ def _build(loader: TrainLoader | StreamLoader) -> FirstBatches:
 
 
 def _loop(loader: TrainLoader | StreamLoader, step: Callable[[], None]) -> BackendTime:
-    """What a step and its batch take; the first batch, with the start of the workers, is dropped."""
+    """Measures a step and its batch; the first batch, which includes the start of the workers, is dropped."""
     with closing(loader):
         deliveries = _endless(loader)
         next(deliveries)
@@ -124,14 +123,14 @@ def _loop(loader: TrainLoader | StreamLoader, step: Callable[[], None]) -> Backe
 
 
 def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
-    """Epoch after epoch, as training asks for them."""
+    """Returns the deliveries of epoch after epoch."""
     return chain.from_iterable(repeat(loader))
 
 
 def _times_ms(
     deliveries: Iterator[Delivery], step: Callable[[], None], fewest: int, most: int, longest_s: float
 ) -> list[float]:
-    """Of the next batches, each with its step."""
+    """Returns the time of each of the next batches with its step."""
     times_ms: list[float] = []
     began_s = last_s = time.perf_counter()
     while len(times_ms) < fewest or (len(times_ms) < most and last_s - began_s < longest_s):
@@ -144,7 +143,7 @@ def _times_ms(
 
 
 def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
-    """Keeps the loop busy for a step."""
+    """Returns a function that simulates a step."""
     if on_gpu:
         return partial(time.sleep, step_ms / 1000)
     left, right, out = (torch.ones(128, 128) for _ in range(3))
@@ -162,8 +161,10 @@ def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
 
 @contextmanager
 def without_side_effects(data: Any = None) -> Iterator[None]:
-    """Random state is put back, with that of the generators in ``data``; warnings of a loader or dataset appear when
-    training starts, once."""
+    """Restores random state afterwards, also of generators in ``data``, and suppresses warnings within.
+
+    Warnings of a loader or dataset then appear once, when training starts.
+    """
     logger = logging.getLogger(bad_samples.__name__)
     before, logger.disabled = logger.disabled, True
     try:

@@ -1,7 +1,7 @@
-"""Copies batches to the device ahead of the step, on a stream of their own, so that copy and compute overlap.
+"""Copies batches to the device ahead of the step, on a CUDA stream of their own, so that copy and compute overlap.
 
-The device has places for ``ahead`` batches and for the one in use. A batch may be copied once there is a free place; a
-place is free again when the device, not only the host, is through with the step of its batch.
+The device holds at most ``ahead`` batches and the one in use. A slot is free again when the device, not only the host,
+has finished the step of its batch.
 """
 
 from __future__ import annotations
@@ -21,37 +21,36 @@ from wellfed.contract import Batch
 
 Move = Callable[[Batch, torch.device], Batch]
 _LOOK_S = 0.1
-"""How often a thread that waits for a free place looks whether it is still wanted."""
+"""Seconds between checks of a thread that waits for a free slot whether it was stopped."""
 _STOP_S = 2.0
-"""Longest wait for a thread that has been told to stop."""
+"""Maximum wait for a thread to stop."""
 _LAUNCHED = 2
-"""Steps that the host may have launched before the device has done them: it is at one, and the next is there."""
+"""Steps that the host may launch before the device has finished them: one that runs, and the next."""
 
 
 class Positioned(Protocol):
-    """What is read ahead: deliveries, and the position of the next."""
+    """A loader of deliveries with a position."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Delivery]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """``epoch`` and ``batch`` of the next delivery, and what else it wants to know then."""
+        """Returns ``epoch`` and ``batch`` of the next delivery, and other state of the loader."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position."""
+        """Continues from a position."""
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Ends everything that is built ahead."""
 
 
 class DevicePrefetcher:
-    """The loader's deliveries in its order, their batches on the device already, up to ``ahead`` of them before they
-    are asked for.
+    """Yields the loader's deliveries in order, with up to ``ahead`` batches on the device before they are asked for.
 
-    The position is that after the last delivery handed out, whatever is on the device already. The loader is read, and
-    so without workers the batches are built, in a thread of this one's. A batch is no longer needed when the next is
-    asked for: who keeps one keeps its memory, beside those that are counted here.
+    The position is after the last delivery handed out, not after batches that are on the device already. A thread reads
+    the loader, and without workers also builds the batches. A batch is released when the next is asked for; code that
+    keeps one keeps its memory beyond what is counted here.
     """
 
     def __init__(
@@ -67,42 +66,44 @@ class DevicePrefetcher:
     ) -> None:
         """
         Args:
-            device: with its index, where it is a GPU: not all threads agree on which is the current one.
-            ahead: >= 1; costs the device memory of so many batches.
-            move: puts a batch on the device; called on the side stream.
-            before_move: told of each delivery while its batch is on the host.
-            no_room: what an error of ``move`` says, where it is that memory did not suffice; else None.
-            on_less: told how many are copied ahead from now on, and why: there is no room for so many. A batch that
-                does not even fit alone is handed out as it is, on the host. None = that is an error.
+            device: a GPU needs its index: threads may differ in their current device.
+            ahead: >= 1; the device needs memory for this number of additional batches.
+            move: copies a batch to the device; called on the side stream.
+            before_move: called with each delivery while its batch is on the host.
+            no_room: returns the message of an error of ``move`` if memory ran out, else None.
+            on_less: called with the reduced number of batches ahead, and the reason, when memory runs out. A batch
+                that does not even fit alone is then handed out on the host. None = running out of memory is an error.
         """
         self._loader, self._device, self._ahead = loader, device, ahead
         self._move, self._before_move, self._no_room, self._on_less = move, before_move, no_room, on_less
-        # For copies, beside that of the steps; on the CPU a copy is done when it is made.
+        # For copies beside the steps; on the CPU a copy is synchronous.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
         self._launched: deque[torch.cuda.Event] = deque()
-        """The ends of the latest steps, oldest first."""
+        """End events of the latest steps, oldest first."""
         self._is_in_use = False
         self.latest: Batch = None
-        """The batch that was handed out last; None once the next is asked for."""
+        """Batch that was handed out last; None once the next is asked for."""
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next delivery, and what else the loader wants to know then."""
+        """Returns the position of the next delivery, and other state of the loader."""
         return {**self._loader.state_dict(), **self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position."""
+        """Continues from a position."""
         self._stop()
         self._loader.load_state_dict(state)
         self._position = _position(self._loader.state_dict())
 
     def keep_pace(self) -> None:
-        """Wait until the device is so near that the next batch has a place there: to be called before it is asked for,
-        so that waiting for the device is not taken for waiting for data."""
+        """Waits until the device has a free slot for the next batch.
+
+        Called before the batch is asked for, so that waiting for the device is not counted as waiting for data.
+        """
         self._step_is_launched()
         while len(self._launched) >= max(_LAUNCHED, self._ahead):
             self._launched.popleft().synchronize()
@@ -111,7 +112,7 @@ class DevicePrefetcher:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
         running = self._running = _ReadAhead(self._loader, self._device, self._bring, self._ahead + 1)
-        handed: list[Delivery] = []  # from which it is taken: what stands still here would keep it on the device
+        handed: list[Delivery] = []  # popped before the yield: a local variable would keep the batch on the device
         try:
             while running.take(handed):
                 self._hand_out(handed[0])
@@ -119,14 +120,13 @@ class DevicePrefetcher:
                 self._step_is_launched()
         finally:
             running.stop()
-            self._ahead = running.num_places - 1
+            self._ahead = running.num_slots - 1
 
-    def _bring(self, delivery: Delivery, num_places: int) -> Delivery | None:
-        """The delivery with its batch on the device; None where the device has no room for it beside others, and so
-        is to have a place less. A batch that does not even fit alone stays on the host.
+    def _bring(self, delivery: Delivery, num_slots: int) -> Delivery | None:
+        """Returns the delivery with its batch on the device, or None if memory requires one slot less.
 
-        The copy is done when this returns: the host's buffers may be used again, and whatever is launched from now on
-        comes after it.
+        A batch that does not even fit alone stays on the host. The copy has finished when this returns, so the host's
+        buffers may be reused.
         """
         if self._before_move is not None:
             self._before_move(delivery)
@@ -136,15 +136,15 @@ class DevicePrefetcher:
             if self._stream is not None:
                 copied = _event()
                 copied.record(self._stream)
-                copied.synchronize()  # without Python's lock: only this thread waits
+                copied.synchronize()  # releases the GIL: only this thread waits
             return replace(delivery, batch=moved, is_on_device=True)
         except Exception as error:
             message = self._no_room(error)
             if message is None or self._on_less is None:
                 raise
-        if num_places == 1:
+        if num_slots == 1:
             return delivery
-        self._on_less(num_places - 2, message)
+        self._on_less(num_slots - 2, message)
         return None
 
     def _hand_out(self, delivery: Delivery) -> None:
@@ -154,15 +154,15 @@ class DevicePrefetcher:
             return
         self.latest = delivery.batch
         if self._stream is not None:
-            # Keep the batch's memory, which belongs to the side stream, from the next batch as long as what is launched
-            # on the current stream may read it.
+            # The batch's memory belongs to the side stream: it must not be reused while kernels on the current stream
+            # may read it.
             current = torch.cuda.current_stream(self._device)
             for tensor in batches.tensors(delivery.batch):
                 if tensor.is_cuda:
                     tensor.record_stream(current)
 
     def _step_is_launched(self) -> None:
-        """All that is done with the batch that was handed out last."""
+        """Marks the end of the step of the latest batch; its slot is free once the device gets there."""
         if self._running is None or not self._is_in_use:
             return
         self.latest, self._is_in_use, end = None, False, None
@@ -173,9 +173,9 @@ class DevicePrefetcher:
         self._running.free.put(end)
 
     def close(self) -> None:
-        """Stop what reads ahead, the loader's workers too; a later ``iter()`` starts them anew.
+        """Ends the thread and the loader's workers; a later ``iter()`` starts them anew.
 
-        A thread that the data holds up is left behind, and ends with the batch that it waits for.
+        A thread that the dataset blocks stays behind, and ends when it has its batch.
         """
         self._stop()
         self._loader.close()
@@ -194,34 +194,37 @@ def _position(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the default keeps a core busy
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the default busy-waits
 
 
 class _ReadAhead:
-    """A thread that reads a loader, and brings what it has read to the device when there is a place for it."""
+    """A thread that reads a loader and copies each batch to the device when a slot is free."""
 
     def __init__(
         self,
         loader: Positioned,
         device: torch.device,
         bring: Callable[[Delivery, int], Delivery | None],
-        num_places: int,
+        num_slots: int,
     ) -> None:
-        """``bring`` puts a batch on the device; given the number of places, None = there must be one less for it."""
-        self._loader, self._device, self._bring, self.num_places = loader, device, bring, num_places
+        """
+        Args:
+            bring: copies a batch to the device, given the number of slots; returns None if there must be one less.
+        """
+        self._loader, self._device, self._bring, self.num_slots = loader, device, bring, num_slots
         self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
-        """Each free place, with the end of the step after which it is free."""
-        for _ in range(num_places):
+        """Free slots, each with the end event of the step that it is free after."""
+        for _ in range(num_slots):
             self.free.put(None)
         self._ready: queue.SimpleQueue[Delivery | BaseException | None] = queue.SimpleQueue()
-        """In the end an error, or None."""
+        """Deliveries on the device; the last entry is an error, or None."""
         self._is_stopped = False
-        # A daemon: a data set that hangs must not keep Python from ending.
+        # A daemon: a dataset that hangs must not keep Python from exiting.
         self._thread = threading.Thread(target=self._run, name="wellfed-device-prefetch", daemon=True)
         self._thread.start()
 
     def take(self, into: list[Delivery]) -> bool:
-        """The next delivery, waited for; False behind the last. Raises what reading it raised."""
+        """Waits for the next delivery and appends it to ``into``; False after the last. Raises what reading raised."""
         found = self._ready.get()
         if isinstance(found, BaseException):
             raise found
@@ -230,7 +233,7 @@ class _ReadAhead:
         return found is not None
 
     def stop(self) -> None:
-        """Read no more; waits a moment for the batch in hand."""
+        """Stops reading; waits up to `_STOP_S` for the current batch."""
         self._is_stopped = True
         self._thread.join(_STOP_S)
 
@@ -238,29 +241,27 @@ class _ReadAhead:
         deliveries: Any = iter(self._loader)
         end: BaseException | None = None
         try:
-            if (
-                self._device.type == "cuda"
-            ):  # with another one current it would get a context, and memory be pinned for it
+            if self._device.type == "cuda":  # pinning memory would create a context on another current device
                 torch.cuda.set_device(self._device)
             for delivery in deliveries:
-                if not self._has_place():
+                if not self._has_slot():
                     break
-                self._bring_to_place(delivery)
+                self._bring_to_slot(delivery)
         except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
             end = error
         finally:
             self._ready.put(end)
-            deliveries.close()  # its workers end in the thread that has started them
+            deliveries.close()  # workers end in the thread that started them
 
-    def _bring_to_place(self, delivery: Delivery) -> None:
-        while (brought := self._bring(delivery, self.num_places)) is None:
-            self.num_places -= 1
-            if not self._has_place():  # that of a batch whose memory this one gets
+    def _bring_to_slot(self, delivery: Delivery) -> None:
+        while (brought := self._bring(delivery, self.num_slots)) is None:
+            self.num_slots -= 1
+            if not self._has_slot():  # the batch of that slot frees its memory for this one
                 return
         self._ready.put(brought)
 
-    def _has_place(self) -> bool:
-        """Waits for a place; False = it is no longer wanted."""
+    def _has_slot(self) -> bool:
+        """Waits for a free slot; False = stopped meanwhile."""
         while not self._is_stopped:
             try:
                 after = self.free.get(timeout=_LOOK_S)

@@ -1,4 +1,4 @@
-"""Delivers the batches of a split that is evaluated: every sample once, over all ranks or on each."""
+"""Yields the batches of a validation or test split: every sample once, over all ranks or on each rank."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from wellfed.data.backends.bad_samples import evaluation_error
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
-from wellfed.data.epoch_order import BatchOrder, EpochOrder
+from wellfed.data.epoch_order import EpochOrder
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
 
 
 class EvalLoader:
-    """A split in its own order, from its start at each ``iter()``.
+    """Yields a split in its own order, from its start at each ``iter()``.
 
     The batches are the same for any number of ranks: rank r has the batches r, r + world_size, and so on. All ranks
-    have as many deliveries, since a model that is spread over them may have to be asked by all: where there is no batch
-    left, the last is padding, with nothing in it. A batch that can't be built ends a pass of one rank with its error;
-    where there are others, which would wait for this one, the rest is padding that carries it.
+    yield the same number of deliveries, since all ranks must run a model that is spread over them. A rank without a
+    batch yields empty padding at the end.
+    With one rank, a batch that can't be built raises. With several, the other ranks would wait: the rest of the pass is
+    padding that carries the error.
     """
 
     def __init__(
@@ -43,36 +44,32 @@ class EvalLoader:
     ) -> None:
         """
         Args:
-            settings: say who builds; None = this process, when asked.
-            sampled: the samples of the split, where a sampler chooses them; None = all.
-            worker_init: called with its number in each worker process.
+            settings: backend and workers; None = this process builds each batch when asked.
+            sampled: selects the samples of the split; None = all samples.
+            worker_init: called with the worker's number in each worker process.
         """
-        self._order: EpochOrder | BatchOrder
-        if sampled is not None and sampled.in_batches:
-            self._order = BatchOrder(sampled, shuffle=False, limit_batches=limit_batches)
-        else:
-            self._order = EpochOrder(
-                len(dataset),
-                batch_size,
-                seed=seed,
-                shuffle=False,
-                drop_last=drop_last,
-                sampled=sampled,
-                limit_batches=limit_batches,
-            )
+        self._order = EpochOrder(
+            len(dataset),
+            batch_size,
+            seed=seed,
+            shuffle=False,
+            drop_last=drop_last,
+            sampled=sampled,
+            limit_batches=limit_batches,
+        )
         self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation", worker_init=worker_init)
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
         self._is_alone = world_size == 1
         settings, num_own = settings or LoaderSettings(), len(self._numbers)
-        if num_own < 2:  # there is nothing that one could be built beside
+        if num_own < 2:  # nothing to build ahead
             settings = LoaderSettings(pin_memory=settings.pin_memory)
         self.settings = replace(settings, num_workers=min(settings.num_workers, num_own))
         """Backend and workers that build the batches."""
         self._source = BatchSource(self._builder, self.settings)
 
     def limit(self, num_workers: int, prefetch_factor: int) -> None:
-        """Has fewer workers, or fewer batches ready, from the next ``iter()`` on; without workers none are."""
+        """Uses fewer workers, or fewer batches ahead, from the next ``iter()`` on; 0 workers = this process."""
         self._source.close()
         fewer = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
         self.settings = fewer if num_workers else LoaderSettings(pin_memory=self.settings.pin_memory)
@@ -87,7 +84,7 @@ class EvalLoader:
             for delivery in self._own():
                 yield delivery
                 number += 1
-        except Exception as error:  # whatever the data raises
+        except Exception as error:  # whatever the dataset raises
             if self._is_alone:
                 raise
             failure = error
@@ -111,17 +108,17 @@ class EvalLoader:
             running.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The start, where each pass begins."""
+        """Returns the position of the start, where each pass begins."""
         return {"epoch": 0, "batch": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing: there is no going on in the middle of a pass."""
+        """Does nothing: a pass is never resumed in the middle."""
 
     def read_from(self, dataset: Any) -> None:
-        """The same samples by another data set, from the next ``iter()`` on."""
+        """Reads the same samples from another dataset, from the next ``iter()`` on."""
         self._builder = self._builder.of(dataset)
         self._source.read_from(self._builder)
 
     def close(self) -> None:
-        """End worker processes that live on from pass to pass."""
+        """Ends persistent worker processes."""
         self._source.close()

@@ -1,8 +1,8 @@
-"""Takes a torch DataLoader apart into what decides its batches, so that others can build them.
+"""Takes a user's DataLoader apart into what decides its batches, so that the engine's backends can build them.
 
-Kept are its data set, batch size, ``drop_last``, ``collate_fn``, ``worker_init_fn`` and the samples that its sampler
-chooses. What says how fast they come (workers, prefetching, pinned memory, timeout) is the plan's. Of torch's own
-samplers only what they choose is kept: all samples in a random order or in their own are chosen by our own order.
+Kept are its dataset, batch size, ``drop_last``, ``collate_fn``, ``worker_init_fn`` and the samples that its sampler
+selects. The plan decides everything that affects speed: workers, prefetching, pinned memory, timeout. Torch's
+SequentialSampler, RandomSampler and DistributedSampler are replaced by the engine's own order.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from wellfed.errors import ConfigError
 
 @dataclass(frozen=True)
 class LoaderParts:
-    """A DataLoader, and what its batches are made of."""
+    """A DataLoader and everything that decides its batches."""
 
     loader: Any
-    """As it came."""
+    """The DataLoader, unchanged."""
     dataset: Any
     batch_size: int | None
-    """None: not known before its batches are built."""
+    """None = unknown before its batches are built."""
     drop_last: bool = False
     collate: Callable[[list[Any]], Batch] | None = None
     worker_init: Callable[[int], None] | None = None
     shuffle: bool = False
     sampled: SampledEpochs | None = None
-    """Which samples come in an epoch; None = all of them."""
+    """Samples of each epoch; None = all samples."""
     gives_batches: bool = False
-    """What the data set gives are batches already."""
+    """Whether the dataset yields batches."""
     problem: str = ""
-    """Why it can only be read as it came; empty where it can be built again."""
+    """Reason why the DataLoader must be used unchanged; empty if its batches can be built by a backend."""
 
     @property
     def has_own_batches(self) -> bool:
-        """A batch sampler decides which samples are a step."""
+        """Whether a batch sampler decides the samples of a step."""
         return self.sampled is not None and self.sampled.in_batches
 
     @property
     def generators(self) -> list[Generator]:
-        """Of its own, from which an order is drawn whenever it is read."""
+        """Its own generators, which draw an order each time it is read."""
         places = [self.loader, *(getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))]
         found = [getattr(place, "generator", None) for place in places]
         return [one for one in found if isinstance(one, Generator)]
 
     def step_size(self) -> int | None:
-        """Samples of a step: those of a batch; of batches that differ, of the largest."""
+        """Returns the samples of a step, those of the largest batch if batches differ."""
         if self.batch_size is None and self.sampled is not None:
             return max(len(batch) for batch in self.sampled.batches(0))
         return self.batch_size
 
     def describe(self) -> str:
-        """A line for the screen, of training data."""
+        """Returns one line for the screen about the training data."""
         what = f"a DataLoader over {type(self.dataset).__name__} gives the training samples"
         if self.problem:
             return f"{what}, read as it came: {self.problem}"
@@ -82,22 +82,22 @@ class LoaderParts:
 
 @dataclass(frozen=True)
 class LoadedDatasets(Datasets):
-    """Data that came in DataLoaders: the data sets that they read, and what else they say."""
+    """Datasets that came in DataLoaders, with the DataLoaders taken apart."""
 
     loaders: Mapping[str, LoaderParts] = field(default_factory=dict)
-    """By split."""
+    """DataLoaders by split."""
 
 
 def loader_of(data: Datasets, split: str) -> LoaderParts | None:
-    """The DataLoader that a split came in; None where it came without."""
+    """Returns the DataLoader that a split came in, or None."""
     return data.loaders.get(split) if isinstance(data, LoadedDatasets) else None
 
 
 def without_loaders(data: Datasets, seed: int) -> Datasets:
-    """The same with the data set in the place of each DataLoader.
+    """Returns the same data with the dataset in place of each DataLoader.
 
     Raises:
-        ConfigError: several loaders for one split, or a sampler that shares samples out by a rule of its own.
+        ConfigError: there are several loaders for one split, or a sampler distributes samples to ranks itself.
     """
     splits = {split: _alone(getattr(data, split), split) for split in ("train", "val", "test")}
     if splits["train"] is None:
@@ -118,7 +118,7 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
 
 
 def _alone(given: Any, split: str) -> Any:
-    """The one loader of a split, out of a list or a mapping of them; None for none."""
+    """Returns the only loader of a list or mapping of loaders, None if it is empty; anything else unchanged."""
     if type(given).__name__ == "CombinedLoader":  # Lightning's
         given = given.iterables
     several = list(given.values()) if isinstance(given, Mapping) else given
@@ -132,13 +132,13 @@ def _alone(given: Any, split: str) -> Any:
 
 
 def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
-    """What a DataLoader's batches are made of.
+    """Returns everything that decides a DataLoader's batches.
 
     Raises:
-        ConfigError: its sampler deals samples out to ranks itself, by a rule of its own.
+        ConfigError: its sampler distributes samples to ranks by a rule of its own.
     """
     cls, dataset = type(loader), loader.dataset
-    # Those of torchdata read as torch's do, and can say where they are.
+    # torchdata's loaders read as torch's do, and also save their position.
     if cls.__iter__ is not DataLoader.__iter__ and not cls.__module__.startswith("torchdata."):
         return LoaderParts(loader, loader, loader.batch_size, problem=f"{cls.__name__} has an __iter__ of its own")
     common: dict[str, Any] = {
@@ -165,7 +165,7 @@ def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
             return LoaderParts(loader, dataset, None, sampled=sampled, **common)
         sampler, batch_size, drop_last = given.sampler, given.batch_size, given.drop_last
     common["drop_last"] = drop_last
-    if type(sampler) is DistributedSampler:  # our own order deals each step out to the ranks
+    if type(sampler) is DistributedSampler:  # the engine's order distributes each step to the ranks
         return LoaderParts(loader, dataset, batch_size, shuffle=sampler.shuffle, **common)
     _refuse_shares(sampler, split)
     if type(sampler) is SequentialSampler and _has(sampler, length):
@@ -176,7 +176,7 @@ def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
 
 
 def _has(sampler: Any, length: int) -> bool:
-    """Whether it gives each sample of a data set once."""
+    """Returns whether a sampler yields each sample of a dataset of ``length`` once."""
     return len(sampler.data_source) == length and len(sampler) == length
 
 

@@ -1,4 +1,4 @@
-"""Finds the longest of the first batches of an epoch: where samples differ in length, it decides what fits."""
+"""Finds the largest of the first batches of an epoch: if samples differ in length, it decides which size fits."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from wellfed.batches import Delivery
 from wellfed.contract import Batch
 
 MOST_BATCHES, MOST_S = 32, 0.5
-"""At most so many, or about so long; at least two."""
+"""Maximum number of batches and approximate maximum time; at least two batches are read."""
 ALIKE_S = 0.05
-"""The same while all are of one size: images that are slow to read are not waited for."""
+"""Maximum time while all batches have one size: slow images are not waited for."""
 
 
 @dataclass(frozen=True)
 class Longest:
-    """The batch with the most bytes a sample, and among which it was found."""
+    """The batch with the most bytes a sample, and the batches it was found among."""
 
     batch: Batch
     num_batches: int
     shortest_bytes: float
-    """A sample's, in the batch that has the fewest."""
+    """Bytes of a sample in the smallest batch."""
     longest_bytes: float
-    """The same in ``batch``."""
+    """Bytes of a sample in ``batch``."""
 
     @property
     def is_longer(self) -> bool:
-        """Not all batches were of one size."""
+        """Whether the batches differ in size."""
         return self.longest_bytes > self.shortest_bytes
 
 
 def longest_batch(deliveries: Iterator[Delivery], clock: Callable[[], float] = time.perf_counter) -> Longest:
-    """Looks at 2, 4, 8 ... batches while twice as many are expected to stay within the time.
+    """Reads 2, 4, 8 ... batches while doubling is expected to stay within the time; returns the largest.
 
-    Steps so wide have the same batches looked at in every run, unless a machine's speed is near one of their edges.
-    Bytes count, not one dimension: tensors that are padded to the same length (tokens and their mask) grow together.
+    Doubling makes every run read the same batches, unless the machine's speed is near a limit. Sizes are compared in
+    bytes: tensors that are padded to the same length (tokens and their mask) grow together.
 
     Raises:
-        Exception: the first batch could not be built. A later one that can't ends the look: training will tell.
+        Exception: the first batch could not be built. An error of a later batch ends the search; training reports it.
     """
     first = next(deliveries)
-    began_s = clock()  # not before: the first batch waits until its workers have started
+    began_s = clock()  # after the first batch, which includes the start of its workers
     longest, sizes = first.batch, [_sample_bytes(first)]
     while len(sizes) < MOST_BATCHES:
         try:

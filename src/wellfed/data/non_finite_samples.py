@@ -1,4 +1,4 @@
-"""Finds samples with NaN or infinite values among batches that training was given, by building them again."""
+"""Finds samples with NaN or infinite values in batches that training used, by building the batches again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 
 _MOST_S = 20.0
-"""Longest search."""
+"""Maximum duration of a search."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class NonFiniteSample:
 def first_non_finite(
     builder: BatchBuilder, requests: Iterable[BatchRequest], *, is_usual_allowed: bool
 ) -> NonFiniteSample | None:
-    """The first sample among these batches that holds such a value; None if there is none, or no time to look.
+    """Returns the first sample of these batches with such a value; None if none is found within `_MOST_S`.
 
     Args:
-        is_usual_allowed: training went well on earlier batches: where most batches hold such values, they are meant.
+        is_usual_allowed: training went well on earlier batches: if most batches hold such values, none is reported.
     """
     found: NonFiniteSample | None = None
     num, num_bad, ends_s = 0, 0, time.monotonic() + _MOST_S
@@ -57,14 +57,14 @@ def first_non_finite(
 def _sample_of(builder: BatchBuilder, request: BatchRequest, value: str) -> NonFiniteSample | None:
     try:
         bad = failing_samples(request.indices, value, lambda part: _value(builder(request.only(part)).batch), most=1)
-    except NoSampleAtFaultError:  # only the whole batch has it
+    except NoSampleAtFaultError:  # only the whole batch has such values
         return None
     index, value = bad[0]
     return NonFiniteSample(index, request.epoch, request.batch, value)
 
 
 def _value(batch: Batch) -> str | None:
-    """What is not finite in a batch."""
+    """Returns which kind of value in a batch is not finite, or None."""
     for tensor in batches.tensors(batch):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return "NaN" if bool(torch.isnan(tensor).any()) else "an infinite value"

@@ -1,7 +1,7 @@
-"""Keeps what was made of a user's files on disk, so that it is made once: decoded images, parsed tables.
+"""Caches files that were made from a user's data (decoded images, parsed tables), so that they are made once.
 
-An entry is a folder ``<cache_dir>/<kind>/<digest>/``. It is filled under another name and renamed, so that a folder of
-that name is whole unless something damaged it afterwards; its manifest tells that. No torch in here.
+An entry is a folder ``<cache_dir>/<kind>/<digest>/``. It is filled under another name and then renamed, so a folder of
+that name is complete. Its manifest shows later damage. Without torch.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ DIGEST = re.compile(r"[0-9a-f]{16}")
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
 BLOCK_BYTES = 64 * 1024
 NUM_BLOCKS = 16
-"""Of a member that are read to check it, evenly spaced from its first to its last; a smaller one is read whole."""
+"""Blocks of a member that are read to check it, evenly spaced; a smaller member is read whole."""
 MOST_HELD = 64
-"""Entries that a process marks as in use at a time; the ones it asked for last."""
+"""Maximum number of entries that a process marks as in use, those it asked for last."""
 SILENT_WAIT_S = 5.0
 _CANT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # the last: /proc
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -55,22 +55,23 @@ def prepared(
     settings: Mapping[str, Any],
     build: Callable[[Path], None],
 ) -> Path:
-    """The folder that ``build(folder)`` has filled, in this process or an earlier one.
+    """Returns the folder that ``build(folder)`` has filled, in this process or an earlier one.
 
-    It is built again if a source has another path, size or time of change, if the settings are others, or if what is
-    there is damaged. That is looked for by the sizes of all members and a checksum of 1 MiB of each (`NUM_BLOCKS`):
-    gigabytes cost no more than megabytes, and a bit that flips between those blocks is not seen. Two processes that
-    ask for the same build it once: the second waits. Until this process ends, the entry is marked as in use.
+    It is built again if a source has another path, size or time of change, if the settings differ, or if the entry is
+    damaged. Damage is detected by the sizes of all members and a checksum of 1 MiB of each (`NUM_BLOCKS`). Checking
+    gigabytes therefore costs no more than megabytes, and a bit that flips between those blocks is not detected. If two
+    processes ask for the same entry, one builds it and the other waits. The entry is marked as in use until this
+    process ends.
 
     Args:
-        kind: lower-case name of the folder for all entries of this sort, as ``images``.
-        sources: the files that it is made of, each one: of a folder only its own time is seen, not its files'.
-        settings: what JSON can hold. Put a number among them that you raise when ``build`` makes something else.
-        build: gets an empty folder. A full disk kills the process that writes through a memory map; write with
-            ``file.write``, or reserve the room first (``os.posix_fallocate``).
+        kind: lower-case name of the folder for all entries of this kind, as ``images``.
+        sources: all files that the entry is made from. For a folder only its own time is compared, not its files'.
+        settings: values that JSON can hold. Include a number that you raise when ``build`` changes.
+        build: fills an empty folder. A full disk kills a process that writes through a memory map: write with
+            ``file.write``, or reserve the space first (``os.posix_fallocate``).
 
     Raises:
-        DataError: a source is missing; no room or no right to write.
+        DataError: a source is missing, the disk is full, or the folder can't be written.
     """
     if not _KIND.fullmatch(kind):
         raise ValueError(f"kind={kind!r} is no lower-case name, as images is.")
@@ -81,7 +82,7 @@ def prepared(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _only_builder(folder):
-            if not _is_whole(folder):  # else another has built it meanwhile
+            if not _is_whole(folder):  # another process may have built it meanwhile
                 _remove_remains(folder)
                 _build(folder, build, sources, settings)
                 _is_whole(folder)  # which marks it as in use
@@ -91,7 +92,7 @@ def prepared(
 
 
 def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
-    """16 hex digits of each source's path, size and time of change, and of the settings.
+    """Returns 16 hex digits that depend on each source's path, size and time of change, and on the settings.
 
     Raises:
         DataError: a source is missing.
@@ -102,9 +103,12 @@ def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
 
 
 def no_file(path: Path) -> str:
-    """Returns what stands in place of a regular file; empty for a regular file, and for a folder.
+    """Returns what a path is instead of a regular file; empty for a regular file or a folder.
 
-    To open a named pipe waits for its writer, which may never come. An OSError where nothing is there.
+    Opening a named pipe would wait for its writer, which may never come.
+
+    Raises:
+        OSError: the path does not exist.
     """
     mode = path.stat().st_mode
     kinds = {"a named pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK, "a device": stat.S_ISCHR, "a disk": stat.S_ISBLK}
@@ -112,11 +116,11 @@ def no_file(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises a DataError for what can't be read as a file: a named pipe, a socket or a device."""
+    """Raises a DataError for a named pipe, a socket or a device, which can't be read as a file."""
     try:
         kind = no_file(path)
     except OSError:
-        return  # who reads it says so
+        return  # reading it raises the same error
     if kind:
         raise DataError(f"{path} is {kind}, not a file. Write what it gives to a file, and name that.")
 
@@ -136,7 +140,7 @@ def _seen(source: Path) -> tuple[Path, int, int]:
 
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Wait until no other process builds this entry; where a file system has no locks, go on without."""
+    """Waits until no other process builds this entry. On a file system without locks, continues without."""
     lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
@@ -166,9 +170,9 @@ def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path],
         try:
             partial.rename(folder)
         except OSError:
-            if not _is_whole(folder):  # else a process that no lock held back was first
+            if not _is_whole(folder):  # on a file system without locks another process may have been first
                 raise
-    except (OSError, RuntimeError) as error:  # numpy and torch don't say that it is the disk
+    except (OSError, RuntimeError) as error:  # numpy and torch raise without naming the disk
         if shutil.disk_usage(partial).free < MIB:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
@@ -201,7 +205,7 @@ def _first(sources: Sequence[Path]) -> str:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Of an entry that is damaged, and of processes that were killed while they built it."""
+    """Removes a damaged entry, and the folders of processes that were killed while they built it."""
     if folder.exists():
         warnings.warn(f"{folder} was damaged and is made again.", stacklevel=3)
         shutil.rmtree(folder)
@@ -210,7 +214,7 @@ def _remove_remains(folder: Path) -> None:
 
 
 def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
-    """What to tell of an error of writing; one that lies elsewhere, as a source that can't be read, stays as it is."""
+    """Returns a DataError for an error of writing the entry; any other error, as of a source, unchanged."""
     if error.errno in _NO_ROOM:
         way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that has more."
         return DataError(f"{home}: there is no room for the prepared {kind} ({error.strerror}). {way_out}")
@@ -225,19 +229,19 @@ def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether all members are as they were written; then the entry is marked as in use."""
+    """Returns whether all members are as they were written, and marks the entry as in use."""
     try:
         mark = _in_use(folder / MANIFEST, (folder / MANIFEST).stat().st_ino)
         members = read_manifest(folder)["members"]
         is_whole = all(_checked(folder / name) == seen for name, seen in members.items())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):  # missing, or no manifest of ours
         return False
-    # Who cleared it meanwhile has renamed it.
+    # Another process may have cleared it meanwhile, by renaming it.
     return is_whole and (mark is None or mark.is_of(folder / MANIFEST))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What an entry's manifest says. Raises OSError or ValueError where there is none that can be read."""
+    """Returns an entry's manifest. Raises OSError or ValueError if it can't be read."""
     found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(found, dict) or not isinstance(found.get("members"), dict):
         raise ValueError(f"{folder / MANIFEST} is no manifest.")
@@ -245,7 +249,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _checked(file: Path) -> list[Any]:
-    """Size, and checksum of some blocks."""
+    """Returns the size and a checksum of some blocks."""
     size = file.stat().st_size
     found = hashlib.blake2b(digest_size=8)
     with file.open("rb") as opened:
@@ -262,7 +266,7 @@ def _checked(file: Path) -> list[Any]:
 
 
 class _InUse:
-    """A shared lock on a manifest, for as long as this object or a process forked since lives."""
+    """A shared lock on a manifest, held as long as this object or a process forked since then exists."""
 
     def __init__(self, manifest: Path) -> None:
         self._descriptor = os.open(manifest, os.O_RDONLY)
@@ -281,13 +285,13 @@ class _InUse:
 
 @lru_cache(maxsize=MOST_HELD)
 def _in_use(manifest: Path, inode: int) -> _InUse | None:
-    """Kept here because nobody tells when data are no longer read: a mark ends with its process."""
+    """Returns the lock of an entry, cached until the process ends: the end of its use is unknown."""
     return None if fcntl is None else _InUse(manifest)
 
 
 @contextlib.contextmanager
 def nobody_uses(folder: Path) -> Iterator[bool]:
-    """Whether no process uses or builds an entry; while it is true here, none begins to build it."""
+    """Yields whether no process uses or builds an entry; none begins to build it within."""
     lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
@@ -308,16 +312,16 @@ def nobody_uses(folder: Path) -> Iterator[bool]:
 
 
 def remove(folder: Path) -> bool:
-    """Take an entry away, or what is left of one; False if a process uses or builds it, and it stays.
+    """Removes an entry, or the remains of one; returns False, and keeps it, if a process uses or builds it.
 
     Raises:
-        OSError: it can't be written to.
+        OSError: the folder can't be written.
     """
     entry = folder.with_name(folder.name.partition(".")[0])
     with nobody_uses(entry) as is_free:
         if is_free:
             away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
-            folder.rename(away)  # in one go: nobody finds half of it
+            folder.rename(away)  # atomic: no process finds half of it
             shutil.rmtree(away)
             if not entry.exists():
                 _lock_file(entry).unlink(missing_ok=True)

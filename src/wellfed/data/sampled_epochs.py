@@ -1,9 +1,9 @@
-"""Asks a DataLoader's sampler for the indices of each epoch, so that the same epoch gives the same ones again.
+"""Asks a DataLoader's sampler for the indices of each epoch, so that an epoch has the same indices when repeated.
 
-All generators are seeded by (seed, epoch) while a sampler draws, and put back after: torch's own samplers, those with
-``set_epoch``, and those that draw from Python's, numpy's or torch's generator then give an epoch at any time. Any other
-is asked for its epochs in their order, so that one with a generator of its own gives in a resumed run what it gave
-before. What no code can promise is compared: a checkpoint holds a checksum of the epoch's indices.
+All generators are seeded by (seed, epoch) while a sampler draws, and restored after. Torch's own samplers and samplers
+with ``set_epoch`` or without a generator of their own can then repeat any epoch. Any other sampler is asked for its
+epochs in order, so that one with its own generator repeats them in a resumed run. A checkpoint holds a checksum of the
+epoch's indices, which a resumed run compares.
 """
 
 from __future__ import annotations
@@ -24,42 +24,41 @@ from wellfed.sample_rng import seed_from
 
 _LOG = logging.getLogger(__name__)
 _KEPT, _FEWEST_KEPT = 2**22, 4
-"""Indices that are kept of epochs before the latest, and the fewest epochs."""
+"""Maximum number of indices kept of earlier epochs, and the minimum number of epochs kept."""
 _ENDLESS = 100
-"""So many times its data set's length a sampler without a length of its own may give, before it counts as endless."""
+"""Multiple of the dataset's length after which a sampler without a length counts as endless."""
 
 
 class SampledEpochs:
-    """The indices of each epoch by a sampler, or its lists of indices by a batch sampler; all epochs are as long as the
-    first.
+    """The indices of each epoch, from a sampler or a batch sampler; all epochs are as long as the first.
 
     Args:
-        sampler: gives indices; with ``in_batches`` lists of them.
-        dataset_length: of what the indices are of.
+        sampler: yields indices, or lists of indices with ``in_batches``.
+        dataset_length: samples of the dataset.
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int, dataset_length: int, *, in_batches: bool = False) -> None:
         self._sampler, self._seed, self._dataset_length, self.in_batches = sampler, seed, dataset_length, in_batches
         self._is_torchs = type(sampler).__module__.startswith("torch.utils.data")
         self._is_free = self._is_torchs or callable(getattr(sampler, "set_epoch", None))
-        """Any epoch may be asked for, whichever was asked for before."""
+        """Whether epochs may be asked for in any order."""
         self._kept: dict[int, list[Tensor]] = {}
         self._inexact: set[int] = set()
-        """Epochs of which that was said."""
+        """Epochs that a warning was given for."""
         self._next = 0
-        """Epoch that a sampler with a state of its own gives next."""
+        """Next epoch of a sampler that has a state of its own."""
 
     @property
     def name(self) -> str:
-        """Of the sampler's class."""
+        """Name of the sampler's class."""
         return type(self._sampler).__name__
 
     def indices(self, epoch: int) -> Tensor:
-        """Long ``[n]``: those of all batches in their order."""
+        """Returns the indices of an epoch in order, long ``[n]``."""
         return torch.cat(self.batches(epoch))
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """The lists of a batch sampler; of a sampler all its indices as one list."""
+        """Returns the lists of a batch sampler, or all indices of a sampler as one list."""
         if 0 not in self._kept:
             self._kept[0], self._next = self._draw(0), 1
         if epoch not in self._kept:
@@ -70,11 +69,11 @@ class SampledEpochs:
         return self._kept[epoch]
 
     def checksum(self, epoch: int) -> int:
-        """Of an epoch's indices: tells whether they are the same again."""
+        """Returns a checksum of an epoch's indices."""
         return zlib.crc32(self.indices(epoch).numpy().tobytes())
 
     def compare(self, epoch: int, checksum: int, on_event: OnEvent = ignore_event) -> None:
-        """Warn once where a resumed epoch has other indices than before; ``on_event`` gets a ``resume_inexact``."""
+        """Warns once, and sends a ``resume_inexact``, if a resumed epoch has other indices than before."""
         if self.checksum(epoch) != checksum and epoch not in self._inexact:
             self._inexact.add(epoch)
             on_event("resume_inexact", epoch=epoch)
@@ -86,14 +85,14 @@ class SampledEpochs:
             )  # fmt: skip
 
     def _forget(self, latest: int) -> None:
-        """Early epochs, once there are many; the first is looked at by many, and timing loaders runs ahead a little."""
+        """Drops early epochs once many are kept; keeps the first, and a few that timing loaders asks for ahead."""
         length = sum(map(len, self._kept[0]))
         most = max(_FEWEST_KEPT, _KEPT // length)
         for number in sorted(self._kept.keys() - {0, latest})[: max(0, len(self._kept) - most)]:
             del self._kept[number]
 
     def _as_long_as_first(self, drawn: list[Tensor], epoch: int) -> list[Tensor]:
-        """Cut to the length of the first epoch, which the length of all epochs was told by."""
+        """Returns the indices cut to the length of the first epoch, from which the number of steps was computed."""
         first = self._kept[0]
         if not self.in_batches:
             drawn, given, wanted = [drawn[0][: len(first[0])]], len(drawn[0]), len(first[0])

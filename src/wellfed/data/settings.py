@@ -1,7 +1,4 @@
-"""Says how a loader builds its batches: one frozen object, made from plan and configuration, and passed whole.
-
-Knows no torch, so that planning may make one.
-"""
+"""Settings of a loader, made from plan and configuration. Without torch, so that planning can use them."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 BackendName = Literal["torch", "inline", "threads", "processes", "own"]
-"""``own``: a DataLoader of the user's, left as it came, which builds by itself."""
+"""``own``: the user's DataLoader, unchanged, which builds its batches itself."""
 MOST_PARTS = 16
-"""A stream that can be read in more parts is read in so many: each has a reader, and may hold samples ready."""
+"""Maximum number of parts that a stream is read in: each has a reader, which may hold samples in memory."""
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """The knobs ``loader.*`` as they were decided; by default the training process builds each batch when asked."""
+    """The decided values of ``loader.*``; by default the training process builds each batch when asked."""
 
     backend: BackendName = "inline"
     num_workers: int = 0
@@ -25,14 +22,12 @@ class LoaderSettings:
     persistent_workers: bool = False
     pin_memory: bool = False
     timeout_s: float = 0
-    """Longest wait for a batch; 0 = for ever."""
+    """Seconds to wait for a batch at most; 0 = no limit."""
     worker_threads: int | None = None
-    """Threads of torch and numpy in each worker process; None = 1. A worker thread always has itself alone."""
+    """Threads of torch and numpy in each worker process; None = 1. A worker thread always uses one."""
     skip_ids: tuple[int, ...] = ()
-    """Training samples that belong to no step."""
+    """Indices of training samples that are never used."""
     max_skipped: int = 0
-    """Training samples that may fail, and are left out from then on; with one rank only."""
+    """Maximum number of training samples that may fail and are then left out; with one rank only."""
     shuffle_buffer: int | None = None
-    """Samples of a stream that are held for one of them to be drawn."""
-    finds_stuck_sample: bool = True
-    """Whether the sample that a worker hangs at is looked for, which takes several timeouts."""
+    """Samples of a stream held in memory, from which the next is drawn."""

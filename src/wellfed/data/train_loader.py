@@ -1,4 +1,4 @@
-"""Delivers the batches of training, epoch after epoch, from wherever it is to go on."""
+"""Yields the batches of training, epoch after epoch, from any position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
-from wellfed.data.epoch_order import BatchOrder, EpochOrder, Share, Taken
+from wellfed.data.epoch_order import EpochOrder, Share, Taken
 from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
 from wellfed.data.sampled_epochs import SampledEpochs
 from wellfed.data.settings import LoaderSettings
@@ -23,22 +23,36 @@ from wellfed.ranks import share_of
 from wellfed.record import OnEvent, ignore_event
 
 
-class _Epochs:
-    """A position in successive epochs of so many batches: each ``iter()`` goes on after the last delivered batch.
+class TrainLoader:
+    """Yields the steps of successive epochs: each ``iter()`` goes on after the last batch handed out.
 
-    Has ``__len__``: without one Lightning reads a batch ahead and loses it at a checkpoint.
+    Batches that are queued ahead do not count. Has ``__len__``: without it Lightning reads a batch ahead and loses it
+    at a checkpoint.
     """
 
-    def __init__(self, num_batches: int) -> None:
-        self._num_batches, self._epoch, self._next_batch = num_batches, 0, 0
+    def __init__(
+        self,
+        builder: BatchBuilder,
+        order: EpochOrder,
+        settings: LoaderSettings,
+        bad: BadSamples,
+        on_event: OnEvent = ignore_event,
+    ) -> None:
+        self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
+        self._epoch = self._next_batch = 0
+        self._taken: list[Taken] = []
+        """Batches of the epoch that earlier runs with other loader.skip_ids trained on."""
+        self._first_batch = 0
+        """Number of the first batch that is left of the epoch."""
+        self._source = BatchSource(builder, settings)
 
     def __len__(self) -> int:
-        return self._num_batches
+        return self._order.num_batches
 
     @property
     def steps_per_epoch(self) -> int:
-        """Those of all ranks together."""
-        return self._num_batches
+        """Steps of an epoch, each of all ranks together."""
+        return len(self)
 
     @property
     def epoch(self) -> int:
@@ -46,37 +60,8 @@ class _Epochs:
         return self._epoch + (self._next_batch >= len(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch."""
-        return {"epoch": self._epoch, "batch": self._next_batch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position."""
-        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
-
-
-class TrainLoader(_Epochs):
-    """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
-
-    def __init__(
-        self,
-        builder: BatchBuilder,
-        order: EpochOrder | BatchOrder,
-        settings: LoaderSettings,
-        bad: BadSamples,
-        on_event: OnEvent = ignore_event,
-    ) -> None:
-        super().__init__(order.num_batches)
-        self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
-        self._taken: list[Taken] = []
-        """Of the epoch, by runs with other loader.skip_ids."""
-        self._first_batch = 0
-        """Number of the first that is left of it."""
-        self._source = BatchSource(builder, settings)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch, and what else there is to know: the samples that failed so far, and which
-        samples the epoch was cut into batches without."""
-        state = super().state_dict()
+        """Returns the position of the next batch, the samples that failed so far, and those that are skipped."""
+        state: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
         if self._bad.indices:
             state["skipped"] = self._bad.indices
         if self._order.skip_ids:
@@ -89,11 +74,11 @@ class TrainLoader(_Epochs):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position; what failed before it is not asked for again.
+        """Continues from a position; samples that failed before it are not requested again.
 
-        From a run with other loader.skip_ids the rest of the epoch has numbers of its own: its last are the same.
+        After a change of loader.skip_ids the batches that are left of the epoch get the last numbers of the epoch.
         """
-        super().load_state_dict(state)
+        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         self._bad.remember(state.get("skipped", ()))
         if self._order.sampled is not None and "order" in state:
             epoch, checksum = state["order"]
@@ -114,21 +99,22 @@ class TrainLoader(_Epochs):
             self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
         if self._order.sampled is not None:
-            self._order.sampled.batches(epoch)  # not in a thread that builds: it may draw from the process's generators
+            # Here, not in a worker thread: a sampler may draw from the process's generators.
+            self._order.sampled.batches(epoch)
         asked: deque[tuple[Share, int]] = deque()
         running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
             for built in running:
                 if self._source.is_left(running):
-                    return  # left behind with a batch that came too late
+                    return  # this thread was blocked by a batch while another pass began
                 share, left_out = asked.popleft()
                 if built.lost:
                     self._bad.take(built.lost, epoch, share.batch)
                     left_out += len(built.lost)
                 if built.batch is None:
                     is_empty = left_out == share.indices.numel()
-                    teller = self._bad.none_left if is_empty else self._builder.nothing_given
-                    raise teller(epoch, share.batch)
+                    error_of = self._bad.none_left if is_empty else self._builder.nothing_given
+                    raise error_of(epoch, share.batch)
                 self._next_batch = share.batch + 1
                 num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
                 total = share.total - left_out
@@ -146,9 +132,9 @@ class TrainLoader(_Epochs):
             running.close()
 
     def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[BatchRequest]:
-        """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for.
+        """Yields requests for the rest of the epoch; adds to ``asked`` each share, and how many of it are left out.
 
-        Threads that build read this themselves, one at a time.
+        Worker threads read this generator themselves, one at a time.
         """
         for batch in range(self._next_batch, len(self)):
             share = self._order.share(epoch, batch)
@@ -157,10 +143,10 @@ class TrainLoader(_Epochs):
             yield BatchRequest(epoch, batch, indices)
 
     def non_finite_sample(self, state: dict[str, Any], *, skipped: int = 0, steps: int = 1) -> NonFiniteSample | None:
-        """The first sample with NaN or infinite values among the ``steps`` batches delivered before a position.
+        """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.
 
         Args:
-            skipped: batches right before the position that are left out.
+            skipped: number of batches right before the position that are not searched.
         """
         at = int(state["epoch"]) * len(self) + int(state["batch"])
         last = at - skipped
@@ -172,14 +158,14 @@ class TrainLoader(_Epochs):
         return first_non_finite(self._builder, requests, is_usual_allowed=first > 0)
 
     def read_from(self, dataset: Any) -> None:
-        """The same samples by another data set, from the next ``iter()`` on."""
+        """Reads the same samples from another dataset, from the next ``iter()`` on."""
         self._builder = self._builder.of(dataset)
         self._source.read_from(self._builder)
 
     def close(self) -> None:
-        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
+        """Ends workers and everything built ahead; a later ``iter()`` starts them anew.
 
-        A thread that is waiting for a batch stops when it has it, and changes nothing here any more.
+        A thread that is blocked by a batch ends once it has the batch, and changes nothing here.
         """
         self._source.close()
 
@@ -200,18 +186,18 @@ def train_loader(
     worker_init: Callable[[int], None] | None = None,
     on_event: OnEvent = ignore_event,
 ) -> TrainLoader | StreamLoader:
-    """Steps of ``batch_size`` samples over all ranks.
+    """Returns a loader of steps of ``batch_size`` samples over all ranks.
 
     Args:
-        batch_size: None = as ``sampled`` has it, which gives batches.
-        shuffle: another order in each epoch.
-        sampled: chooses the samples of each epoch; None = all of them.
-        worker_init: called with its number in each worker process.
-        on_event: gets a ``sample_skipped`` for each sample left out.
+        batch_size: None = the batches that ``sampled`` lists.
+        shuffle: use another order in each epoch.
+        sampled: selects the samples of each epoch; None = all samples.
+        worker_init: called with the worker's number in each worker process.
+        on_event: receives a ``sample_skipped`` for each sample left out.
 
     Raises:
-        DataError: no samples, fewer than one whole step with ``drop_last``, data that gives no samples, or that can't
-            be sent to worker processes.
+        DataError: there are no samples, fewer than one whole step with ``drop_last``, the dataset can't be read, or it
+            can't be sent to worker processes.
     """
     if is_stream(dataset):
         return _stream_loader(
@@ -229,19 +215,18 @@ def train_loader(
         )
     name = type(dataset).__name__
     check_items(dataset, by_item=settings.backend == "torch")
-    common: dict[str, Any] = {
-        "rank": rank,
-        "world_size": world_size,
-        "skip_ids": settings.skip_ids,
-        "limit_batches": limit_batches,
-        "shuffle": shuffle,
-    }
-    order: EpochOrder | BatchOrder
-    if batch_size is None:
-        assert sampled is not None
-        order = BatchOrder(sampled, **common)
-    else:
-        order = EpochOrder(len(dataset), batch_size, seed=seed, drop_last=drop_last, sampled=sampled, **common)
+    order = EpochOrder(
+        len(dataset),
+        batch_size,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
+        shuffle=shuffle,
+        skip_ids=settings.skip_ids,
+        limit_batches=limit_batches,
+        sampled=sampled,
+    )
     if order.num_batches == 0:
         if len(dataset) == 0:
             raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")

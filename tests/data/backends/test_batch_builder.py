@@ -13,7 +13,6 @@ from tests.kit import sets
 from wellfed import generators
 from wellfed.data.backends.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
 from wellfed.data.backends.batch_request import BatchRequest
-from wellfed.data.backends.heartbeats import shared_heartbeats
 from wellfed.errors import DataError, first_line, reason_of
 from wellfed.sample_rng import SampleRng
 
@@ -74,28 +73,6 @@ def test_who_takes_an_rng():
     assert takes_rng(sets.Fetching())
     assert not takes_rng(sets.Global())
     assert not takes_rng([1, 2])
-
-
-def test_where_a_builder_is_can_be_read_while_it_is_there():
-    heartbeats = shared_heartbeats(2)
-    seen = []
-
-    class Looking(sets.BreakingItems):
-        def breaks(self):
-            seen.append(heartbeats[1].activity())
-
-    build = BatchBuilder(Looking("", 3, 5), 1)
-    build(BatchRequest(7, 9, torch.tensor([3, 4, 5])), heartbeats[1])
-    assert [(doing.epoch, doing.batch, doing.index) for doing in seen] == [(7, 9, 3), (7, 9, 5)]
-    assert all(0 <= doing.for_s < 60 for doing in seen)
-    assert heartbeats[0].activity() is heartbeats[1].activity() is None
-
-    class LookingAtFetch(sets.Breaking):
-        def breaks(self):
-            seen.append(heartbeats[1].activity())
-
-    BatchBuilder(LookingAtFetch("", 3), 1)(BatchRequest(7, 9, torch.tensor([3, 4])), heartbeats[1])
-    assert (seen[-1].batch, seen[-1].index) == (9, None)
 
 
 class Ragged(sets.BreakingItems):

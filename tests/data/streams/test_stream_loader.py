@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.kit import streams
 from tests.kit.streams import SIZE, loader_of
-from wellfed.data.backends.bad_samples import WorkerLost
+from wellfed.data.backends.process_backend import WorkerLost
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import Stream
@@ -272,10 +272,15 @@ class Dying(streams.Plain):
 
 def test_a_worker_that_hangs_or_dies_is_told():
     late = loader_of(Hanging(), LoaderSettings("processes", 1, 2, timeout_s=1))
-    with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"):
+    with pytest.raises(
+        DataError, match=r"No batch came within loader\.timeout_s=1 s: .* training batch 0 of epoch 0\."
+    ):
         epochs(late)
     dead = loader_of(Dying(), ONE)
-    with pytest.raises(WorkerLost, match="killed by SIGKILL while it made training batch 0 of epoch 0"):
+    with pytest.raises(
+        WorkerLost,
+        match=r"killed by SIGKILL\. It was asked for training batch 0 of epoch 0, then training batch 1 of epoch 0\.",
+    ):
         epochs(dead)
 
 

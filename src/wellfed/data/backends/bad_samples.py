@@ -1,4 +1,4 @@
-"""Finds the samples that make a batch fail, and names them in an error or leaves them out, up to loader.max_skipped."""
+"""Finds the samples that make a batch fail; an error names them, or they are left out up to loader.max_skipped."""
 
 from __future__ import annotations
 
@@ -11,34 +11,28 @@ from torch import Tensor
 
 from wellfed.data.backends.batch_request import BatchRequest, LostSample
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import DataError, ErrorKind, WellfedError
+from wellfed.errors import DataError
 from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 Failure = TypeVar("Failure")
 _LISTED = 20
-"""Most indices that a way out spells out."""
+"""Maximum number of indices that advice spells out."""
 _FORKED = "Cannot re-initialize CUDA in forked subprocess"
-"""What torch says of any use of CUDA in a process that was forked from one that has used it."""
-
-
-class WorkerLost(WellfedError):
-    """A worker process died, and no sample is known to be at fault."""
-
-    kind: ErrorKind = "worker"
+"""Torch's error for any use of CUDA in a process that was forked after CUDA was used."""
 
 
 class BadSamples:
-    """The samples that failed so far. What failed once is never asked for again, in this run or when it is resumed."""
+    """The samples that failed so far. They are never requested again, in this run or when it is resumed."""
 
     def __init__(
         self, name: str, settings: LoaderSettings, *, on_event: OnEvent = ignore_event, may_skip: bool = True
     ) -> None:
         """
         Args:
-            name: of the data set, for messages.
-            on_event: gets a ``sample_skipped`` for each sample that is left out.
-            may_skip: loader.max_skipped would help (one rank).
+            name: class of the dataset, for messages.
+            on_event: receives a ``sample_skipped`` for each sample that is left out.
+            may_skip: whether loader.max_skipped is possible (one rank).
         """
         self._name, self._most, self._skip_ids = name, settings.max_skipped, settings.skip_ids
         self._may_skip, self._on_event = may_skip, on_event
@@ -47,22 +41,26 @@ class BadSamples:
 
     @property
     def indices(self) -> list[int]:
-        """What is left out, in the order it failed."""
+        """Indices that are left out, in the order in which they failed."""
         return list(self._reasons)
 
     def remember(self, indices: Sequence[int]) -> None:
-        """Leave these out from here on, and no others: those of a run that is resumed."""
+        """Replaces the samples that are left out by those of the run that is resumed."""
         self._reasons = dict.fromkeys(indices, "failed before the run was resumed")
         self._bad = torch.tensor(self.indices, dtype=torch.int64)
         if self._reasons:
             _LOG.info("Samples %s are left out: they failed before the run was resumed.", self.indices)
 
     def leave_out(self, indices: Tensor) -> Tensor:
-        """The indices without those that are known to fail."""
+        """Returns the indices without those that are known to fail."""
         return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
 
     def take(self, lost: Sequence[LostSample], epoch: int, batch: int) -> None:
-        """Samples that failed just now; a DataError where they are too many, or not at fault themselves."""
+        """Adds samples that have just failed.
+
+        Raises:
+            DataError: more than loader.max_skipped have failed, or the samples are not the cause.
+        """
         for one in lost:
             if _FORKED in one.reason:
                 raise _cuda_in_worker(self._name) from one.cause
@@ -77,7 +75,7 @@ class BadSamples:
             self._on_event("sample_skipped", index=one.index, reason=one.reason, epoch=epoch, batch=batch)
 
     def none_left(self, epoch: int, batch: int) -> DataError:
-        """The error of a step that has lost all its samples."""
+        """Returns the error of a step that has lost all its samples."""
         return DataError(
             f"{self._name}: all samples of training batch {batch} of epoch {epoch} are left out, and a step needs one. "
             f"Set {self._skipping(self.indices)}: then they belong to no step."
@@ -97,7 +95,7 @@ class BadSamples:
         )
 
     def _skipping(self, ids: Sequence[int]) -> str:
-        """As something to type; what is set already stays set."""
+        """Returns the override to type, which keeps the indices that are already set."""
         together = [*self._skip_ids, *ids]
         if len(together) > _LISTED:
             return f"loader.skip_ids to what it is, and {','.join(map(str, ids[-_LISTED:]))}"
@@ -105,7 +103,7 @@ class BadSamples:
 
 
 def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
-    """The error of an evaluation, which can't leave out a sample: its figures would be of another set."""
+    """Returns the error of an evaluation, which never leaves out a sample: its metrics would be of another set."""
     if _FORKED in lost.reason:
         return _cuda_in_worker(name)
     return DataError(
@@ -115,7 +113,7 @@ def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
 
 
 def _cuda_in_worker(name: str) -> DataError:
-    """No sample's fault."""
+    """Returns the error of a dataset that uses CUDA in a forked worker, which fails for every sample."""
     return DataError(
         f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
         "Keep its tensors on the CPU: the engine moves batches, and on_device(batch, rng) works on the card. "
@@ -123,30 +121,47 @@ def _cuda_in_worker(name: str) -> DataError:
     )
 
 
-def hung(timeout_s: float) -> str:
-    """The reason of a sample that hangs."""
-    return f"it did not come within loader.timeout_s={timeout_s:g}"
+def too_late(request: BatchRequest | None, purpose: str, timeout_s: float) -> DataError:
+    """Returns the error of a batch that did not come in time; logs all its indices.
 
-
-def too_late(timeout_s: float) -> DataError:
-    """The error of a batch that is late without any sample hanging."""
+    Args:
+        request: None if the workers have not taken it up yet.
+    """
+    if request is None:
+        which, way_out = f"{purpose} batch", ""
+    else:
+        which = request.described(purpose)
+        log_indices(request, purpose)
+        way_out = " If a sample hangs (dataset[index] shows which), repair it or add it to loader.skip_ids."
+        way_out = way_out if purpose == "training" and len(request.indices) else ""
     return DataError(
-        f"No batch came within loader.timeout_s={timeout_s:g} s: a worker is stuck or too slow. "
-        "Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline to see where it hangs."
+        f"No batch came within loader.timeout_s={timeout_s:g} s: a worker is stuck or too slow. It was asked for "
+        f"{which}. Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline loader.num_workers=0 to "
+        f"see where it hangs.{way_out}"
     )
 
 
+def log_indices(request: BatchRequest, purpose: str) -> None:
+    """Logs all indices of a batch that was lost; messages list only the first."""
+    if len(request.indices) > 1:
+        _LOG.info("%s batch %d of epoch %d was to be made of the samples %s.",
+                  purpose.capitalize(), request.batch, request.epoch, request.indices.tolist())  # fmt: skip
+
+
 class NoSampleAtFaultError(Exception):
-    """A part of the batch fails and neither of its halves does: it fails as a whole, or now and then."""
+    """A part of the batch fails and neither of its halves does, so the failure belongs to no single sample."""
 
 
 def failing_samples(
     indices: Tensor, failure: Failure, ask: Callable[[Tensor], Failure | None], *, most: int
 ) -> list[tuple[int, Failure]]:
-    """The first ``most`` indices that fail, in the order of ``indices``, each with its failure.
+    """Returns the first ``most`` indices that fail, in the order of ``indices``, each with its failure.
 
-    One bad index among n costs about log2(n) questions: ``ask`` says what a part fails with, or None. ``failure`` is
-    that of all of them together.
+    Bisects: one bad index among n takes about 2 log2(n) calls.
+
+    Args:
+        failure: failure of all indices together.
+        ask: returns the failure of a part of the indices, or None.
 
     Raises:
         NoSampleAtFaultError: a part fails and neither of its halves does.
@@ -161,14 +176,3 @@ def failing_samples(
     if not found:
         raise NoSampleAtFaultError
     return found
-
-
-def first_failing_sample(
-    request: BatchRequest, purpose: str, failure: Failure, ask: Callable[[BatchRequest], Failure | None]
-) -> int:
-    """The first index at which a worker hangs, or dies, where the data was asked for a whole batch at once."""
-    _LOG.warning(
-        "%s batch %d of epoch %d never came: looking for the one of its %d samples that is at fault.",
-        purpose.capitalize(), request.batch, request.epoch, len(request.indices),
-    )  # fmt: skip
-    return failing_samples(request.indices, failure, lambda part: ask(request.only(part)), most=1)[0][0]

@@ -1,6 +1,6 @@
-"""Builds the batch of one request: by ``fetch`` where the data offers it, else sample by sample.
+"""Builds the batch of one request: by ``fetch`` where the dataset has it, else sample by sample.
 
-A sample that raises is found and named here, wherever this runs; what becomes of it is the loader's to decide.
+Finds and names a sample that raises, in whichever process this runs. The loader decides whether it is left out.
 """
 
 from __future__ import annotations
@@ -23,24 +23,21 @@ from wellfed.batches import BuildTime, shapes_of
 from wellfed.contract import Batch
 from wellfed.data.backends.bad_samples import NoSampleAtFaultError, failing_samples
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.data.backends.heartbeats import Heartbeat
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import SampleRng, seed_from
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_UNREAD = Heartbeat()
-"""For batches that the training process builds itself."""
 
 
 class ExitInData(Exception):
-    """``sys.exit`` in the data, which is an error of a sample and does not end the run."""
+    """``sys.exit`` in the dataset: an error of a sample, which does not end the run."""
 
     def __str__(self) -> str:
         return f"sys.exit({self.args[0]!r})"
 
 
 class Stopwatch:
-    """Counts from when it is made: the time that passes, and the CPU time of this thread."""
+    """Measures wall time and CPU time of this thread since it was created."""
 
     __slots__ = ("_began_s", "_cpu_s")
 
@@ -48,19 +45,19 @@ class Stopwatch:
         self._began_s, self._cpu_s = time.perf_counter(), time.thread_time()
 
     def read(self) -> BuildTime:
-        """So far."""
+        """Returns the time so far."""
         return BuildTime(1e3 * (time.perf_counter() - self._began_s), 1e3 * (time.thread_time() - self._cpu_s))
 
 
 @dataclass(slots=True)
 class _Slowest:
-    """The sample of a batch that took longest to read."""
+    """The slowest sample of a batch."""
 
     ms: float | None = None
     index: int | None = None
 
     def read(self, index: int, began_s: float) -> None:
-        """Takes in the sample that was being read since ``began_s``."""
+        """Adds a sample whose reading began at ``began_s`` and has just ended."""
         took_ms = 1e3 * (time.perf_counter() - began_s)
         if self.ms is None or took_ms > self.ms:
             self.ms, self.index = took_ms, index
@@ -70,8 +67,8 @@ class BatchBuilder:
     """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
 
     Args:
-        most_lost: samples of one batch that may be lost; with more it is not built to its end.
-        by_item: leave ``fetch`` alone.
+        most_lost: maximum number of samples that a batch may lose; beyond it, building stops.
+        by_item: do not use ``fetch``.
         worker_init: called in each worker process with its number.
     """
 
@@ -92,32 +89,32 @@ class BatchBuilder:
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
         self._draws = False
-        """Reading a sample was seen to draw from the process's generators; until then none is seeded for each sample,
-        which takes ten times as long as to read one that lies in memory."""
+        """Whether reading a sample was seen to draw from the process's generators. Until then they are not seeded for
+        each sample: seeding takes ten times as long as reading a sample from memory."""
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
         self.splits_itself = "split" in batches.methods(dataset)
-        """Its batches are of a layout of their own, from which samples can't be counted."""
+        """Whether batches have a layout of their own, in which samples can't be counted."""
 
-    def __call__(self, request: BatchRequest, heartbeat: Heartbeat = _UNREAD) -> BuiltBatch:
-        """The batch of this request, and the samples that raised and are not in it. What is no one sample's fault is
-        raised."""
+    def __call__(self, request: BatchRequest) -> BuiltBatch:
+        """Returns the batch of this request without the samples that raised, and those samples.
+
+        Raises errors that no single sample causes.
+        """
         if not request.indices.numel():  # a third of the time of len()
             return BuiltBatch(None)
-        heartbeat.begin(request.epoch, request.batch)
         stopwatch, slowest = Stopwatch(), _Slowest()
-        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, heartbeat, slowest)
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, slowest)
         built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
-        heartbeat.end()
         return built
 
     def of(self, dataset: Any) -> BatchBuilder:
-        """The same for another data set of this kind."""
+        """Returns the same builder for another dataset of this kind."""
         other = copy.copy(self)
         other.dataset, other._takes_rng = dataset, takes_rng(dataset)
         return other
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
-        """The error of a batch that is None, though nothing of it was lost."""
+        """Returns the error of a batch that is None although no sample was lost."""
         name = type(self.dataset).__name__
         return DataError(
             f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.purpose} batch {batch} of "
@@ -135,13 +132,13 @@ class BatchBuilder:
     def _fetch(self, request: BatchRequest) -> Batch:
         rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
         try:
-            # Its own copy: these are a view of the epoch's order, and the data may write to them.
+            # A copy: the indices are a view of the epoch's order, and the dataset may write to them.
             return self.dataset.fetch(request.indices.clone(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
     def _without_failing(self, request: BatchRequest, error: Exception) -> BuiltBatch:
-        """The rest of a batch, once it is known which samples make ``fetch`` raise."""
+        """Returns the batch without the samples that make ``fetch`` raise, found by bisecting."""
 
         def trouble(indices: Tensor) -> Exception | None:
             try:
@@ -168,15 +165,14 @@ class BatchBuilder:
             again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
             raise
 
-    def _by_item(self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest) -> BuiltBatch:
+    def _by_item(self, request: BatchRequest, slowest: _Slowest) -> BuiltBatch:
         if self._takes_rng:
-            samples, lost = self._samples(request, heartbeat, slowest, seeds=False)
+            samples, lost = self._samples(request, slowest, seeds=False)
         else:
-            with generators.kept():  # once a batch: it takes longer than to read a sample that lies in memory
-                samples, lost = self._samples_alike(request, heartbeat, slowest)
+            with generators.kept():  # once a batch: it takes longer than reading a sample from memory
+                samples, lost = self._samples_alike(request, slowest)
         if not samples or len(lost) > self.most_lost:
             return BuiltBatch(None, tuple(lost))
-        heartbeat.begin(request.epoch, request.batch)
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
         except Exception as error:
@@ -187,26 +183,21 @@ class BatchBuilder:
                 raise
             raise fault from error
 
-    def _samples_alike(
-        self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest
-    ) -> tuple[list[Any], list[LostSample]]:
-        """Read again where they have drawn, now with the generators seeded for each."""
+    def _samples_alike(self, request: BatchRequest, slowest: _Slowest) -> tuple[list[Any], list[LostSample]]:
+        """Reads the samples; if they draw from the process's generators, reads them again with seeded generators."""
         if not self._draws:
             before = generators.numbers()
-            found = self._samples(request, heartbeat, slowest, seeds=False)
+            found = self._samples(request, slowest, seeds=False)
             self._draws = generators.numbers() != before
             if not self._draws:
                 return found
-        return self._samples(request, heartbeat, slowest, seeds=True)
+        return self._samples(request, slowest, seeds=True)
 
-    def _samples(
-        self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest, *, seeds: bool
-    ) -> tuple[list[Any], list[LostSample]]:
-        """Up to one more lost than may be."""
+    def _samples(self, request: BatchRequest, slowest: _Slowest, *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
+        """Reads the samples one by one; stops once more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
         for index in request.indices.tolist():
-            heartbeat.at(index)
             began_s = time.perf_counter()
             try:
                 samples.append(self.item(request.epoch, index, seeds=seeds))
@@ -220,7 +211,7 @@ class BatchBuilder:
         return samples, lost
 
     def _collated(self, samples: list[Any], request: BatchRequest) -> Batch:
-        """With randomness of this batch, as masking draws it; torch's own collate draws nothing."""
+        """Collates with the batch's randomness, which masking may draw; torch's own collate draws nothing."""
         if self._collate is default_collate:
             return default_collate(samples)
         with generators.kept():
@@ -228,7 +219,7 @@ class BatchBuilder:
             return self._collate(samples)
 
     def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
-        """``dataset[index]`` with the randomness of this epoch, which ``seeds`` the process's generators."""
+        """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` the process's generators if asked to."""
         try:
             if self._takes_rng:
                 return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
@@ -247,13 +238,13 @@ def collate_fault(
     place: str,
     error: Exception,
 ) -> DataError | None:
-    """Returns the error of samples that could not be collated, which names the one at fault.
+    """Returns the error of samples that could not be collated, which names the sample at fault.
 
-    None where none is: ``error`` then carries a note.
+    Returns None if no single sample is at fault; ``error`` then carries a note.
 
     Args:
-        names: of the samples, in their order.
-        place: the batch, for the message.
+        names: names of the samples, in their order.
+        place: name of the batch, for the message.
     """
     shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
     if is_of_the_machine(error) or isinstance(error, WellfedError):
@@ -289,7 +280,7 @@ def _fails(collate: Callable[[list[Any]], Batch], samples: list[Any]) -> bool:
 
 
 def takes_rng(dataset: Any) -> bool:
-    """Whether ``dataset.__getitem__`` has a parameter ``rng``."""
+    """Returns whether ``dataset.__getitem__`` has a parameter ``rng``."""
     try:
         return "rng" in inspect.signature(type(dataset).__getitem__).parameters
     except (AttributeError, ValueError, TypeError):
@@ -297,7 +288,7 @@ def takes_rng(dataset: Any) -> bool:
 
 
 def is_of_the_machine(error: BaseException) -> bool:
-    """Memory, disk or file descriptors ran out: no sample's fault, and leaving samples out would hide it."""
+    """Returns whether memory, disk or file descriptors ran out: leaving samples out would hide that."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
         return True
     text = text_of(error) if isinstance(error, RuntimeError) else ""

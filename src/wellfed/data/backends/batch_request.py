@@ -1,9 +1,8 @@
-"""Says what a worker is asked for, and what comes back: a batch, and the samples that could not be loaded."""
+"""A request for one batch, and the answer: the batch, and the samples that could not be loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +12,13 @@ from wellfed import batches
 from wellfed.batches import BuildTime
 from wellfed.contract import Batch
 
+_LISTED = 20
+"""Maximum number of indices that a message lists."""
+
 
 @dataclass(slots=True)
 class BatchRequest:
-    """One batch to build. It carries its indices, so that nobody else needs to know the order of the epoch."""
+    """One batch to build. It carries its indices, so that workers need not know the order of the epoch."""
 
     epoch: int
     batch: int
@@ -25,16 +27,22 @@ class BatchRequest:
     """Long ``[n]``, dataset indices."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As numpy: a tensor costs a file descriptor and half a millisecond on its way to a worker.
+        # As numpy: sending a tensor to a worker costs a file descriptor and half a millisecond.
         return _from_numpy, (self.epoch, self.batch, self.indices.numpy())
 
     def only(self, indices: Tensor) -> BatchRequest:
-        """The same place with other indices."""
+        """Returns the same request with other indices."""
         return BatchRequest(self.epoch, self.batch, indices)
 
-    def without(self, index: int) -> BatchRequest:
-        """The same place with one index less."""
-        return self.only(self.indices[self.indices != index])
+    def described(self, purpose: str) -> str:
+        """Returns the batch and its first indices, for messages about ``purpose`` (training, evaluation)."""
+        name = f"{purpose} batch {self.batch} of epoch {self.epoch}"
+        indices = self.indices.tolist()
+        if not indices:  # a stream has none
+            return name
+        listed = ", ".join(map(str, indices[:_LISTED]))
+        more = len(indices) - _LISTED
+        return f"{name} (sample{'s' * (len(indices) > 1)} {listed}{f' and {more} more' if more > 0 else ''})"
 
 
 def _from_numpy(epoch: int, batch: int, indices: Any) -> BatchRequest:
@@ -47,26 +55,24 @@ class LostSample:
 
     index: int
     reason: str
-    """One line, for messages."""
+    """Text for messages."""
     cause: BaseException | None = None
-    """What the data raised; None where it hung or killed its worker."""
+    """Exception that the dataset raised."""
 
 
 @dataclass(slots=True)
 class BuiltBatch:
-    """A batch as it leaves the worker. DataLoader pins what has `pin_memory`, and would leave a dataclass of the data's
-    own unpinned."""
+    """A batch as it leaves the worker.
+
+    DataLoader pins objects that have `pin_memory`. Without this class it would leave a user's dataclass unpinned.
+    """
 
     batch: Batch
-    """None if nothing could be built of what was asked for."""
+    """None if no batch could be built from the request."""
     lost: tuple[LostSample, ...] = ()
     took: BuildTime | None = None
-    """None: nobody could know."""
+    """None if the time is unknown."""
 
     def pin_memory(self) -> BuiltBatch:
-        """The same in page-locked memory."""
-        return self if self.batch is None else BuiltBatch(batches.pin(self.batch), self.lost, self.took)
-
-    def with_lost(self, earlier: Iterable[LostSample]) -> BuiltBatch:
-        """Names samples that were lost on the way here."""
-        return BuiltBatch(self.batch, (*earlier, *self.lost), self.took)
+        """Returns the same in page-locked memory."""
+        return self if self.batch is None else replace(self, batch=batches.pin(self.batch))

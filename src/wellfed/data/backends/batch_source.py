@@ -1,4 +1,4 @@
-"""Builds the batches that are asked for, in their order, by the backend that the settings name."""
+"""Builds the requested batches, in order, by the backend that the settings name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wellfed.data.settings import LoaderSettings
 
 
 class BatchSource:
-    """One pass at a time; worker processes live on from pass to pass where the settings say so.
+    """Runs one pass over requests at a time; persistent worker processes survive from pass to pass.
 
-    A pass is read, and so closed, by the thread that has started it: the data may hold that up with a batch for which
-    another thread can't wait. It then ends when it has its batch, and finds that it `is_left`.
+    The thread that starts a pass reads and closes it. While the dataset blocks that thread, another thread may stop the
+    pass. The blocked thread then ends the pass once it has its batch; `is_left` returns True for it.
     """
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
@@ -26,12 +26,12 @@ class BatchSource:
         self._reader = threading.current_thread()
 
     def read_from(self, builder: BatchBuilder) -> None:
-        """Let another builder build from the next pass on; worker processes end, which have the old one's data."""
+        """Uses another builder from the next pass on. Ends worker processes, which hold the previous dataset."""
         self.close()
         self._builder = builder
 
     def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
-        """The batches of so many requests, in their order; ends the pass before."""
+        """Ends the previous pass and returns the batches of ``num_requests`` requests, in order."""
         self.stop()
         if self._settings.backend == "inline":
             self._running = self._built_here(requests)
@@ -44,21 +44,21 @@ class BatchSource:
         return self._running
 
     def is_left(self, running: Generator[BuiltBatch]) -> bool:
-        """Whether this pass was stopped, or another started, while its reader waited for a batch."""
+        """Returns whether this pass was stopped, or another started, while its reader waited for a batch."""
         return self._running is not running
 
     def stop(self) -> None:
-        """End the pass; worker processes that live on stay."""
+        """Ends the pass; persistent worker processes stay."""
         running, self._running = self._running, None
         if running is None:
             return
         if self._reader is threading.current_thread() or not self._reader.is_alive():
             running.close()
         else:
-            self._processes = None  # they are that thread's
+            self._processes = None  # they belong to the blocked thread
 
     def close(self) -> None:
-        """End the pass and the worker processes; a later `start` has others."""
+        """Ends the pass and the worker processes; a later `start` starts new ones."""
         self.stop()
         self._processes = None
 

@@ -1,4 +1,4 @@
-"""Holds what timing the first batches has shown: plain data, without torch, which planning reads too."""
+"""Results of timing the first batches: plain data without torch, which planning reads too."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SHORTEST_STEP_MS = 1.0
-"""Steps of a training loop are hardly ever shorter."""
+"""Shortest simulated step; steps of a training loop are hardly ever shorter."""
 
 
 @dataclass(frozen=True)
 class BackendTime:
-    """What a training loop takes with one backend."""
+    """Time of a training loop with one backend."""
 
     period_ms: float
     """Mean time of a step and of the wait for its batch."""
@@ -21,19 +21,19 @@ class BackendTime:
 
 @dataclass(frozen=True)
 class FirstBatches:
-    """What building the first batches has shown."""
+    """Measurements of the first batches."""
 
     build_ms: float
-    """Median time to build one batch, warm; the first batch is dropped."""
+    """Median time to build one batch; the first batch is dropped."""
     batch_bytes: int
     """Tensors of one batch of one rank."""
     num_batches: int
-    """Batches of an epoch: more are never held."""
+    """Batches of an epoch; a loader never holds more."""
     step_ms: float = SHORTEST_STEP_MS
     """Length of the simulated step."""
     timed: Mapping[str, BackendTime] = field(default_factory=dict)
-    """By backend; empty where one batch said enough."""
+    """Times by backend; empty if building one batch was enough to decide."""
     failed: tuple[str, ...] = ()
     """Backends that raised."""
     uncut: str | None = None
-    """Why the first batch can't be cut into micro-batches; None: it can."""
+    """Reason why the first batch can't be cut into micro-batches; None: it can."""

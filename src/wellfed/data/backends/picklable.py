@@ -1,4 +1,4 @@
-"""Checks that worker processes that start from nothing (spawn, forkserver) can be sent the data set."""
+"""Checks that the dataset can be sent to worker processes that start empty (spawn, forkserver)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.errors import DataError
 
 _DEPTH = 6
-"""How far down the data set's attributes the culprit is looked for."""
+"""Maximum depth of attributes that the search for the cause goes down."""
 
 
 def check_picklable(builder: BatchBuilder) -> None:
-    """A DataError if worker processes can't be sent what they need; it names the attribute."""
+    """Raises a DataError that names the attribute if the builder can't be sent to worker processes."""
     error = failure(builder)
     if error is None:
         return
@@ -35,11 +35,11 @@ def check_picklable(builder: BatchBuilder) -> None:
 
 
 def failure(value: Any) -> Exception | None:
-    """Why a value can't be pickled; None = it can. Neither copies nor moves tensors and arrays."""
+    """Returns why a value can't be pickled, or None. Neither copies nor moves tensors and arrays."""
     try:
-        _Dry(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(value)
+        _WithoutTensors(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(value)
     except RuntimeError as error:
-        # multiprocessing's own locks and arrays are handed on when a process starts, and only then.
+        # multiprocessing's own locks and arrays can be pickled only while a process starts.
         return None if "inheritance" in str(error) else error
     except Exception as error:  # noqa: BLE001  whatever __reduce__ and __getstate__ raise
         return error
@@ -47,25 +47,25 @@ def failure(value: Any) -> Exception | None:
 
 
 def where_it_fails(value: Any, depth: int = _DEPTH) -> str:
-    """Path from a value to what in it can't be pickled: ``.transforms[2]``; empty = the value itself."""
+    """Returns the path to the member that can't be pickled, as ``.transforms[2]``; empty = the value itself."""
     if depth:
-        for step, part in _parts(value):
-            if failure(part) is not None:
-                return step + where_it_fails(part, depth - 1)
+        for step, member in _members(value):
+            if failure(member) is not None:
+                return step + where_it_fails(member, depth - 1)
     return ""
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", part) for key, part in value.items())
+        yield from ((f"[{key!r}]", member) for key, member in value.items())
     elif isinstance(value, (list, tuple)):
-        yield from ((f"[{number}]", part) for number, part in enumerate(value))
+        yield from ((f"[{number}]", member) for number, member in enumerate(value))
     elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        yield from ((f".{name}", part) for name, part in vars(value).items())
+        yield from ((f".{name}", member) for name, member in vars(value).items())
 
 
-class _Dry(pickle.Pickler):
-    """Writes nothing of what is large."""
+class _WithoutTensors(pickle.Pickler):
+    """A pickler that leaves out the contents of tensors and arrays."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype != object):

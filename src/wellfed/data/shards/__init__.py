@@ -1,9 +1,8 @@
-"""Stores many small files in a few tar files, and reads any of them again by its place.
+"""Stores many small files in a few tar files (webdataset's layout), and reads any of them by its offset.
 
-Knows tar files in webdataset's layout: what is in them, what is damaged, where each sample's bytes lie; and the folders
-of classes that they are made of. Must not know what the bytes mean, torch, or how training works. Start from
-`shard_index.index_shards` and `shard_reader.ShardReader`; `write_shards.write_shards` makes them. The names below are
-public (docs/public_names.md).
+Knows the members of tar files, their offsets and damages, and the folders of classes that shards are made from. Does
+not know what the bytes mean, torch, or training. Start from `shard_index.index_shards` and `shard_reader.ShardReader`;
+`write_shards.write_shards` packs shards. The names below are public (docs/public_names.md).
 """
 
 from wellfed.data.shards.shard_index import ShardIndex, find_shards, index_shards

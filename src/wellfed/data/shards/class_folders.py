@@ -1,4 +1,4 @@
-"""Walks folders that are named as a class, and tells those of splits from those of classes."""
+"""Walks folders of classes, and distinguishes folders of splits from folders of classes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wellfed.errors import DataError
 
 SPLITS = ("train", "val", "test")
 LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
-"""Beside the folders of classes, as Speech Commands has them: paths of the files of a split, one a line."""
+"""Files beside the folders of classes that list the files of a split, one path a line (Speech Commands' layout)."""
 CLASSES = "classes.json"
-"""Beside shards: the names of the classes, in the order of their numbers."""
+"""File beside shards with the names of the classes, in the order of their numbers."""
 _NOT_IN_A_KEY = re.compile(r"[.:\\\s]+")
 
 
 def splits_of(place: Path) -> dict[str, Path]:
-    """The folders of the splits, or the folder itself under ``""``.
+    """Returns the folders of the splits, or the folder itself under ``""``.
 
-    ``train`` is a split where folders or tar files lie in it; with files alone it may be a class of that name.
+    ``train`` is a split if it holds folders or tar files; with files alone it may be a class of that name.
     """
     here = {each.name: each for each in folders(place)}
     if "train" in here and any(_is_folder(each) or each.suffix == ".tar" for each in _entries(here["train"])):
@@ -29,12 +29,12 @@ def splits_of(place: Path) -> dict[str, Path]:
 
 
 def folders(place: Path) -> list[Path]:
-    """The folders that lie in one, by name; not those that lie in them."""
+    """Returns the folders directly in a folder, sorted by name."""
     return [each for each in _entries(place) if _is_folder(each)]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All that is no folder, by name; links to folders are followed, names that begin with a dot left out.
+    """Yields all files below a folder, sorted by name. Follows links to folders; skips names that begin with a dot.
 
     Raises:
         DataError: a folder can't be read.
@@ -44,7 +44,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def _below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     here = folder.resolve()
-    if here in above:  # a link to a folder that it lies in
+    if here in above:  # a link to a folder that contains it
         return
     for each in _entries(folder):
         if _is_folder(each):
@@ -63,7 +63,7 @@ def _entries(folder: Path) -> list[Path]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError as error:  # of a folder whose names alone may be read
+    except OSError as error:  # the folder's names may be read, but not its files
         raise _unreadable(path, error) from error
 
 
@@ -72,20 +72,20 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def class_of(inside: Path) -> str | None:
-    """Class of a file by its path within a folder of classes; None if it lies in none.
+    """Returns the class of a file from its path within a folder of classes; None if it is in no class.
 
-    A name that is no UTF-8 is written with backslashes, so that it can be printed.
+    Bytes that are not UTF-8 are written with backslashes, so that the name can be printed.
     """
     return os.fsencode(inside.parts[0]).decode("utf-8", "backslashreplace") if len(inside.parts) > 1 else None
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
-    """Each class once: numbers by their size, names by the alphabet."""
+    """Returns each class once, sorted by number if all are numbers, else by name."""
     found = set(labels)
     are_numbers = all(label.isdecimal() for label in found)
     return sorted(found, key=lambda each: (int(each), each)) if are_numbers else sorted(found)
 
 
 def sample_key(name: str) -> str:
-    """The key in a shard of a file's path without its suffix: dots would end it, a colon may look like a drive."""
+    """Returns the key in a shard for a path without its suffix: a dot would end a key, a colon may mean a drive."""
     return _NOT_IN_A_KEY.sub("_", name)

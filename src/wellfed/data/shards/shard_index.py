@@ -1,7 +1,7 @@
-"""Finds the samples in tar shards of webdataset's layout, so that any of them can be read at any time.
+"""Finds the samples in tar shards of webdataset's layout, so that any sample can be read in any order.
 
-Members that follow one another and share their path up to the first dot of the file's name are one sample:
-``class/clip_17.wav`` and ``class/clip_17.cls`` make the sample ``class/clip_17`` of the parts ``wav`` and ``cls``
+Successive members whose paths are equal up to the first dot of the file's name are one sample. ``class/clip_17.wav``
+and ``class/clip_17.cls`` are the sample ``class/clip_17`` with the parts ``wav`` and ``cls``
 (https://github.com/webdataset/webdataset).
 """
 
@@ -25,38 +25,38 @@ from wellfed.units import counted
 Ints = NDArray[np.int64]
 KIND = "shards"
 _MAKING = 4
-"""To be raised where an index is made in another way."""
+"""Version of the index; raise it when an index is made differently."""
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the samples of some shards lie. N samples, in the order of the shards and within them."""
+    """Offsets of the N samples of some shards, in the order of the shards and within them."""
 
     paths: tuple[Path, ...]
     stamps: tuple[tuple[int, int], ...]
-    """Of each path what another file there would not share, as `stamp` gives it."""
+    """`stamp` of each file, which tells whether it has changed."""
     keys: tuple[str, ...]
-    """[N]; a key that comes again, later or in another shard, is another sample."""
+    """[N]; a key that is repeated, later or in another shard, is another sample."""
     shards: Ints
-    """Place of each sample's shard in ``paths``, [N]."""
+    """Index of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
-    """By part: offset and size of its bytes, [N] each; size -1 = the sample lacks it."""
+    """Offset and size of the bytes of each part, [N] each; size -1 = the sample lacks the part."""
     is_torn: NDArray[np.bool_]
-    """Whether a damaged member lies beside the sample: what the sample lacks may be that one, [N]."""
+    """Whether a damaged member is next to the sample, which may be the part that the sample lacks, [N]."""
     damages: tuple[str, ...]
-    """What could not be used: file, offset and reason."""
+    """Members that can't be used: file, offset and reason."""
     num_dotted: int = 0
-    """Members that end as a part does, and are none: a key ends at the first dot of a name, as in ``a.2.wav``."""
+    """Members that end like a part but are not one, as ``a.2.wav``: a key ends at the first dot of a name."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
 def find_shards(place: Path) -> list[Path]:
-    """The ``.tar`` files of a folder, or the one file, by name; hidden ones are left out.
+    """Returns the ``.tar`` files of a folder, or the file itself, sorted by name, without hidden files.
 
     Raises:
-        DataError: there are none.
+        DataError: there is no such file.
     """
     found = [place] if place.is_file() else sorted(path for path in place.glob("[!.]*.tar") if path.is_file())
     if not found:
@@ -68,7 +68,7 @@ def find_shards(place: Path) -> list[Path]:
 def index_shards(
     paths: Sequence[Path], parts: Sequence[str], cache_dir: str | Path, *, max_damaged: int = 0
 ) -> ShardIndex:
-    """The samples that have at least one of ``parts``; each shard's index is kept under ``cache_dir``.
+    """Returns the samples that have at least one of ``parts``; caches each shard's index under ``cache_dir``.
 
     Raises:
         DataError: a file is no tar file; more than ``max_damaged`` members are damaged; there are no samples.
@@ -112,7 +112,7 @@ def index_shards(
 
 
 def stamp(seen: os.stat_result) -> tuple[int, int]:
-    """Size and time of change of a file."""
+    """Returns the size and time of change of a file."""
     return seen.st_size, seen.st_mtime_ns
 
 
@@ -141,24 +141,24 @@ def _too_damaged(damages: Sequence[str], limit: int) -> DataError:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The samples of one file. M members."""
+    """The samples of one file with M members."""
 
     keys: list[str]
     parts: list[str]
-    """As many as members at worst: where names have dots of their own, each has a part of its own."""
+    """Distinct parts; names with further dots may each have their own part."""
     table: Ints
-    """[M, 4]: places in ``keys`` and ``parts``, offset, size."""
+    """[M, 4]: index in ``keys``, index in ``parts``, offset, size."""
     damages: list[tuple[int, str]]
     torn: list[int]
-    """Places in ``keys`` of samples beside a damaged member."""
+    """Indices in ``keys`` of samples next to a damaged member."""
 
     def num_dotted(self, parts: Sequence[str]) -> int:
-        """Members whose part ends as one of ``parts``, with more before it."""
+        """Returns the number of members whose part ends in ``.<part>`` for one of ``parts``."""
         dotted = [number for number, part in enumerate(self.parts) if "." in part and part.rpartition(".")[2] in parts]
         return int(np.isin(self.table[:, 1], dotted).sum())
 
     def places_of(self, part: str) -> tuple[Ints, Ints]:
-        """Offset and size of a part, for each key; size -1 = that sample lacks it."""
+        """Returns offset and size of a part for each key; size -1 = the sample lacks it."""
         offset_N, size_N = np.full(len(self.keys), -1, np.int64), np.full(len(self.keys), -1, np.int64)
         if part in self.parts:
             mine = self.table[self.table[:, 1] == self.parts.index(part)]
@@ -192,7 +192,7 @@ def _read(path: Path) -> _Shard:
             torn |= {len(keys) - 1, len(keys)}
             continue
         split = split_name(member.name)
-        if split is None:  # no sample's: hidden files, README
+        if split is None:  # of no sample: hidden files, README
             continue
         key, part = split
         if not keys or key != keys[-1]:
@@ -207,7 +207,7 @@ def _read(path: Path) -> _Shard:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key of the sample and part, in lower case: ``a/b.seg.png`` is ``a/b`` and ``seg.png``; None without either."""
+    """Returns key and lower-case part: ``a/b`` and ``seg.png`` for ``a/b.seg.png``; None if one is missing."""
     folder, slash, file = name.removeprefix("./").rpartition("/")
     stem, dot, part = file.partition(".")
     if not stem or not dot or not part:

@@ -1,4 +1,4 @@
-"""Reads the bytes of samples out of tar shards by their places, any samples in any order."""
+"""Reads the bytes of samples from tar shards by their offsets, in any order."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Bytes = NDArray[np.uint8]
 
 
 class ShardReader:
-    """Bytes of one part of the samples of an index; for threads and processes alike.
+    """Reads one part of the samples of an index; safe in threads and worker processes.
 
-    Files are opened when they are first read, in each process of its own.
+    Each process opens a file when it first reads it.
     """
 
     def __init__(self, index: ShardIndex, part: str) -> None:
         self.index, self.part = index, part
         self._offset_N, self._size_N = index.parts[part]
         self._files = np.full(len(index.paths), -1)
-        """Descriptor of each shard, -1 = not open."""
+        """File descriptor of each shard, -1 = not open."""
         self._process = os.getpid()
         self._opening = Lock()
 
     def sizes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bytes of each sample, -1 where it lacks the part."""
+        """Returns the bytes of each sample's part, -1 if the sample lacks it."""
         return self._size_N[rows]
 
     def read(self, rows: NDArray[np.int64]) -> list[Bytes]:
-        """The bytes of each of the samples ``rows``; views of one array.
+        """Returns the bytes of the samples ``rows``, as views of one array.
 
         Raises:
-            DataError: a sample lacks the part, or a shard is not as it was.
+            DataError: a sample lacks the part, or a shard has changed.
         """
         sizes = self._size_N[rows]
         if (sizes < 0).any():
@@ -53,13 +53,13 @@ class ShardReader:
         return parts
 
     def fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes], starts: NDArray[np.int64] | None = None) -> None:
-        """A piece of each of the samples ``rows`` into an array of its size.
+        """Reads a piece of each of the samples ``rows`` into an array of the piece's size.
 
         Args:
-            starts: of the pieces within the samples' bytes; None = from the first on.
+            starts: offsets of the pieces within the samples' bytes; None = 0.
 
         Raises:
-            DataError: a shard is not as it was.
+            DataError: a shard has changed.
         """
         offsets = (self._offset_N[rows] if starts is None else self._offset_N[rows] + starts).tolist()
         shard_B = self.index.shards[rows]
@@ -77,9 +77,9 @@ class ShardReader:
         return self.index.paths[int(self.index.shards[row])]
 
     def _opened(self, shards: NDArray[np.int64]) -> list[int]:
-        """Descriptors of the files of samples; each file is opened once in a process."""
-        if self._process != os.getpid():  # a fork's own descriptors: positions are not shared by preadv, closing is
-            # Another thread may have held the lock when this process was forked: nobody would ever let it go here.
+        """Returns the file descriptor of each sample's shard; opens each file once in a process."""
+        if self._process != os.getpid():  # a forked process opens its own files
+            # Another thread may have held the lock at the fork, and would never release it in this process.
             self._files, self._process, self._opening = np.full(len(self.index.paths), -1), os.getpid(), Lock()
         found = self._files[shards]
         if len(found) and found.min() < 0:
@@ -117,7 +117,7 @@ class ShardReader:
 
 
 def read_into(file: int, into: Bytes, offset: int) -> int:
-    """Reads until an array is full or the file ends; the bytes read. One call of the system ends at 2 GiB."""
+    """Reads until an array is full or the file ends; returns the bytes read. One system call reads at most 2 GiB."""
     count = found = os.preadv(file, (into,), offset)  # type: ignore[arg-type]
     while found and count < into.nbytes:
         found = os.preadv(file, (into.reshape(-1)[count:],), offset + count)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def read_into(file: int, into: Bytes, offset: int) -> int:
 
 
 def close(descriptors: Sequence[int]) -> None:
-    """Let go of files; what is closed already is left."""
+    """Closes files; ignores those that are closed already."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)

@@ -1,34 +1,34 @@
-"""Lists the members of a tar file with where their bytes lie, and what is damaged in it.
+"""Lists the members of a tar file with the offset of their bytes, and reports what is damaged between them.
 
-Python's ``tarfile`` ends without a word at a header that it can't read; here the walk goes on at the next good one.
-The format: https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html and GNU tar's own long names and sizes.
+Python's ``tarfile`` parses the headers. Its own iteration ends silently at a header that it can't read. Here that is
+reported, and the walk goes on at the next sound header.
 """
 
 from __future__ import annotations
 
+import io
 import mmap
 import re
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tarfile import BLOCKSIZE as BLOCK
 
 from wellfed.errors import DataError
 from wellfed.units import show_bytes
 
-BLOCK = 512
 NOT_CLOSED = "the file ends without the blocks of zeros that close it: it may have been cut off, and more be missing"
-"""One damage that may stand for any number of members."""
-_ZEROS = bytes(BLOCK)
-_FILE, _FOLDER, _SPARSE, _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"07\0", b"5", b"S", b"L", b"K", b"x", b"g"
+"""Damage that may stand for any number of members."""
 _OTHERS = {
-    b"1": "a link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a pipe", _SPARSE: "a sparse file",
+    tarfile.LNKTYPE: "a link", tarfile.SYMTYPE: "a link", tarfile.CHRTYPE: "a device", tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a pipe",
 }  # fmt: skip
-_WITHOUT_BYTES = b"123456"
-"""Kinds that no content follows, whatever their size says: GNU tar keeps the size of a folder on disk there."""
-_SOMETHING = re.compile(rb"[^\0]")
-_MOST_OF_A_NAME = 2**20
-"""Bytes of a long name or of pax records; more is no name."""
 _MAGIC, _MAGIC_AT = b"ustar", 257
+_NOT_ZERO = re.compile(rb"[^\0]")
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK": "zip",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,143 +37,97 @@ class Member:
 
     name: str
     offset: int
-    """Of its first byte in the tar file."""
+    """Offset of its first byte in the tar file."""
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What can't be used of a tar file, and where."""
+    """A part of a tar file that can't be used."""
 
     offset: int
-    """Of the header in question."""
+    """Offset of the header in question."""
     problem: str
 
 
 def members(path: Path) -> Iterator[Member | Damage]:
-    """All files of a tar file in their order, with what is damaged between them.
+    """Yields all files of a tar file in order, and the damages between them.
 
-    Links, devices and names that lead out of a folder (absolute, with ``..``) are damage: nothing of them is read. Two
-    archives one after the other are read as one.
+    Links, devices and names that lead out of a folder (absolute, with ``..``) are damages: their bytes are not read.
+    Two archives in a row are read as one.
 
     Raises:
-        DataError: the file can't be read, is empty, is compressed, or is no tar file at all.
+        DataError: the file can't be read, is empty, is compressed, or is not a tar file.
     """
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
                 raise DataError(f"{path} is empty. Make it again, or take it out of the folder.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                _refuse_others(path, data)
-                yield from _Walk(data).members()
+                for start, kind in _COMPRESSED.items():
+                    if data[: len(start)] == start:
+                        problem = f"is compressed ({kind}), and its members can't be found by their offset"
+                        raise DataError(f"{path} {problem}. Unpack it to a plain .tar first.")
+                yield from _members(path, data)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
-def _refuse_others(path: Path, data: mmap.mmap) -> None:
-    kinds = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK": "zip"}
-    for start, kind in kinds.items():
-        if data[: len(start)] == start:
-            problem = f"is compressed ({kind}), and members of a compressed file can't be found by their place"
-            raise DataError(f"{path} {problem}. Unpack it to a plain .tar first.")
-    first = data[:BLOCK]
-    if first.strip(b"\0") and not is_header(first) and _next_header(data, 0) is None:
-        raise DataError(f"{path} is no tar file: it has no header that can be read. Take it out of the folder.")
+def _members(path: Path, data: mmap.mmap) -> Iterator[Member | Damage]:
+    # TarFile reads a first header at once and fails if it is damaged, so it is opened on an archive of nothing.
+    archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(BLOCK)), encoding="utf-8", errors="surrogateescape")
+    archive.fileobj = data  # read and seek are enough
+    at, is_closed = 0, False
+    while at < len(data):
+        data.seek(at)
+        try:
+            info = tarfile.TarInfo.fromtarfile(archive)
+        except Exception:  # noqa: BLE001  whatever tarfile raises for a damaged header
+            if data[at : at + BLOCK] == bytes(BLOCK):
+                is_closed = True
+                # Behind the end of an archive lies another archive, or a member whose header was overwritten.
+                found = _NOT_ZERO.search(data, at)
+                at = len(data) if found is None else found.start() // BLOCK * BLOCK
+                continue
+            following = _next_header(data, at + BLOCK)
+            if at == 0 and following is None and not _is_header(data[:BLOCK]):
+                raise DataError(
+                    f"{path} is no tar file: it has no header that can be read. Take it out of the folder."
+                ) from None
+            yield Damage(at, f"its header is {'damaged' if at + BLOCK <= len(data) else 'cut off'}")
+            at = len(data) if following is None else following
+            continue
+        is_closed, start = False, info.offset_data
+        problem = _problem(info, len(data) - start, has_bytes=archive.offset > start)
+        if problem is None and info.isreg():
+            yield Member(info.name, start, info.size)
+        elif problem is not None:
+            yield Damage(info.offset, problem)
+        at = archive.offset
+        if at < start or (at > start and info.size > len(data) - start):
+            # The size itself may be wrong: the next members may be there all the same.
+            at = _next_header(data, start) or len(data)
+    if not is_closed:
+        yield Damage(len(data), NOT_CLOSED)
 
 
-class _Walk:
-    """From header to header."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at, self._is_closed = data, 0, False
-        self._name: str | None = None
-        """Told by the header before, as are the size and whether the file is sparse."""
-        self._size: int | None = None
-        self._is_sparse = False
-
-    def members(self) -> Iterator[Member | Damage]:
-        while self._at < len(self._data):
-            header = self._data[self._at : self._at + BLOCK]
-            if header == _ZEROS:
-                self._is_closed = True
-                self._forget()
-                # What follows the end of an archive is another one, or what is left of a member whose header is gone.
-                found = _SOMETHING.search(self._data, self._at)
-                self._at = len(self._data) if found is None else found.start() // BLOCK * BLOCK
-            elif not is_header(header):
-                yield self._damage("its header is damaged" if len(header) == BLOCK else "its header is cut off")
-                self._go_on_after(self._at + BLOCK)
-            else:
-                self._is_closed = False
-                yield from self._member(header)
-        if not self._is_closed:
-            yield Damage(len(self._data), NOT_CLOSED)
-
-    def _member(self, header: bytes) -> Iterator[Member | Damage]:
-        start, kind = self._at + BLOCK, header[156:157]
-        size = _number(header[124:136])
-        if size is None:
-            yield self._damage("its size is no number")
-            self._go_on_after(start)
-            return
-        if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL):
-            if start + size > len(self._data) or size > _MOST_OF_A_NAME:
-                yield self._damage("a name or the notes of a member are cut off, or too long")
-                self._go_on_after(start)
-            else:
-                self._told(kind, self._data[start : start + size])
-                self._at = start + _padded(size)
-            return
-        name, kind = self._name or _name(header), _SPARSE if self._is_sparse else kind
-        size = 0 if kind in _WITHOUT_BYTES else size if self._size is None else self._size
-        if start + size > len(self._data):
-            there = show_bytes(max(0, len(self._data) - start))
-            yield self._damage(f"{name!r} is cut off: {there} of {show_bytes(size)} are there")
-            self._go_on_after(start)  # where the size itself is wrong, the next members are there all the same
-            return
-        if kind in _FILE:
-            problem = unsafe(name)
-            yield Member(name, start, size) if problem is None else self._damage(f"{name!r} {problem}")
-        elif kind != _FOLDER:
-            yield self._damage(f"{name!r} is {_OTHERS.get(kind, f'of an unknown kind {kind!r}')}, not a plain file")
-        self._forget()
-        self._at = start + _padded(size)
-
-    def _told(self, kind: bytes, content: bytes) -> None:
-        """Take note of what is said of the next member."""
-        if kind == _LONG_NAME:
-            self._name = _text(content.rstrip(b"\0"))
-        elif kind == _PAX:
-            records = _records(content)
-            self._name = records.get("path", self._name)
-            self._is_sparse = any(key.startswith("GNU.sparse.") for key in records)
-            if (size := records.get("size", "")).isdecimal():
-                self._size = int(size)
-
-    def _forget(self) -> None:
-        """What was said of a member must not be taken for the one after it."""
-        self._name = self._size = None
-        self._is_sparse = False
-
-    def _go_on_after(self, start: int) -> None:
-        self._forget()
-        found = _next_header(self._data, start)
-        self._at = len(self._data) if found is None else found
-
-    def _damage(self, problem: str) -> Damage:
-        return Damage(self._at, problem)
-
-
-def is_header(block: bytes) -> bool:
-    """Whether 512 bytes are a header whose checksum is right."""
-    if len(block) != BLOCK:
-        return False
-    told = _number(block[148:156])
-    return told is not None and told == sum(block) - sum(block[148:156]) + 8 * ord(" ")
+def _problem(info: tarfile.TarInfo, num_left: int, *, has_bytes: bool) -> str | None:
+    """Returns why a member can't be used; None for files and folders."""
+    if info.size < 0:
+        return "its size is no number"
+    if info.issparse() or any(key.startswith("GNU.sparse.") for key in info.pax_headers):
+        return f"{info.name!r} is a sparse file, not a plain file"
+    if has_bytes and info.size > num_left:
+        return f"{info.name!r} is cut off: {show_bytes(num_left)} of {show_bytes(info.size)} are there"
+    if info.isreg():
+        return None if (problem := unsafe(info.name)) is None else f"{info.name!r} {problem}"
+    if info.isdir():
+        return None
+    return f"{info.name!r} is {_OTHERS.get(info.type, f'of an unknown kind {info.type!r}')}, not a plain file"
 
 
 def unsafe(name: str) -> str | None:
-    """What is wrong with the name of a member that must stay within a folder; None if nothing is."""
+    """Returns what is wrong with the name of a member, which must stay within a folder; None if it is safe."""
     if not name:
         return "has no name"
     if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name):
@@ -183,47 +137,20 @@ def unsafe(name: str) -> str | None:
     return None
 
 
+def _is_header(block: bytes) -> bool:
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except Exception:  # noqa: BLE001  whatever tarfile raises for a damaged header
+        return False
+    return True
+
+
 def _next_header(data: mmap.mmap, start: int) -> int | None:
-    """Offset of the next good header at or after ``start``."""
-    at = max(0, start + _MAGIC_AT)
+    """Returns the offset of the next sound header at or after ``start``, found by its magic bytes."""
+    at = start + _MAGIC_AT
     while (found := data.find(_MAGIC, at)) >= 0:
         offset = found - _MAGIC_AT
-        if offset % BLOCK == 0 and is_header(data[offset : offset + BLOCK]):
+        if offset % BLOCK == 0 and _is_header(data[offset : offset + BLOCK]):
             return offset
         at = found + 1
     return None
-
-
-def _number(field: bytes) -> int | None:
-    """An octal number, or one of base 256, as GNU tar writes sizes from 8 GiB on; None if it is neither."""
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
-    digits = field.split(b"\0", 1)[0].strip(b" ") or b"0"
-    return int(digits, 8) if re.fullmatch(rb"[0-7]+", digits) else None
-
-
-def _name(header: bytes) -> str:
-    name = header[:100].split(b"\0", 1)[0]
-    prefix = header[345:500].split(b"\0", 1)[0] if header[257:263] == b"ustar\0" else b""
-    return _text(prefix + b"/" + name if prefix else name)
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _records(content: bytes) -> dict[str, str]:
-    """Those of a pax header, ``25 path=a/long/name.wav\\n``; what can't be read ends them."""
-    found: dict[str, str] = {}
-    while match := re.match(rb"(\d{1,20}) ([^=]+)=", content):
-        length = int(match[1])
-        value = content[match.end() : length - 1]
-        if not match.end() < length <= len(content):
-            break
-        found[_text(match[2])] = _text(value)
-        content = content[length:]
-    return found
-
-
-def _padded(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK

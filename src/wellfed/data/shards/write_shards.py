@@ -9,7 +9,7 @@ import random
 import secrets
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +32,16 @@ USUAL_NUM = 16
 
 @dataclass(frozen=True)
 class Written:
-    """What was packed."""
+    """The result of packing."""
 
     shards: tuple[Path, ...]
     classes: tuple[str, ...]
     num_samples: int
     num_bytes: int
     skipped: tuple[str, ...]
-    """Files and folders that were left out, with the reason."""
+    """Files and folders that were left out, with the reasons."""
     remains: tuple[Path, ...]
-    """Folders beside the new one that packings which were killed have left."""
+    """Folders beside the new one that were left by killed packings."""
 
 
 def write_shards(
@@ -53,19 +53,19 @@ def write_shards(
     seed: int = 0,
     on_file: Callable[[int, int], None] = lambda done, total: None,
 ) -> Written:
-    """Pack ``source/<class>/**/*.wav`` into ``num`` files ``out/0000.tar`` and on, in an order drawn by ``seed``.
+    """Packs ``source/<class>/**/*.wav`` into ``num`` files ``out/0000.tar``, ..., in an order drawn by ``seed``.
 
-    A sample is the file's bytes as they are, under its suffix, and its class's number under ``cls``; dots and blanks
-    of its path become ``_``, since a key ends at its first dot. The shards hold equally many samples, one more at most,
-    of all classes mixed. Folders ``train``, ``val`` and ``test`` in ``source`` become such folders of shards, whose
-    classes have the same numbers. An interrupted packing leaves no shards.
+    A sample holds the file's bytes under its suffix, and the number of its class under ``cls``. Dots and blanks in its
+    path become ``_``, since a key ends at its first dot. The shards differ by at most one sample and mix all classes.
+    Folders ``train``, ``val`` and ``test`` in ``source`` become folders of shards with the same class numbers. An
+    interrupted packing leaves no shards.
 
     Args:
-        num: of each split; None = 16. Where there are fewer files, one for each.
-        on_file: called with the number of files packed, and of all.
+        num: shards of each split; None = 16. With fewer files, one shard a file.
+        on_file: called with the number of files packed and the total.
 
     Raises:
-        DataError: no such files, or one that can't be read.
+        DataError: there are no such files, or one can't be read.
         ConfigError: ``out`` is not empty, or ``num`` is out of range.
     """
     if num is not None and num < 1:
@@ -89,13 +89,9 @@ def write_shards(
         for split, files in files_of.items():
             (partial / split).mkdir(exist_ok=True)
             for path, samples in _shares(files, source / split, partial / split, num or USUAL_NUM, seed):
-                with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
-                    for key, name, file in samples:
-                        content = _content(file)
-                        _add(shard, f"{key}{file.suffix.lower()}", content)
-                        _add(shard, f"{key}.cls", str(number_of[name]).encode())
-                        done, num_bytes = done + 1, num_bytes + len(content)
-                        on_file(done, total)
+                for size in _packed(path, samples, number_of):
+                    done, num_bytes = done + 1, num_bytes + size
+                    on_file(done, total)
         (partial / CLASSES).write_text(json.dumps(classes, indent=1) + "\n", encoding="utf-8")
         for list_of_a_split in LISTS:
             if (source / list_of_a_split).is_file():
@@ -115,7 +111,7 @@ def write_shards(
 def _shares(
     files: Sequence[tuple[str, Path]], source: Path, out: Path, num: int, seed: int
 ) -> Iterator[tuple[Path, list[tuple[str, str, Path]]]]:
-    """Each shard, with key, class and file of its samples."""
+    """Yields the path of each shard, with key, class and file of its samples."""
     order = sorted(files, key=lambda file: str(file[1]))
     random.Random(seed).shuffle(order)
     keys = _keys(source, [path for _, path in order])
@@ -125,8 +121,18 @@ def _shares(
         yield out / f"{number:0{max(4, len(str(num - 1)))}}.tar", samples[number::num]
 
 
+def _packed(path: Path, samples: Sequence[tuple[str, str, Path]], number_of: Mapping[str, int]) -> Iterator[int]:
+    """Writes a shard, and yields the bytes of each file once it is in it."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
+        for key, name, file in samples:
+            content = _content(file)
+            _add(shard, f"{key}{file.suffix.lower()}", content)
+            _add(shard, f"{key}.cls", str(number_of[name]).encode())
+            yield len(content)
+
+
 def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[str, Path]]], list[str]]:
-    """By split: class and path of each file; and what is left out."""
+    """Returns class and path of each file by split, and the files that are left out."""
     if not source.is_dir():
         problem = "is no folder" if source.exists() else "does not exist"
         raise DataError(f"{source} {problem}. Name the folder that holds a folder for each class.")
@@ -139,18 +145,9 @@ def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[
     for split, folder in splits.items():
         for path in files_below(folder):
             name = class_of(path.relative_to(folder))
-            if path.suffix.lower() not in suffixes:
-                if path.name not in LISTS:
-                    skipped.append(f"{path}: not {wanted}")
-            elif name is None:
-                skipped.append(f"{path}: in no folder of a class")
-            elif name.startswith("_"):
-                skipped.append(f"{path}: its folder's name begins with _")
-            elif not path.is_file():
-                skipped.append(f"{path}: no file, or a link to none")
-            elif not path.stat().st_size:
-                skipped.append(f"{path}: empty")
-            else:
+            if reason := _why_skipped(path, name, suffixes, wanted):
+                skipped.append(f"{path}: {reason}")
+            elif name is not None and path.suffix.lower() in suffixes:
                 found.setdefault(split, []).append((name, path))
         packed = {path.relative_to(folder).parts[0] for _, path in found.get(split, [])}
         empty = [each for each in folders(folder) if each.name not in packed and not each.name.startswith("_")]
@@ -161,8 +158,21 @@ def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[
     return found, skipped
 
 
+def _why_skipped(path: Path, name: str | None, suffixes: Sequence[str], wanted: str) -> str:
+    """Returns why a file of a class is not packed; empty if it is packed, or is a list of files."""
+    if path.suffix.lower() not in suffixes:
+        return "" if path.name in LISTS else f"not {wanted}"
+    if name is None:
+        return "in no folder of a class"
+    if name.startswith("_"):
+        return "its folder's name begins with _"
+    if not path.is_file():
+        return "no file, or a link to none"
+    return "" if path.stat().st_size else "empty"
+
+
 def _keys(source: Path, paths: Sequence[Path]) -> list[str]:
-    """Paths without their suffix, each only once; dots would end a key."""
+    """Returns a unique key for each path, without its suffix."""
     keys, taken = [], set()
     for path in paths:
         key = start = sample_key(path.relative_to(source).with_suffix("").as_posix())

@@ -1,4 +1,4 @@
-"""Describes a data set that is read in order: what it gives, and how several readers may share it."""
+"""A dataset that is read in order: what it yields, and how several readers can share it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from wellfed.errors import DataError
 SharedBy = Literal["shard", "worker info"]
 _DISTRIBUTED = ("is_initialized", "get_rank", "get_world_size")
 _TURN = threading.Lock()
-"""torch keeps one worker info for all threads of a process."""
+"""Lock for torch's worker info, which all threads of a process share."""
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a data set is read in order, having no ``__getitem__`` of its own; torch's classes all inherit one."""
+    """Returns whether a dataset is read in order: it has no ``__getitem__`` but one inherited from torch."""
     if isinstance(dataset, (Stream, IterableDataset)):
         return True
     return getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__) and hasattr(dataset, "__iter__")
 
 
 def has_states(data: Any) -> bool:
-    """Whether it can say where a reading stands, and go on from there (torchdata's protocol). A DataLoader that can
-    tells it with all that its workers know, batch by batch: it is read again."""
+    """Returns whether the dataset can save and restore its position (torchdata's protocol).
+
+    A DataLoader that can is read again instead: its state holds everything that its workers hold, for each batch.
+    """
     methods = (getattr(data, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods)) and not isinstance(data, DataLoader)
 
 
 def check_items(dataset: Any, *, by_item: bool) -> None:
-    """A DataError where samples can't be asked for by their index.
+    """Raises a DataError if samples can't be read by their index.
 
     Args:
-        by_item: ``fetch`` is left alone.
+        by_item: ``fetch`` is not used.
     """
     name = type(dataset).__name__
     if not hasattr(dataset, "__getitem__"):
@@ -62,7 +64,7 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
 
 @dataclass(frozen=True)
 class PartOf:
-    """What a stream is told of who reads it, in place of torch's ``WorkerInfo``."""
+    """The reader of a stream, in place of torch's ``WorkerInfo``."""
 
     id: int
     num_workers: int
@@ -71,8 +73,11 @@ class PartOf:
 
 
 class Stream:
-    """A data set that is iterated: torch's ``IterableDataset`` gives samples, any other iterable batches, unless its
-    ``gives_batches`` says otherwise. What is asked of a batch (``on_device``, ``weight``, ``split``) it has, too."""
+    """A dataset that is iterated, with its methods for batches (``on_device``, ``weight``, ``split``).
+
+    Torch's ``IterableDataset`` yields samples, any other iterable yields batches, unless its ``gives_batches`` says
+    otherwise.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,10 @@ class Stream:
         gives_batches: bool | None = None,
         worker_init: Callable[[int], None] | None = None,
     ) -> None:
-        """``worker_init`` is called with the number of a part before a worker reads it, which is told what it reads."""
+        """
+        Args:
+            worker_init: called with the number of a part before a worker reads that part.
+        """
         self.worker_init = worker_init
         self.name = type(dataset).__name__
         own = getattr(dataset, "gives_batches", not isinstance(dataset, IterableDataset))
@@ -103,17 +111,17 @@ class Stream:
 
     @classmethod
     def of(cls, dataset: Any) -> Stream:
-        """The data set itself, where it is described already."""
+        """Returns the stream of a dataset, or the dataset itself if it is a Stream."""
         return dataset if isinstance(dataset, cls) else cls(dataset)
 
     @property
     def splits_itself(self) -> bool:
-        """Its batches are of a layout of their own, from which samples can't be counted."""
+        """Whether its batches have a layout of their own, in which samples can't be counted."""
         return hasattr(self, "split")
 
     @property
     def length(self) -> int | None:
-        """What it says by ``__len__``: samples, or batches; None where it says nothing."""
+        """Number of samples, or of batches, by ``__len__``; None = unknown."""
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError):
@@ -121,7 +129,7 @@ class Stream:
 
     @cached_property
     def shared_by(self) -> SharedBy | None:
-        """How parts of it are read; None = it can't be known. Reads a sample where there is no ``shard``."""
+        """How its parts are read; None = unknown. Reads a sample if the dataset has no ``shard``."""
         if isinstance(self.dataset, DataLoader):
             return None
         if callable(getattr(self.dataset, "shard", None)):
@@ -130,12 +138,12 @@ class Stream:
 
     @property
     def shares_ranks_itself(self) -> bool:
-        """It asks torch.distributed which rank it is read by."""
+        """Whether it asks torch.distributed for the rank that reads it."""
         return self.shared_by == "worker info" and not self._asked.isdisjoint(_DISTRIBUTED)
 
     @cached_property
     def _asked(self) -> set[str]:
-        """What reading the first sample asks of those who may tell a reader its part."""
+        """Names of the worker info and of torch.distributed that reading the first sample asks for."""
         asked: set[str] = set()
 
         class Asked(PartOf):
@@ -145,7 +153,7 @@ class Stream:
 
         data = self.anew()
         told = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
-        with suppress(Exception), told[0], told[1], told[2]:  # what it raises training meets again, and tells
+        with suppress(Exception), told[0], told[1], told[2]:  # training meets the same error and reports it
             if self.worker_init is not None:
                 self.worker_init(0)
             next(iter(data), None)
@@ -153,18 +161,18 @@ class Stream:
 
     @property
     def num_shards(self) -> int | None:
-        """The number of parts that it says it can be read in."""
+        """Number of parts that it offers by ``num_shards``."""
         found = getattr(self.dataset, "num_shards", None)
         return found if isinstance(found, int) and found > 0 else None
 
     def num_parts(self, num_workers: int, world_size: int = 1) -> int:
-        """Parts that a rank reads in turn: those that the stream has, else one a worker."""
+        """Returns the number of parts that a rank reads in turn: those of the stream, else one a worker."""
         if self.num_shards is None:
             return max(1, num_workers)
         return max(1, min(MOST_PARTS, self.num_shards // world_size)) if self.shared_by else 1
 
     def anew(self) -> Any:
-        """The data set as it was before anyone read it. Shallow: what it holds in memory is not copied."""
+        """Returns the dataset as it was before it was read. A shallow copy: its data in memory is shared."""
         is_kept = hasattr(type(self.dataset), "__del__") or isinstance(self.dataset, DataLoader)  # and its workers
         dataset = self.dataset if is_kept else _copied(self.dataset, copy.copy)
         if self._at_start is not None:
@@ -172,16 +180,16 @@ class Stream:
         return dataset
 
     def on_a_copy(self) -> Stream:
-        """The same of a shallow copy of the data set."""
+        """Returns a stream of a shallow copy of the dataset."""
         other = copy.copy(self)
         other._take(_copied(self.dataset, copy.copy))
         return other
 
     def part(self, index: int, count: int, *, is_alone: bool) -> tuple[Any, PartOf | None]:
-        """What to iterate for one of ``count`` parts, and what to tell it of who reads it.
+        """Returns what to iterate for one of ``count`` parts, and the reader to set as worker info meanwhile.
 
         Args:
-            is_alone: no other part is read by this process, as in a worker of torch's DataLoader.
+            is_alone: this process reads no other part, as a worker of torch's DataLoader.
         """
         if count == 1:
             return self.anew(), None
@@ -195,7 +203,7 @@ class Stream:
 
 @contextmanager
 def as_worker(info: PartOf | None) -> Iterator[None]:
-    """Within, ``torch.utils.data.get_worker_info()`` gives this."""
+    """Makes ``torch.utils.data.get_worker_info()`` return this within."""
     worker: Any = torch_worker
     if worker._worker_info is info:
         yield
@@ -210,6 +218,7 @@ def as_worker(info: PartOf | None) -> Iterator[None]:
 
 @contextmanager
 def _noting_calls(module: Any, names: tuple[str, ...], called: set[str]) -> Iterator[None]:
+    """Adds to ``called`` the names of the functions of a module that are called within."""
     before = {name: getattr(module, name) for name in names if hasattr(module, name)}
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,5 +240,5 @@ def _noting_calls(module: Any, names: tuple[str, ...], called: set[str]) -> Iter
 def _copied(dataset: Any, how: Callable[[Any], Any]) -> Any:
     try:
         return how(dataset)
-    except Exception:  # noqa: BLE001  what can't be copied is shared
+    except Exception:  # noqa: BLE001  a dataset that can't be copied is shared
         return dataset

@@ -1,4 +1,4 @@
-"""Reads the parts of a stream and builds its batches, wherever this runs: one reader a part, asked in turn."""
+"""Reads the parts of a stream and builds their batches, in whichever process or thread this runs."""
 
 from __future__ import annotations
 
@@ -14,93 +14,79 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from wellfed import batches, generators
+from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.data.backends.batch_builder import BatchBuilder, ExitInData, Stopwatch, collate_fault, is_of_the_machine
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.data.backends.heartbeats import Heartbeat
 from wellfed.data.streams.stream import PartOf, Stream, as_worker, has_states
 from wellfed.errors import reason_of
 from wellfed.sample_rng import seed_from
 
-_UNREAD = Heartbeat()
 _LOOK_S = 0.05
-"""How often a thread that waits for its turn looks whether it is still wanted."""
+"""Seconds between checks of a thread that waits for its turn whether the pass was ended."""
 _END = object()
+_NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class PartStart:
-    """Where the reading of a part begins."""
+    """The position from which a part is read."""
 
     index: int
     count: int
-    """Of the parts of all ranks."""
+    """Number of parts of all ranks."""
     epoch: int
-    """That the order is of."""
+    """Epoch whose order it has."""
     shuffle_buffer: int
     is_alone: bool
-    """Its reader has no other."""
+    """Whether its process reads no other part."""
     state: Any = None
-    """Of the data set, where it was left; None = at its start."""
+    """State of the dataset to go on from; None = the start."""
 
 
 @dataclass(slots=True)
 class StreamRequest(BatchRequest):
-    """The next batch of a part. Whoever reads the part is asked for its batches one after the other."""
+    """A request for the next batch of a part. One reader gets all requests for a part, in order."""
 
     part: int = -1
-    """None is asked for with -1: it keeps the turns of the workers."""
+    """Number of the part; -1 = an empty request, which keeps parts and workers aligned."""
     round: int = 0
     """Number of the batch in its part, from 0."""
     reading: int = 0
-    """Number of the pass; what is left of an earlier one is forgotten."""
+    """Number of the pass; requests of an earlier pass are dropped."""
     start: PartStart | None = None
-    """With the first request for a part in a pass."""
+    """Set in the first request for a part in a pass."""
     is_dropped: bool = False
-    """It was trained on before the run was resumed: to be read, and not handed over."""
+    """Whether the batch is read and dropped: the run trained on it before it was resumed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = ("epoch", "batch", "part", "round", "reading", "start", "is_dropped")
-        return _request, tuple(getattr(self, name) for name in names)
+        return request_of, tuple(getattr(self, name) for name in names)
 
 
-def _request(epoch: int, batch: int, *more: Any) -> StreamRequest:
-    return StreamRequest(epoch, batch, _NO_INDICES, *more)
-
-
-_NO_INDICES = torch.empty(0, dtype=torch.int64)
-
-
-def request_of(epoch: int, batch: int, **more: Any) -> StreamRequest:
-    """A request, which has no indices."""
-    return StreamRequest(epoch, batch, _NO_INDICES, **more)
+def request_of(epoch: int, batch: int, *more: Any, **named: Any) -> StreamRequest:
+    """Returns a request without indices."""
+    return StreamRequest(epoch, batch, _NO_INDICES, *more, **named)
 
 
 @dataclass(slots=True)
 class StreamedBatch(BuiltBatch):
-    """A batch of a part, and where that stands."""
+    """A batch of a part, and the position after it."""
 
     tail: list[Any] | None = None
-    """The part has ended, with so few samples that they make no batch."""
+    """Samples left at the end of the part, too few for a batch; None = it has not ended."""
     state: Any = None
-    """Of the data set after this batch."""
-
-    def pin_memory(self) -> BuiltBatch:
-        """The same in page-locked memory."""
-        if self.batch is not None:
-            self.batch = batches.pin(self.batch)
-        return self
+    """State of the dataset after this batch."""
 
 
 class StreamBuilder(BatchBuilder):
-    """Builds batches of ``batch_size`` samples, or hands on the stream's own.
+    """Builds batches of ``batch_size`` samples, or passes on the stream's own batches.
 
-    What is drawn from the process's generators is a function of (seed, epoch, part, batch); not in threads beside the
-    step, which draws from them too.
+    Draws from the process's generators are functions of (seed, epoch, part, batch), except in threads: the step draws
+    from the same generators meanwhile.
 
     Args:
-        in_threads: several call it, who wait for one another's turns.
+        in_threads: several threads call it and wait for their turns.
     """
 
     def __init__(
@@ -116,37 +102,35 @@ class StreamBuilder(BatchBuilder):
         super().__init__(stream.dataset, seed, collate=collate, purpose=purpose, by_item=True)
         self.stream, self.batch_size = stream, batch_size
         self._turns = threading.Condition() if in_threads else None
-        self._builds = not isinstance(stream.dataset, DataLoader)  # whose workers do, unseen
+        self._builds = not isinstance(stream.dataset, DataLoader)  # its own workers build, at an unknown speed
         self._readers: dict[int, _PartReader] = {}
         self._reading = -1
 
-    def __call__(self, request: BatchRequest, heartbeat: Heartbeat = _UNREAD) -> BuiltBatch:
-        """The next batch of a part; a failure of the data's is the reason of a lost sample."""
+    def __call__(self, request: BatchRequest) -> BuiltBatch:
+        """Returns the next batch of a part; an error of the dataset is returned as a lost sample."""
         assert isinstance(request, StreamRequest)
         if request.part < 0:
             return BuiltBatch(None)
-        heartbeat.begin(request.epoch, request.batch)
         built: BuiltBatch
         try:
             with self._turn(request) as reader:
-                stopwatch = Stopwatch()  # not of the wait for its turn
+                stopwatch = Stopwatch()  # after the wait for its turn
                 built = BuiltBatch(None) if reader is None else reader.next(request)
                 built.took = stopwatch.read() if self._builds else None
         except Exception as error:
             if is_of_the_machine(error):
                 raise
             built = StreamedBatch(None, (LostSample(-1, reason_of(error), error),))
-        heartbeat.end()
         return built
 
     def end_reading(self, reading: int | None = None) -> None:
-        """Forget a pass, or whichever goes on; threads that still wait for a turn in it are not wanted any more."""
+        """Ends a pass, or any pass if None; threads that wait for a turn in it give up."""
         if reading in (None, self._reading):
             self._reading, self._readers = -1, {}
 
     @contextmanager
     def _turn(self, request: StreamRequest) -> Iterator[_PartReader | None]:
-        """The part's reader, when it is through with what comes before; None = it is no longer wanted."""
+        """Yields the part's reader once it has built the batches before this one; None = the pass was ended."""
         with self._turns or nullcontext():
             if request.start is not None:
                 if request.reading > self._reading:
@@ -171,16 +155,16 @@ class StreamBuilder(BatchBuilder):
         return request.reading == self._reading and reader is not None and reader.round == request.round
 
     def drawing(self, *place: int) -> AbstractContextManager[None]:
-        """Within, the process's generators are those of a place, and are put back after."""
+        """Seeds the process's generators by (seed, *place) within, and restores them after."""
         seed = seed_from(self.seed, *place)
         if get_worker_info() is not None:
-            generators.seed_for_sample(seed)  # a worker process has nobody else who draws
+            generators.seed_for_sample(seed)  # nothing else draws in a worker process
         elif threading.current_thread() is threading.main_thread():
             return _drawing(seed)
         return nullcontext()
 
     def collated(self, samples: list[Any], epoch: int, batch: int) -> Batch:
-        """The batch of these samples."""
+        """Collates samples. An error names the sample at fault."""
         try:
             return self._collate(samples)
         except Exception as error:
@@ -199,7 +183,7 @@ def _drawing(seed: int) -> Iterator[None]:
 
 
 class _PartReader:
-    """An iteration over one part of a stream."""
+    """An iterator over the batches of one part of a stream."""
 
     def __init__(self, builder: StreamBuilder, request: StreamRequest, start: PartStart) -> None:
         self._builder, self._start, self.round = builder, start, request.round
@@ -213,23 +197,23 @@ class _PartReader:
         self._tail: list[Any] | None = None
 
     def next(self, request: StreamRequest) -> StreamedBatch:
-        """The next batch; at the end of the part what is left, again and again."""
+        """Returns the next batch; after the end of the part, the samples left at its end, at each call."""
         if self._tail is not None:
             return StreamedBatch(None, tail=self._tail)
         builder = self._builder
         if self._iterator is None and self._start.state is None:
-            # All parts begin with the same generators: data that shuffles its files and takes some must do it as the
-            # others do.
+            # All parts begin with the same seed: a dataset that shuffles its files and takes some of them must shuffle
+            # alike in all parts.
             with builder.drawing(self._start.epoch), self._reading():
                 iterator = self._begin()
                 first = next(iterator, _END)
-                self._iterator = iter(()) if first is _END else chain((first,), iterator)
+                self._iterator = iter(()) if first is _END else self._in_order(chain((first,), iterator))
         with builder.drawing(request.epoch, self._start.index, request.round):
             with self._reading():
                 if self._iterator is None:
-                    self._iterator = self._begin()
+                    self._iterator = self._in_order(self._begin())
                 wanted = 1 if builder.stream.gives_batches else builder.batch_size
-                samples = list(islice(self._samples(), wanted))
+                samples = list(islice(self._iterator, wanted))
             if len(samples) < wanted:
                 self._tail, self._iterator = samples, iter(())
                 return StreamedBatch(None, tail=samples)
@@ -252,17 +236,17 @@ class _PartReader:
         keeper: Any = data if has_states(data) else iterator
         if start.state is not None and not has_states(data):
             keeper.load_state_dict(start.state)
-        # Samples in a buffer are in no state: a reading is done again where there is one.
+        # A state does not hold the samples in a buffer: with a buffer, a resumed run reads the epoch again.
         self._states = keeper if has_states(keeper) and not start.shuffle_buffer else None
         return iterator
 
-    def _samples(self) -> Iterator[Any]:
-        assert self._iterator is not None
-        if self._start.shuffle_buffer and not isinstance(self._iterator, _Shuffled):
-            start = self._start
-            rng = random.Random(seed_from(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
-            self._iterator = _Shuffled(self._iterator, start.shuffle_buffer, rng)
-        return self._iterator
+    def _in_order(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Returns the samples in the order of training, which a shuffle buffer changes. Reads none yet."""
+        start = self._start
+        if not start.shuffle_buffer:
+            return samples
+        rng = random.Random(seed_from(self._builder.seed, start.epoch, start.index, start.shuffle_buffer))
+        return _shuffled(samples, start.shuffle_buffer, rng)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -273,22 +257,15 @@ class _PartReader:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
 
-class _Shuffled(Iterator[Any]):
-    """Gives one of so many samples at random, and puts the next in its place."""
-
-    def __init__(self, samples: Iterator[Any], size: int, rng: random.Random) -> None:
-        self._samples, self._rng = samples, rng
-        self._held = list(islice(samples, size))
-
-    def __next__(self) -> Any:
-        if not self._held:
-            raise StopIteration
-        place = self._rng.randrange(len(self._held))
-        sample = self._held[place]
-        following = next(self._samples, _END)
-        if following is _END:
-            self._held[place] = self._held[-1]
-            self._held.pop()
+def _shuffled(samples: Iterator[Any], size: int, rng: random.Random) -> Iterator[Any]:
+    """Yields a random one of ``size`` held samples and replaces it by the next, until none is left."""
+    held = list(islice(samples, size))
+    while held:
+        place = rng.randrange(len(held))
+        sample = held[place]
+        if (following := next(samples, _END)) is _END:
+            held[place] = held[-1]
+            held.pop()
         else:
-            self._held[place] = following
-        return sample
+            held[place] = following
+        yield sample

@@ -1,7 +1,7 @@
-"""Delivers the batches of a stream: in training from wherever it is to go on, in an evaluation from its start.
+"""Yields the batches of a stream: in training from any position, in an evaluation from its start.
 
-A stream is read in parts. Their batches take turns, whoever reads them, and what is left of each at its end is put
-together to the last batches: so there are as many as if it were read in one.
+A stream is read in parts, whose batches take turns, whichever worker reads them. The samples left at the ends of the
+parts make the last batches, so their number is the same as if the stream were read in one part.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 UNKNOWN_LENGTH = 2**53
-"""Stands for the number of batches of a stream, which ends where it ends: Lightning reads one batch ahead of a loader
-without a length, and so would not know where training stands."""
+"""Length reported for a stream. Lightning reads one batch ahead of a loader without a length, and would lose it at a
+checkpoint."""
 _LOOKED_AT = 64
-"""Elements of each tensor that tell a batch from another."""
+"""Elements of each tensor that go into a batch's checksum."""
 
 
 class Mark(NamedTuple):
-    """Where an epoch of a stream stands."""
+    """A position in an epoch of a stream, as checkpoints hold it."""
 
     parts: int
-    """That each rank reads in turn, in this epoch."""
+    """Parts that each rank reads in turn, in this epoch."""
     ranks: int
     buffer: int
-    """`loader.shuffle_buffer` of this epoch."""
+    """loader.shuffle_buffer of this epoch."""
     asked: int = 0
-    """Turns of parts up to the last batch that was delivered; of use with ``states``."""
+    """Turns of parts up to the last batch handed out; used with ``states``."""
     left: int = 0
-    """Batches delivered that were put together of what the parts had left; likewise."""
+    """Batches handed out that were made of samples left at the ends of parts; used with ``states``."""
     states: list[Any] | None = None
-    """Of the data set, for each part; None = it has none."""
+    """State of the dataset for each part; None = it has none."""
     print: int = 0
-    """Of the last batch that was delivered."""
+    """Checksum of the last batch handed out."""
 
 
 class StreamStep(NamedTuple):
@@ -59,14 +59,14 @@ class StreamStep(NamedTuple):
 
     batch: Batch
     size: int
-    """Samples of it."""
+    """Number of samples."""
     mark: Mark
-    """Behind it."""
+    """Position after it."""
     took: BuildTime | None = None
 
 
 class StreamReading:
-    """Reads a stream with the backend that the settings name, one pass at a time."""
+    """Reads a stream by the backend that the settings name, one pass at a time."""
 
     def __init__(
         self,
@@ -82,12 +82,15 @@ class StreamReading:
         purpose: str = "training",
         on_event: OnEvent = ignore_event,
     ) -> None:
-        """``batch_size`` is that of one rank."""
+        """
+        Args:
+            batch_size: samples of one rank's batch.
+        """
         self.on_event, self.batch_size = on_event, batch_size
         self.stream, self._rank, self._world_size, self._drop_last = stream, rank, world_size, drop_last
         if settings.num_workers > 1 and stream.shared_by is None:
             settings = replace(settings, num_workers=1)
-        self._settings = replace(settings, finds_stuck_sample=False)
+        self._settings = settings
         self._builder = StreamBuilder(
             stream, seed, batch_size, collate, purpose=purpose, in_threads=settings.backend == "threads"
         )
@@ -95,21 +98,21 @@ class StreamReading:
         self._numbers = count()
 
     def start_of_epoch(self, buffer: int = 0) -> Mark:
-        """Nothing of it is delivered."""
+        """Returns the position at the start of an epoch."""
         return Mark(self.stream.num_parts(self._settings.num_workers, self._world_size), self._world_size, buffer)
 
     def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Generator[StreamStep]:
-        """Those of an epoch after a mark.
+        """Yields the batches of an epoch after a position.
 
         Args:
             order_of: the epoch whose order it has.
-            number: of batches that were delivered before.
+            number: number of batches before the position.
         """
         tails: dict[int, list[Any]] = {}
         asked: deque[StreamRequest] = deque()
         states = list(mark.states or [None] * mark.parts)
         to_drop = 0 if mark.states is not None else number
-        """Batches that are read again, up to the mark."""
+        """Batches before the position, which are read again."""
         reading = next(self._numbers)
         requests = self._requests(reading, epoch, mark, order_of, tails, asked, to_drop)
         running = self._source.start(requests, UNKNOWN_LENGTH)
@@ -148,7 +151,7 @@ class StreamReading:
         yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
 
     def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[StreamStep]:
-        """What no part alone could make a batch of."""
+        """Yields batches of the samples left at the ends of the parts."""
         builder, size = self._builder, self._builder.batch_size
         asked = max(mark.asked, 1)
         for number, start in enumerate(range(0, len(left), size)):
@@ -156,10 +159,10 @@ class StreamReading:
             if number < num_done or (self._drop_last and len(samples) < size):
                 continue
             with builder.drawing(epoch, mark.parts * self._world_size + self._rank, number):
-                built = StreamedBatch(builder.collated(samples, epoch, asked + number))
+                batch = builder.collated(samples, epoch, asked + number)
             if self._settings.pin_memory:
-                built.pin_memory()
-            yield StreamStep(built.batch, len(samples), mark._replace(left=number + 1))
+                batch = batches.pin(batch)
+            yield StreamStep(batch, len(samples), mark._replace(left=number + 1))
 
     def _requests(
         self,
@@ -171,8 +174,11 @@ class StreamReading:
         asked: deque[StreamRequest],
         to_drop: int,
     ) -> Iterator[StreamRequest]:
-        """Round after round, until all parts have ended. Workers take the requests in turn: those of a part are all for
-        one of them. Threads read this themselves, one at a time."""
+        """Yields requests round after round until all parts have ended.
+
+        Workers take the requests in turn, so one worker gets all requests for a part. Threads read this generator
+        themselves, one at a time.
+        """
         num_readers = max(1, self._settings.num_workers)
         a_round = math.ceil(mark.parts / num_readers) * num_readers
         begun = set[int]()
@@ -184,8 +190,8 @@ class StreamReading:
                 turn = round_ * mark.parts + part
                 request = request_of(epoch, turn)
                 if part < mark.parts and not (mark.states is not None and turn < mark.asked):
-                    # The last before the mark tells whether it is as it was. Parts may have ended before it, so that it
-                    # came in a later turn.
+                    # The last batch before the position is compared with its checksum, so it is not dropped. It may
+                    # come in a later turn, if parts have ended before it.
                     request = request_of(
                         epoch, turn, part=part, round=round_, reading=reading, is_dropped=turn + 1 < to_drop
                     )
@@ -197,7 +203,7 @@ class StreamReading:
 
     def _start_of(self, part: int, mark: Mark, order_of: int, *, is_alone: bool) -> PartStart:
         return PartStart(
-            # So that parts which have a shard more than others, the first ones, are spread over the ranks.
+            # The first parts may have a shard more than others: they are spread over the ranks.
             part * self._world_size + self._rank,
             self._world_size * mark.parts,
             order_of,
@@ -207,7 +213,7 @@ class StreamReading:
         )
 
     def _size(self, batch: Batch) -> int:
-        """What parts of another layout are, only the data knows; its weight is the only count it gives."""
+        """Returns the samples of a batch; for a layout of its own, its weight is the only count there is."""
         if not self._builder.splits_itself:
             return batches.batch_size(batch)
         own = getattr(self.stream, "weight", batches.batch_size)
@@ -226,18 +232,18 @@ class StreamReading:
             self.on_event("resume_inexact", epoch=epoch)
 
     def stop(self) -> None:
-        """End the pass."""
+        """Ends the pass."""
         self._builder.end_reading()
         self._source.stop()
 
     def close(self) -> None:
-        """End the pass and the workers; a later one has others."""
+        """Ends the pass and the workers; a later pass starts new ones."""
         self._builder.end_reading()
         self._source.close()
 
 
 class StreamLoader:
-    """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
+    """Yields the steps of successive epochs. The position is after the last batch handed out, not after queued ones."""
 
     def __init__(
         self,
@@ -250,8 +256,8 @@ class StreamLoader:
     ) -> None:
         """
         Args:
-            steps_per_epoch: as the stream's length has it; None = it is not known.
-            shuffle: False = all epochs are of one order, that of the stream.
+            steps_per_epoch: steps by the stream's length; None = unknown.
+            shuffle: False = all epochs have the same order, the stream's.
         """
         self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
         self._expected, self._buffer = steps_per_epoch, shuffle_buffer if shuffle else 0
@@ -267,7 +273,7 @@ class StreamLoader:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None = the stream does not say."""
+        """Steps of an epoch of all ranks; None = unknown."""
         limits = [limit for limit in (self._expected, self._limit) if limit is not None]
         return min(limits, default=None)
 
@@ -277,21 +283,18 @@ class StreamLoader:
         return self._epoch + self._is_over
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch."""
+        """Returns the position of the next batch."""
         stream = {"total": self._total, "is_over": self._is_over, **self._mark._asdict()}
         return {"epoch": self._epoch, "batch": self._next_batch, "stream": stream}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position: by the states of the data set where it has given any, else what comes before is read
-        again and dropped."""
+        """Continues from a position: by the states of the dataset, else by reading and dropping what is before it."""
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         found = dict(state.get("stream", {}))
         self._total = found.pop("total", self._next_batch)
         self._is_over = bool(found.pop("is_over", False)) and self._next_batch > 0
         self._mark = self._fresh()
-        if self._next_batch == 0:
-            return
-        if not found:
+        if self._next_batch == 0 or not found:
             return
         if found["ranks"] != self._mark.ranks:
             _LOG.warning(
@@ -313,14 +316,14 @@ class StreamLoader:
         try:
             for number, (batch, size, mark, took) in enumerate(running, start=first):
                 if self._running is not running:
-                    return  # a thread that was left behind with a batch that came too late
+                    return  # this thread was blocked by a batch while another pass began
                 if held is not None:
                     yield self._given(*held)
                 delivery = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size, took=took)
                 held = delivery, mark
                 if number + 1 == self._limit:
                     break
-        except Exception:  # the batch before is sound
+        except Exception:  # the previous batch is sound
             if held is not None and self._running is running:
                 yield self._given(*held)
             raise
@@ -330,12 +333,12 @@ class StreamLoader:
             return
         if held is None:
             self._nothing_came()
-            if self._mark.ranks == 1:  # else they begin the next epoch together
+            if self._mark.ranks == 1:  # several ranks begin the next epoch together
                 yield from self
             return
         held[0].is_last = True
         last = self._given(*held)
-        self._compare_length()  # now: who knows the last does not ask for more
+        self._compare_length()  # before the yield: after the last batch no other is asked for
         yield last
 
     def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
@@ -348,7 +351,7 @@ class StreamLoader:
         return delivery
 
     def _compare_size(self, size: int) -> None:
-        """A step is what the stream gives, whatever was asked for."""
+        """Warns if the stream's own batches have another size than workload.effective_batch_size."""
         self._has_told_size, asked = True, self._reading.batch_size
         if size != asked:
             _LOG.warning(
@@ -359,7 +362,7 @@ class StreamLoader:
             )  # fmt: skip
 
     def _with_plain_states(self, mark: Mark) -> Mark:
-        """Without states that a checkpoint can't hold."""
+        """Returns the position without states that a checkpoint can't hold."""
         if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
             return mark._replace(states=None)
         if not self._has_looked_at_states:
@@ -373,7 +376,7 @@ class StreamLoader:
         return mark if self._keeps_states else mark._replace(states=None)
 
     def _nothing_came(self) -> None:
-        """The next epoch is begun, where that is not the one that gave nothing."""
+        """Marks the epoch as ended, or raises a DataError if it had no batch at all."""
         name, epoch = self._reading.stream.name, self._epoch
         if self._next_batch == 0:
             if epoch:
@@ -400,13 +403,13 @@ class StreamLoader:
         return self._reading.start_of_epoch(self._buffer)
 
     def close(self) -> None:
-        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew."""
+        """Ends workers and everything built ahead; a later ``iter()`` starts them anew."""
         self._running = None
         self._reading.close()
 
 
 class EvalStream:
-    """A split that is a stream, from its start at each ``iter()``. Every rank reads the whole of it."""
+    """A split that is a stream, read from its start at each ``iter()``. Every rank reads all of it."""
 
     def __init__(self, reading: StreamReading, *, limit_batches: int | None = None) -> None:
         self._reading, self._limit = reading, limit_batches
@@ -431,19 +434,19 @@ class EvalStream:
             running.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The start, where each pass begins."""
+        """Returns the position of the start, where each pass begins."""
         return {"epoch": 0, "batch": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing: there is no going on in the middle of a pass."""
+        """Does nothing: a pass is never resumed in the middle."""
 
     def close(self) -> None:
-        """End worker processes that live on from pass to pass."""
+        """Ends persistent worker processes."""
         self._reading.close()
 
 
 def _can_be_saved(states: Sequence[Any]) -> bool:
-    """Whether a weights-only load gives it back."""
+    """Returns whether a weights-only load can read the states."""
     file = io.BytesIO()
     try:
         torch.save(list(states), file)
@@ -455,7 +458,7 @@ def _can_be_saved(states: Sequence[Any]) -> bool:
 
 
 def _print(batch: Batch) -> int:
-    """A number that another batch hardly has; of a few elements of each tensor. Never 0."""
+    """Returns a checksum of a few elements of each tensor; never 0."""
     found = 1
     for tensor in batches.tensors(batch):
         if tensor.is_contiguous() and tensor.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Gives several ranks that share a stream as many steps each, and tells each what all of them have."""
+"""Gives all ranks that share a stream the same number of steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from wellfed.errors import DataError
 
 
 class StepsOfRanks:
-    """The deliveries of a rank's own loader. Nobody knows before how many that are: at each step the ranks tell one
-    another what they have, and one that has nothing left gets padding until all have nothing left.
+    """Yields the deliveries of a rank's own loader, whose number is unknown before the end.
 
-    The position counts the steps: after it each rank has what comes after so many of its own.
+    At each step the ranks exchange how many samples they have. A rank that has none left gets padding until all have
+    none left. The position counts steps, so each rank resumes after that number of its own batches.
     """
 
     def __init__(self, loader: Any, *, drop_last: bool) -> None:
-        """``drop_last``: the epoch ends with the first rank that has nothing left."""
+        """
+        Args:
+            drop_last: end the epoch as soon as one rank has nothing left.
+        """
         self._loader, self._drop_last = loader, drop_last
         self._state: dict[str, Any] = loader.state_dict()
         self._group: Any = None
@@ -30,16 +33,16 @@ class StepsOfRanks:
         return len(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next step."""
+        """Returns the position of the next step."""
         return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position."""
+        """Continues from a position."""
         self._loader.load_state_dict(state)
         self._state = self._loader.state_dict()
 
     def keep_pace(self) -> None:
-        """As the loader does it, where it does."""
+        """Waits until the device has room for the next batch, if the loader is a prefetcher."""
         getattr(self._loader, "keep_pace", lambda: None)()
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -55,7 +58,7 @@ class StepsOfRanks:
                 break  # nothing was left when the run was resumed
             is_over = num_going_on < dist.get_world_size() if self._drop_last else num_going_on == 0
             latest = delivery or latest
-            if latest is None and step > 0:  # resumed when this rank had nothing left: any batch does for the shapes
+            if latest is None and step > 0:  # resumed when this rank had none left: any batch has the shapes
                 self._loader.load_state_dict({"epoch": epoch, "batch": 0})
                 latest = next(iter(self._loader))
             if latest is None:
@@ -80,7 +83,7 @@ class StepsOfRanks:
         self.load_state_dict({**self._state, "stream": {**self._state["stream"], "is_over": True}})
 
     def _summed(self, size: int, goes_on: bool) -> tuple[int, int]:
-        """Samples of the step, and ranks that have another one. On the host, so that no device is waited for."""
+        """Returns the samples of the step and the number of ranks that have another. Exchanged on the host, by gloo."""
         if self._group is None:
             is_of_hosts = dist.get_backend() == "gloo"
             self._group = dist.group.WORLD if is_of_hosts else dist.new_group(backend="gloo")

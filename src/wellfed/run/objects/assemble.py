@@ -545,15 +545,7 @@ def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
 
 
 def _one_worker(settings: LoaderSettings) -> LoaderSettings:
-    """Training names the sample that hangs; a look at a few batches only leaves it out, if it may be."""
-    return replace(
-        settings,
-        num_workers=1,
-        prefetch_factor=1,
-        persistent_workers=False,
-        pin_memory=False,
-        finds_stuck_sample=settings.max_skipped > 0,
-    )
+    return replace(settings, num_workers=1, prefetch_factor=1, persistent_workers=False, pin_memory=False)
 
 
 def make_train_loader(
