@@ -19,7 +19,7 @@ def project(tmp_path: Path) -> Path:
     """With blanks and other letters in its path, and one package, which its default workload names."""
     folder = tmp_path / "meine Netze é"
     shutil.copytree(ROOT / "configs", folder / "configs")
-    shutil.copytree(ROOT / "src" / "wellfed" / "blank", folder / "src" / "mine")
+    shutil.copytree(ROOT / "src" / "wellfed" / "cli" / "blank", folder / "src" / "mine")
     primary = folder / "configs" / "train.yaml"
     primary.write_text(primary.read_text().replace("workload: recsys", "workload: mine"))
     option = (folder / "src" / "mine" / "workload.yaml").read_text()

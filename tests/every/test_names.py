@@ -9,7 +9,7 @@ from pathlib import Path
 
 ENGINE = Path(__file__).parents[2] / "src" / "wellfed"
 FILES = sorted(path for path in ENGINE.rglob("*.py") if path.name != "__init__.py")
-STARTING_POINT = ENGINE / "blank"
+STARTING_POINT = ENGINE / "cli" / "blank"
 """Copied into src/ of a project: its names are the user's."""
 
 

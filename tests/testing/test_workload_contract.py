@@ -307,7 +307,7 @@ def make_project(folder: Path, options: dict[str, str]) -> Path:
     shutil.copy(ROOT / "src" / "train.py", project / "src")
     (project / "src" / "mine" / "broken.py").write_text(BROKEN)
     for file in ("model.py", "data.py"):
-        shutil.copy(ROOT / "src" / "wellfed" / "blank" / file, project / "src" / "mine")
+        shutil.copy(ROOT / "src" / "wellfed" / "cli" / "blank" / file, project / "src" / "mine")
     (project / "configs" / "workload").mkdir()
     for name, text in options.items():
         (project / "configs" / "workload" / f"{name}.yaml").write_text(text)
@@ -335,7 +335,7 @@ def files(project: Path) -> set[str]:
     return {path.relative_to(project).as_posix() for path in project.rglob("*")}
 
 
-BLANK = (ROOT / "src" / "wellfed" / "blank" / "workload.yaml").read_text().replace("wellfed.cli.blank", "mine")
+BLANK = (ROOT / "src" / "wellfed" / "cli" / "blank" / "workload.yaml").read_text().replace("wellfed.cli.blank", "mine")
 OPTIONS = {
     "blank": BLANK,
     "plain": option("plain", more="train: Points"),

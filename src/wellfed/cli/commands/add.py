@@ -21,7 +21,7 @@ from wellfed.command_line import command
 from wellfed.config.files.option_file import in_ascii, is_read_as_value
 from wellfed.errors import EXIT_OK, ConfigError
 
-_BLANK = project.ENGINE / "blank"
+_BLANK = project.ENGINE / "cli" / "blank"
 _KINDS = {"workload": "model, data and yaml, to be replaced by your own"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
