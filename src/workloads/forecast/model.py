@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, huber_loss
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 from workloads.forecast.seasonal_naive import in_seasons
 
 WindowBatch = dict[str, Tensor]
@@ -53,7 +53,13 @@ class LSTMForecaster(nn.Module):
         huber_delta: float = 0.5,
     ) -> None:
         super().__init__()
-        _check(hidden_size, num_layers, dropout, huber_delta)
+        ConfigError.check(
+            "workload.model",
+            ("hidden_size", hidden_size, hidden_size >= 1, "is below 1", "hidden_size=2 or so"),
+            ("num_layers", num_layers, num_layers >= 1, "is below 1", "num_layers=2 or so"),
+            ("dropout", dropout, 0 <= dropout < 1, "is not in [0, 1)", "dropout=0.1 or so"),
+            ("huber_delta", huber_delta, huber_delta > 0, "is not above 0", "huber_delta=0.5"),
+        )
         self.huber_delta = huber_delta
         self.smoothing = Smoothing(season, horizon, num_series)
         self.lstm = nn.LSTM(
@@ -161,17 +167,3 @@ def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
     age_BL = torch.where(observed_BL > 0, age_L, length)
     weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last that is there counts 1
     return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)
-
-
-def _check(hidden_size: int, num_layers: int, dropout: float, huber_delta: float) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    for name, value in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-        if value < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=2 or so."))
-    if not 0 <= dropout < 1:
-        faults.append(Fault("workload.model.dropout", f"{dropout} is not in [0, 1).", "Write dropout=0.1 or so."))
-    if huber_delta <= 0:
-        faults.append(Fault("workload.model.huber_delta", f"{huber_delta} is not above 0.", "Write huber_delta=0.5."))
-    if faults:
-        raise ConfigError(faults)

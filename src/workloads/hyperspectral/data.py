@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed import ConfigError, DataError, Datasets, prepared
 from wellfed.units import counted, show_bytes, show_count, show_percent
 from workloads.hyperspectral.bands import (
     USUAL_COMPONENTS,
@@ -82,7 +82,23 @@ def datasets(
         DataError: no scene, damaged, cube and ground truth that don't fit, or too few pixels.
         ConfigError: an argument out of its range.
     """
-    _check(patch_size, num_components, passes, split, block_size, train_frac, val_frac)
+    has_middle = 1 <= patch_size <= 63 and patch_size % 2 == 1
+    has_passes = passes is None or 1 <= passes <= 10_000
+    leaves_some = not (0.01 <= train_frac <= 0.9 and 0 <= val_frac <= 0.5) or train_frac + val_frac <= 0.95
+    ConfigError.check(
+        "workload.data",
+        ("patch_size", patch_size, has_middle, "is no odd number in 1..63", "patch_size=9 or so"),
+        (
+            *("num_components", num_components, num_components is None or num_components >= 0, "is negative"),
+            "num_components=15, null to let the scene decide, or 0 for the bands as they are",
+        ),
+        ("passes", passes, has_passes, "is not in 1..10,000", "passes=1, or null for what the scene's size asks for"),
+        ("split", split, split in SPLITS, f"is none of {', '.join(SPLITS)}", "split=blocks"),
+        ("block_size", block_size, block_size >= 2, "is below 2", "block_size=16 or so"),
+        ("train_frac", train_frac, 0.01 <= train_frac <= 0.9, "is not in 0.01..0.9", "train_frac=0.2 or so"),
+        ("val_frac", val_frac, 0 <= val_frac <= 0.5, "is not in 0..0.5", "val_frac=0.1, or 0 for none"),
+        ("val_frac", val_frac, leaves_some, f"and train_frac={train_frac} leave nothing to test on", "val_frac=0.1"),
+    )
     radius = patch_size // 2
     if path is None:
         source = "the embedded scene"
@@ -239,41 +255,3 @@ def _split(
                 "figures are too good. A smaller patch_size may help."
             )
     return part_HW, tuple(notes)
-
-
-def _check(
-    patch_size: int,
-    num_components: int | None,
-    passes: int | None,
-    split: str,
-    block_size: int,
-    train_frac: float,
-    val_frac: float,
-) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-
-    def refuse(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.data.{name}", problem, way_out))
-
-    if not 1 <= patch_size <= 63 or patch_size % 2 == 0:
-        refuse("patch_size", f"{patch_size} is no odd number in 1..63.", "Write patch_size=9 or so.")
-    if num_components is not None and num_components < 0:
-        way_out = "Write num_components=15, null to let the scene decide, or 0 for the bands as they are."
-        refuse("num_components", f"{num_components} is negative.", way_out)
-    if passes is not None and not 1 <= passes <= 10_000:
-        refuse(
-            "passes", f"{passes} is not in 1..10,000.", "Write passes=1, or null for what the scene's size asks for."
-        )
-    if split not in SPLITS:
-        refuse("split", f"{split!r} is none of {', '.join(SPLITS)}.", "Write split=blocks.")
-    if block_size < 2:
-        refuse("block_size", f"{block_size} is below 2.", "Write block_size=16 or so.")
-    if not 0.01 <= train_frac <= 0.9:
-        refuse("train_frac", f"{train_frac} is not in 0.01..0.9.", "Write train_frac=0.2 or so.")
-    if not 0 <= val_frac <= 0.5:
-        refuse("val_frac", f"{val_frac} is not in 0..0.5.", "Write val_frac=0.1, or 0 for none.")
-    if not faults and train_frac + val_frac > 0.95:
-        refuse("val_frac", f"{val_frac} and train_frac={train_frac} leave nothing to test on.", "Write val_frac=0.1.")
-    if faults:
-        raise ConfigError(faults)

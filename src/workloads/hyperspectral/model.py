@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, gelu
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 
 SPECTRAL_REACH = 7
 """Bands that a filter along the spectrum sees."""
@@ -43,7 +43,15 @@ class SpectralPatchCNN(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        _check(base_channels, num_blocks, spectral_filters, spectral_stride, dropout, label_smoothing)
+        sizes = {"base_channels": base_channels, "num_blocks": num_blocks, "spectral_stride": spectral_stride}
+        shares = {"dropout": dropout, "label_smoothing": label_smoothing}
+        filters = "spectral_filters", spectral_filters, spectral_filters >= 0
+        ConfigError.check(
+            "workload.model",
+            *((name, size, size >= 1, "is below 1", f"{name}=2 or so") for name, size in sizes.items()),
+            (*filters, "is negative", "spectral_filters=8, or 0 for none"),
+            *((name, share, 0 <= share < 1, "is not in [0, 1)", f"{name}=0.1 or so") for name, share in shares.items()),
+        )
         self.label_smoothing = label_smoothing
         width = num_channels
         self.spectral: nn.Module | None = None
@@ -105,27 +113,3 @@ class PatchBlock(nn.Module):
 def _groups(channels: int) -> int:
     """The most of 8, 4, 2 or 1 that divide them."""
     return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
-
-
-def _check(
-    base_channels: int,
-    num_blocks: int,
-    spectral_filters: int,
-    spectral_stride: int,
-    dropout: float,
-    label_smoothing: float,
-) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    sizes = {"base_channels": base_channels, "num_blocks": num_blocks, "spectral_stride": spectral_stride}
-    for name, value in sizes.items():
-        if value < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=2 or so."))
-    if spectral_filters < 0:
-        problem = f"{spectral_filters} is negative."
-        faults.append(Fault("workload.model.spectral_filters", problem, "Write spectral_filters=8, or 0 for none."))
-    for name, share in (("dropout", dropout), ("label_smoothing", label_smoothing)):
-        if not 0 <= share < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{share} is not in [0, 1).", f"Write {name}=0.1 or so."))
-    if faults:
-        raise ConfigError(faults)

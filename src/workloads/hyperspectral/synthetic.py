@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed import ConfigError, Fault
+from wellfed import ConfigError
 
 WAVELENGTHS_UM = (0.4, 2.5)
 WATER_UM = (1.38, 1.87)
@@ -35,7 +35,14 @@ def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple
     Raises:
         ConfigError: sizes out of their ranges.
     """
-    _check(size, num_bands, num_classes)
+    ranges = {"size": (size, 32, 512), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
+    ConfigError.check(
+        "workload.data",
+        *(
+            (name, value, low <= value <= high, f"is not in {low}..{high}", f"{name}={2 * low}")
+            for name, (value, low, high) in ranges.items()
+        ),
+    )
     rng = np.random.default_rng([seed, size, num_bands, num_classes])
     field_HW, border_HW = _fields(rng, size)
     num_fields = int(field_HW.max()) + 1
@@ -134,15 +141,3 @@ def _blurred(image_HWC: Floats) -> Floats:
         beside = np.roll(image_HWC, 1, axis) + np.roll(image_HWC, -1, axis)
         image_HWC = 0.7 * image_HWC + 0.15 * beside
     return image_HWC
-
-
-def _check(size: int, num_bands: int, num_classes: int) -> None:
-    faults = []
-    ranges = {"size": (size, 32, 512), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
-    for name, (value, low, high) in ranges.items():
-        if not low <= value <= high:
-            faults.append(
-                Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}.")
-            )
-    if faults:
-        raise ConfigError(faults)

@@ -53,7 +53,14 @@ def datasets(
     """
     file = None if path is None else Path(path).expanduser()
     is_table = file is not None and file.is_file()
-    _check(scale, min_rating, passes, max_bad_lines, has_stars=not is_table)
+    has_stars = is_table or min_rating is None or 1 <= min_rating <= 5
+    ConfigError.check(
+        "workload.data",
+        ("scale", scale, 0 < scale <= 4, "is not in (0, 4]", "scale=0.1 or so"),
+        ("passes", passes, passes is None or passes >= 1, "is below 1", "passes=null or 1"),
+        ("min_rating", min_rating, has_stars, "is not in 1..5", "min_rating=null or 4"),
+        ("max_bad_lines", max_bad_lines, max_bad_lines >= 0, "is negative", "0 to allow none"),
+    )
     if file is None:
         interactions = synthetic_interactions(scale, seed)
     elif is_table:
@@ -163,17 +170,3 @@ def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:
         return {}
     reason = f"ratings from {ratings.min():g} to {ratings.max():g}; those of 0 and below are no choice"
     return {"workload.data.min_rating": (float(ratings[ratings > 0].min()), reason)}
-
-
-def _check(scale: float, min_rating: float | None, passes: int | None, max_bad_lines: int, *, has_stars: bool) -> None:
-    faults = []
-    if not 0 < scale <= 4:
-        faults.append(Fault("workload.data.scale", f"{scale} is not in (0, 4].", "Write scale=0.1 or so."))
-    if passes is not None and passes < 1:
-        faults.append(Fault("workload.data.passes", f"{passes} is below 1.", "Write passes=null or 1."))
-    if has_stars and min_rating is not None and not 1 <= min_rating <= 5:
-        faults.append(Fault("workload.data.min_rating", f"{min_rating} is not in 1..5.", "Write min_rating=null or 4."))
-    if max_bad_lines < 0:
-        faults.append(Fault("workload.data.max_bad_lines", f"{max_bad_lines} is negative.", "Write 0 to allow none."))
-    if faults:
-        raise ConfigError(faults)

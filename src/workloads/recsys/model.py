@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
-from wellfed import ConfigError, Fault, Features, LossOutput
+from wellfed import ConfigError, Features, LossOutput
 from workloads.recsys.encoder import GPT2Shape, TextEncoder, pretrained_encoder, small_encoder
 
 TripletBatch = dict[str, Tensor]
@@ -69,16 +69,27 @@ class TwoTowerRecommender(nn.Module):
     ) -> None:
         super().__init__()
         text = text_of(texts) if text is None else text
-        sizes = {
-            "dim": dim,
-            "lora_rank": lora_rank or 0,
-            "encoder_layers": encoder_layers,
-            "encoder_heads": encoder_heads,
-            "encoder_dim": encoder_dim,
-            "max_tokens": max_tokens,
-            "mlp_hidden": mlp_hidden,
-        }
-        _check(text, pretrained, train_encoder, sizes)
+        sizes = {"dim": dim, "encoder_layers": encoder_layers, "encoder_heads": encoder_heads}
+        sizes |= {"encoder_dim": encoder_dim, "max_tokens": max_tokens, "mlp_hidden": mlp_hidden}
+        is_multiple = encoder_heads < 1 or encoder_dim % encoder_heads == 0
+        ConfigError.check(
+            "workload.model",
+            ("text", text, text in ("gpt2", "none"), "is neither gpt2 nor none", "text=gpt2 or text=none"),
+            (
+                *("train_encoder", train_encoder, text != "none" or not train_encoder),
+                *("needs an encoder, and text=none has none", "text=gpt2 or train_encoder=false"),
+            ),
+            (
+                *("pretrained", pretrained, text != "none" or pretrained is None),
+                *("needs an encoder, and text=none has none", "text=gpt2 or pretrained=null"),
+            ),
+            *((name, size, size >= 1, "is below 1", f"{name}=8 or so") for name, size in sizes.items()),
+            ("lora_rank", lora_rank, (lora_rank or 0) >= 0, "is below 0", "lora_rank=8 or so"),
+            (
+                *("encoder_dim", encoder_dim, is_multiple),
+                *(f"is no multiple of encoder_heads={encoder_heads}", "a multiple of it"),
+            ),
+        )
         self.num_users, self.num_items = num_users, num_items
         self.l2 = USUAL_L2[text] if l2 is None else l2
         self.user_embedding = nn.Embedding(num_users, dim)
@@ -172,27 +183,3 @@ class TextMlp(nn.Module):
         hidden_BH = gelu(self.first(self.norm(text_BE.to(self.first.weight.dtype))))
         vector_BD: Tensor = self.second(self.dropout(hidden_BH))
         return vector_BD
-
-
-def _check(text: str, pretrained: str | None, train_encoder: bool, sizes: dict[str, int]) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-
-    def fault(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.model.{name}", problem, way_out))
-
-    if text not in ("gpt2", "none"):
-        fault("text", f"{text!r} is neither gpt2 nor none.", "Write text=gpt2 or text=none.")
-    if text == "none" and train_encoder:
-        fault("train_encoder", "true, but text=none has no encoder.", "Write text=gpt2 or train_encoder=false.")
-    if text == "none" and pretrained is not None:
-        fault("pretrained", f"{pretrained}, but text=none has no encoder.", "Write text=gpt2 or pretrained=null.")
-    for name, value in sizes.items():
-        lowest = 0 if name == "lora_rank" else 1
-        if value < lowest:
-            fault(name, f"{value} is below {lowest}.", f"Write {name}=8 or so.")
-    heads = sizes["encoder_heads"]
-    if heads > 0 and sizes["encoder_dim"] % heads:
-        fault("encoder_dim", f"{sizes['encoder_dim']} is no multiple of encoder_heads={heads}.", "Make it one.")
-    if faults:
-        raise ConfigError(faults)

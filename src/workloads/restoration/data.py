@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed import ConfigError, DataError, Datasets, prepared
 from wellfed.units import counted, show_bytes, show_count
 from workloads.restoration import degradations
 from workloads.restoration.bad_files import BadFiles
@@ -104,19 +104,24 @@ def datasets(
         DataError: folder missing, without images, with too many damaged ones or too few to split; nowhere to keep them.
         ConfigError: an argument out of its range.
     """
-    numbers = {
-        "patch_size": patch_size,
-        "patches_per_image": patches_per_image,
-        "max_bad_files": max_bad_files,
-        "val_tiles": val_tiles,
-        "num_images": num_images,
-        "halo": halo,
-        "seed": seed,
-    }
+    numbers = {"patch_size": patch_size, "patches_per_image": patches_per_image, "max_bad_files": max_bad_files}
+    numbers |= {"val_tiles": val_tiles, "num_images": num_images, "halo": halo, "seed": seed}
     shares = {"val_frac": val_frac, "test_frac": test_frac}
-    of_degradation = degradations.faults(task, sigma, blur_sigma, scale)
-    least_patch = max(SMALLEST_PATCH, degradations.blur_reach(blur_sigma) + 1) if task == "deblur" else SMALLEST_PATCH
-    _check(numbers, shares, of_degradation or _too_wide_a_blur(task, blur_sigma, patch_size))
+    ConfigError.check(
+        "workload.data",
+        *degradations.rules(task, sigma, blur_sigma, scale),
+        *map(_whole_number, numbers, numbers.values()),
+        *(
+            (name, share, isinstance(share, int | float) and 0 <= share <= 0.5, "is not in 0..0.5", f"{name}=0.1, or 0")
+            for name, share in shares.items()
+        ),
+    )
+    reach = degradations.blur_reach(blur_sigma)
+    least_patch = max(SMALLEST_PATCH, reach + 1) if task == "deblur" else SMALLEST_PATCH
+    is_covered = task != "deblur" or patch_size is None or reach < patch_size
+    problem = f"pixels blur over {reach} to each side, and a crop has patch_size={patch_size}"
+    way_out = f"patch_size={reach + 1} or more, or a smaller blur"
+    ConfigError.check("workload.data", ("blur_sigma", blur_sigma, is_covered, problem, way_out))
     if path is None:
         made = _embedded(num_images, max(SIDE, (patch_size or USUAL_PATCH) * 3 // 2), seed, cache_dir)
     else:
@@ -222,31 +227,10 @@ def _patch_size(images: Sequence[StoredImage], least: int) -> tuple[int, str]:
     return side, f"the shorter sides are {sides[0]} to {sides[-1]} pixels, and nine of ten images shall have a crop"
 
 
-def _too_wide_a_blur(task: str, blur_sigma: float, patch_size: int | None) -> list[Fault]:
-    """A fault where a crop is no larger than what the blur mirrors at its edges."""
-    reach = degradations.blur_reach(blur_sigma)
-    if task != "deblur" or type(patch_size) is not int or reach < patch_size:
-        return []
-    problem = f"{blur_sigma:g} pixels blur over {reach} to each side, and a crop has patch_size={patch_size}."
-    return [Fault("workload.data.blur_sigma", problem, f"Write patch_size={reach + 1} or more, or a smaller blur.")]
-
-
-def _check(numbers: Mapping[str, int | None], shares: Mapping[str, float], others: Sequence[Fault]) -> None:
-    """Raise ConfigError with all that is wrong."""
-    faults = list(others)
-    for name, number in numbers.items():
-        span, usual = NUMBERS[name]
-        if number is None and usual is None:
-            continue
-        if type(number) is not int or number not in span:
-            kind = "even" if span.step == 2 else "whole"
-            problem = f"{number!r} is no {kind} number in {span[0]:,}..{span[-1]:,}."
-            faults.append(
-                Fault(f"workload.data.{name}", problem, f"Write {name}={'null' if usual is None else usual}.")
-            )
-    for name, share in shares.items():
-        if not isinstance(share, (int, float)) or not 0 <= share <= 0.5:
-            problem = f"{share!r} is not in 0..0.5."
-            faults.append(Fault(f"workload.data.{name}", problem, f"Write {name}=0.1, or 0 for none."))
-    if faults:
-        raise ConfigError(faults)
+def _whole_number(name: str, number: int | None) -> degradations.Rule:
+    """Returns the rule for an argument of `NUMBERS`, for `ConfigError.check`."""
+    span, usual = NUMBERS[name]
+    is_fine = (number is None and usual is None) or (type(number) is int and number in span)
+    kind = "even" if span.step == 2 else "whole"
+    problem = f"is no {kind} number in {span[0]:,}..{span[-1]:,}"
+    return name, number, is_fine, problem, f"{name}={'null' if usual is None else usual}"

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wellfed import ConfigError, Fault, SampleRng, seed_from
+from wellfed import ConfigError, SampleRng, seed_from
 
+Rule = tuple[str, object, bool, str, str]
 Task = Literal["denoise", "deblur", "super_resolve"]
 TASKS: tuple[Task, ...] = get_args(Task)
 USUAL_SIGMA: dict[str, float] = {"denoise": 25.0, "deblur": 2.0, "super_resolve": 0.0}
@@ -38,7 +39,7 @@ class Degradation:
         is_grey: the same noise in all colours.
 
     Raises:
-        ConfigError: see `faults`.
+        ConfigError: see `rules`.
     """
 
     def __init__(
@@ -50,8 +51,7 @@ class Degradation:
         *,
         is_grey: bool = False,
     ) -> None:
-        if found := faults(task, sigma, blur_sigma, scale):
-            raise ConfigError(found)
+        ConfigError.check("workload.data", *rules(task, sigma, blur_sigma, scale))
         self.task = task
         self.sigma = USUAL_SIGMA[task] if sigma is None else float(sigma)
         self.blur_sigma, self.scale, self.is_grey = float(blur_sigma), int(scale), is_grey
@@ -133,18 +133,13 @@ def shrink_and_enlarge(image_BCHW: Tensor, scale: int) -> Tensor:
     return large[..., :height, :width]
 
 
-def faults(task: str, sigma: float | None, blur_sigma: float, scale: int) -> list[Fault]:
-    """All that is wrong with the arguments of `Degradation`, as knobs of ``workload.data``."""
-    found = []
-    if task not in TASKS:
-        found.append(Fault("workload.data.task", f"{task!r} is none of {', '.join(TASKS)}.", "Write task=denoise."))
-    if sigma is not None and not 0 <= sigma <= 255:
-        found.append(Fault("workload.data.sigma", f"{sigma} is not in 0..255.", "Write sigma=25, or null."))
-    if task == "denoise" and sigma == 0:
-        found.append(Fault("workload.data.sigma", "0 leaves nothing to remove with task=denoise.", "Write sigma=25."))
-    if not 0.1 <= blur_sigma <= 10:
-        problem = f"{blur_sigma} pixels are not in 0.1..10."
-        found.append(Fault("workload.data.blur_sigma", problem, "Write blur_sigma=1.6."))
-    if not 2 <= scale <= 8 or scale != int(scale):
-        found.append(Fault("workload.data.scale", f"{scale} is no whole number in 2..8.", "Write scale=2."))
-    return found
+def rules(task: str, sigma: float | None, blur_sigma: float, scale: int) -> list[Rule]:
+    """Returns the rules for the arguments of `Degradation`, for `ConfigError.check`."""
+    has_sigma = sigma is None or 0 <= sigma <= 255
+    return [
+        ("task", task, task in TASKS, f"is none of {', '.join(TASKS)}", "task=denoise"),
+        ("sigma", sigma, has_sigma, "is not in 0..255", "sigma=25, or null"),
+        ("sigma", sigma, task != "denoise" or sigma != 0, "leaves nothing to remove with task=denoise", "sigma=25"),
+        ("blur_sigma", blur_sigma, 0.1 <= blur_sigma <= 10, "is not in 0.1..10 pixels", "blur_sigma=1.6"),
+        ("scale", scale, 2 <= scale <= 8 and scale == int(scale), "is no whole number in 2..8", "scale=2"),
+    ]

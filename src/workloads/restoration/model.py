@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 from workloads.restoration.perceptual import PERCEPTUAL, FixedFeatures, vgg_features
 
 GREY = 0.5
@@ -49,7 +49,15 @@ class RestorationCNN(nn.Module):
         perceptual: str = "fixed",
     ) -> None:
         super().__init__()
-        _check(base_channels, num_blocks, perceptual_weight, perceptual)
+        sizes = {"base_channels": base_channels, "num_blocks": num_blocks}
+        weight = "perceptual_weight", perceptual_weight, perceptual_weight >= 0
+        known = "perceptual", perceptual, perceptual in PERCEPTUAL
+        ConfigError.check(
+            "workload.model",
+            *((name, size, size >= 1, "is below 1", f"{name}=8 or so") for name, size in sizes.items()),
+            (*weight, "is negative", "perceptual_weight=0.1, or 0 for none"),
+            (*known, f"is none of {', '.join(PERCEPTUAL)}", "perceptual=fixed"),
+        )
         self.num_blocks, self.perceptual_weight = num_blocks, perceptual_weight
         inner = COLOURS * SHRINK**2
         self.register_buffer("frequencies", frequencies(), persistent=False)
@@ -120,19 +128,3 @@ def _silence(layer: nn.Conv2d) -> None:
     """Begin with an output of zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
-
-
-def _check(base_channels: int, num_blocks: int, perceptual_weight: float, perceptual: str) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    for name, value in (("base_channels", base_channels), ("num_blocks", num_blocks)):
-        if value < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=8 or so."))
-    if not perceptual_weight >= 0:
-        problem = f"{perceptual_weight} is negative."
-        faults.append(Fault("workload.model.perceptual_weight", problem, "Write perceptual_weight=0.1, or 0 for none."))
-    if perceptual not in PERCEPTUAL:
-        problem = f"{perceptual!r} is none of {', '.join(PERCEPTUAL)}."
-        faults.append(Fault("workload.model.perceptual", problem, "Write perceptual=fixed."))
-    if faults:
-        raise ConfigError(faults)

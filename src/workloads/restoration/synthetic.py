@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed import ConfigError, Fault
+from wellfed import ConfigError
 
 GROUP = 24
 """Images that are drawn at once: their leaves have the same shapes, at other places, in other colours."""
@@ -40,7 +40,11 @@ def dead_leaves(num_images: int, size: int, seed: int) -> list[Bytes]:
     Raises:
         ConfigError: no images, or a ``size`` below 16.
     """
-    _check(num_images, size)
+    ConfigError.check(
+        "workload.data",
+        ("num_images", num_images, num_images >= 1, "is below 1", "num_images=24 or so"),
+        ("size", size, size >= SMALLEST_SIDE, f"is below {SMALLEST_SIDE} pixels", "256 or so"),
+    )
     images: list[Bytes] = []
     for start in range(0, num_images, GROUP):
         rng = np.random.default_rng([seed, start])
@@ -160,13 +164,3 @@ def _blurred(rng: np.random.Generator, image_NSS3: Floats) -> Floats:
         beside = np.roll(image_NSS3, 1, axis) + np.roll(image_NSS3, -1, axis)
         image_NSS3 = image_NSS3 + side_N111 * (beside - 2 * image_NSS3)
     return image_NSS3
-
-
-def _check(num_images: int, size: int) -> None:
-    faults = []
-    if num_images < 1:
-        faults.append(Fault("workload.data.num_images", f"{num_images} is below 1.", "Write num_images=24 or so."))
-    if size < SMALLEST_SIDE:
-        faults.append(Fault("size", f"{size} pixels are below {SMALLEST_SIDE}.", "Write 256 or so."))
-    if faults:
-        raise ConfigError(faults)

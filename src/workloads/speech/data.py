@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed import ConfigError, DataError, Datasets, prepared
 from wellfed.data.shards import write_shards
 from wellfed.data.shards.class_folders import SPLITS
 from wellfed.units import counted, show_bytes, show_count
@@ -77,7 +77,28 @@ def datasets(
         DataError: nothing there, no labels, too many damaged recordings, too few to split; nowhere to keep them.
         ConfigError: an argument out of its range.
     """
-    _check(clip_seconds, sample_rate, num_mels, passes, max_damaged, val_frac, test_frac, speaker, num_clips)
+    has_rate = sample_rate is None or 1000 <= sample_rate <= 192_000
+    has_length = not has_rate or clip_seconds is None or SHORTEST_S <= clip_seconds <= 60
+    has_mels = num_mels is None or FEWEST_MELS <= num_mels <= 256
+    has_passes = passes is None or 1 <= passes <= 10_000
+    ConfigError.check(
+        "workload.data",
+        (
+            *("sample_rate", sample_rate, has_rate),
+            *("Hz is not in 1,000..192,000", "sample_rate=16000, or null for the clips' own"),
+        ),
+        (
+            *("clip_seconds", clip_seconds, has_length),
+            *(f"is not in {SHORTEST_S}..60", "clip_seconds=1.0 or so, or null for a length that holds most clips"),
+        ),
+        ("num_mels", num_mels, has_mels, f"is not in {FEWEST_MELS}..256", "num_mels=40 or so, or null"),
+        ("passes", passes, has_passes, "is not in 1..10,000", "passes=1, or null for what the set's size asks for"),
+        ("max_damaged", max_damaged, max_damaged >= 0, "is negative", "0 to allow none"),
+        ("val_frac", val_frac, 0 <= val_frac <= 0.45, "is not in 0..0.45", "val_frac=0.1, or 0 for none"),
+        ("test_frac", test_frac, 0 <= test_frac <= 0.45, "is not in 0..0.45", "test_frac=0.1, or 0 for none"),
+        ("speaker", speaker, not (wrong := _not_one_group(speaker)), wrong, f"speaker='{SPEAKER}' or so"),
+        ("num_clips", num_clips, 120 <= num_clips <= 1_000_000, "is not in 120..1,000,000", "num_clips=2000 or so"),
+    )
     place = _embedded(num_clips, sample_rate or EMBEDDED_HZ, seed, cache_dir) if path is None else Path(path)
     found = find_clips(place, cache_dir, max_damaged)
     layouts = look_at(found, cache_dir)
@@ -214,44 +235,9 @@ def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int
     return notes
 
 
-def _check(
-    clip_seconds: float | None,
-    sample_rate: int | None,
-    num_mels: int | None,
-    passes: int | None,
-    max_damaged: int,
-    val_frac: float,
-    test_frac: float,
-    speaker: str,
-    num_clips: int,
-) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-
-    def refuse(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.data.{name}", problem, way_out))
-
-    if sample_rate is not None and not 1000 <= sample_rate <= 192_000:
-        way_out = "Write sample_rate=16000, or null for the clips' own."
-        refuse("sample_rate", f"{sample_rate} Hz is not in 1,000..192,000.", way_out)
-    elif clip_seconds is not None and not SHORTEST_S <= clip_seconds <= 60:
-        way_out = "Write clip_seconds=1.0 or so, or null for a length that holds most clips."
-        refuse("clip_seconds", f"{clip_seconds} is not in {SHORTEST_S}..60.", way_out)
-    if num_mels is not None and not FEWEST_MELS <= num_mels <= 256:
-        refuse("num_mels", f"{num_mels} is not in {FEWEST_MELS}..256.", "Write num_mels=40 or so, or null.")
-    if passes is not None and not 1 <= passes <= 10_000:
-        refuse("passes", f"{passes} is not in 1..10,000.", "Write passes=1, or null for what the set's size asks for.")
-    if max_damaged < 0:
-        refuse("max_damaged", f"{max_damaged} is negative.", "Write 0 to allow none.")
-    for name, share in (("val_frac", val_frac), ("test_frac", test_frac)):
-        if not 0 <= share <= 0.45:
-            refuse(name, f"{share} is not in 0..0.45.", f"Write {name}=0.1, or 0 for none.")
+def _not_one_group(speaker: str) -> str:
+    """Returns what is wrong with a regular expression that should have one group; empty = nothing."""
     try:
-        if re.compile(speaker).groups != 1:
-            refuse("speaker", f"{speaker!r} has not one group.", f"Write speaker='{SPEAKER}' or so.")
+        return "" if re.compile(speaker).groups == 1 else "has not one group"
     except re.error as error:
-        refuse("speaker", f"{speaker!r} is no regular expression ({error}).", f"Write speaker='{SPEAKER}' or so.")
-    if not 120 <= num_clips <= 1_000_000:
-        refuse("num_clips", f"{num_clips} is not in 120..1,000,000.", "Write num_clips=2000 or so.")
-    if faults:
-        raise ConfigError(faults)
+        return f"is no regular expression ({error})"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 
 WIDTH = 9
 """Frames that a convolution of a block sees."""
@@ -43,7 +43,13 @@ class ClipClassifier(nn.Module):
         self, num_mels: int, num_classes: int, *, base_channels: int = 24, num_blocks: int = 3, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        _check(base_channels, num_blocks, dropout)
+        is_multiple = base_channels >= GROUPS and base_channels % GROUPS == 0
+        ConfigError.check(
+            "workload.model",
+            ("base_channels", base_channels, is_multiple, f"is no multiple of {GROUPS}", "base_channels=24 or so"),
+            ("num_blocks", num_blocks, 1 <= num_blocks <= 5, "is not in 1..5", "num_blocks=3 or so"),
+            ("dropout", dropout, 0 <= dropout < 1, "is not in [0, 1)", "dropout=0.1, or 0"),
+        )
         self.first = nn.Conv1d(2 * num_mels, base_channels, 3, padding=1, bias=False)
         sizes = [base_channels * (place + 1) for place in range(num_blocks + 1)]
         self.blocks = nn.Sequential(*(ResidualBlock(before, after) for before, after in pairwise(sizes)))
@@ -119,17 +125,3 @@ def _moments(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]
     mean = (values_BMT * sound_B1T).sum(dims, keepdim=True) / count
     variance = ((values_BMT - mean).square() * sound_B1T).sum(dims, keepdim=True) / count
     return mean, (variance + EPSILON).sqrt()
-
-
-def _check(base_channels: int, num_blocks: int, dropout: float) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    if base_channels < GROUPS or base_channels % GROUPS:
-        problem = f"{base_channels} is no multiple of {GROUPS}."
-        faults.append(Fault("workload.model.base_channels", problem, "Write base_channels=24 or so."))
-    if not 1 <= num_blocks <= 5:
-        faults.append(Fault("workload.model.num_blocks", f"{num_blocks} is not in 1..5.", "Write num_blocks=3 or so."))
-    if not 0 <= dropout < 1:
-        faults.append(Fault("workload.model.dropout", f"{dropout} is not in [0, 1).", "Write dropout=0.1, or 0."))
-    if faults:
-        raise ConfigError(faults)
