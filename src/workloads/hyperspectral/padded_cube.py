@@ -25,15 +25,13 @@ the scaling of the bands takes out."""
 
 
 class PaddedCube:
-    """A cube [H + 2 R, W + 2 R, C] in a file that is mapped or, once ``in_memory``, in a copy of it.
+    """A cube [H + 2 R, W + 2 R, C] in a file that is mapped into memory.
 
     A process that it is sent to maps the file anew; nothing of its content is sent.
     """
 
-    def __init__(
-        self, file: Path, shape: tuple[int, int, int], radius: int, dtype: str, *, in_memory: bool = False
-    ) -> None:
-        self.file, self.shape, self.radius, self.dtype, self.is_in_memory = file, shape, radius, dtype, in_memory
+    def __init__(self, file: Path, shape: tuple[int, int, int], radius: int, dtype: str) -> None:
+        self.file, self.shape, self.radius, self.dtype = file, shape, radius, dtype
 
     @cached_property
     def values(self) -> Tensor:
@@ -41,19 +39,11 @@ class PaddedCube:
         return self.opened()
 
     def opened(self) -> Tensor:
-        """The same, mapped or read anew: what was read of the file leaves memory with the tensor."""
+        """The same, mapped anew: what was read of the file leaves memory with the tensor."""
         height, width, bands = self.shape
         shape = (height + 2 * self.radius, width + 2 * self.radius, bands)
-        if self.is_in_memory:
-            return torch.from_numpy(np.fromfile(self.file, self.dtype).reshape(shape))
         # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
         return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=shape))
-
-    def in_memory(self) -> PaddedCube:
-        """The same, read into RAM now."""
-        copied = PaddedCube(self.file, self.shape, self.radius, self.dtype, in_memory=True)
-        assert copied.values.shape == self.values.shape
-        return copied
 
     def place_of(self, row_B: Tensor, column_B: Tensor) -> Tensor:
         """What `cut_patches` calls the patches around pixels [B]."""
