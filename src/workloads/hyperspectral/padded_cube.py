@@ -35,15 +35,22 @@ class PaddedCube:
 
     @cached_property
     def values(self) -> Tensor:
-        """The whole of it, not to be written to."""
+        """All values, mapped into memory, not to be written to."""
         return self.opened()
 
     def opened(self) -> Tensor:
-        """The same, mapped anew: what was read of the file leaves memory with the tensor."""
-        height, width, bands = self.shape
-        shape = (height + 2 * self.radius, width + 2 * self.radius, bands)
+        """Returns all values, mapped anew: what is read of the file leaves memory with the tensor."""
         # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
-        return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=shape))
+        return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=self._padded_shape))
+
+    def read(self) -> Tensor:
+        """Returns a copy of all values in RAM."""
+        return torch.from_numpy(np.fromfile(self.file, self.dtype).reshape(self._padded_shape))
+
+    @property
+    def _padded_shape(self) -> tuple[int, int, int]:
+        height, width, bands = self.shape
+        return height + 2 * self.radius, width + 2 * self.radius, bands
 
     def place_of(self, row_B: Tensor, column_B: Tensor) -> Tensor:
         """What `cut_patches` calls the patches around pixels [B]."""

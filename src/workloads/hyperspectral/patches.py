@@ -45,7 +45,7 @@ class PatchStore:
     def in_memory(self) -> Tensor:
         """[H + P - 1, W + P - 1, C], bands in the cube's own type, components in float32."""
         if self.components is None:
-            return self.cube.opened().clone()
+            return self.cube.read()
         height, width, _ = self.cube.values.shape
         held = torch.empty(height, width, self.components.directions.shape[1])
         for start in range(0, height, _LINES):
