@@ -1,4 +1,5 @@
-"""Makes the forecaster's data of a CSV file or the embedded set: windows to train on, rolling origins to evaluate."""
+"""Makes the forecaster's data from a CSV file or the embedded set: training windows and rolling origins for
+evaluation."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def datasets(
     num_days: int = 1500,
     seed: int = 0,
 ) -> Datasets:
-    """Windows of history with the horizon after them: to train on, and at rolling origins for validation and test.
+    """Returns windows of history with the horizon after them: for training, and at rolling origins for validation and
+    test.
 
     Args:
         path: CSV file; None = the embedded set, for which nothing that says how to read a file may be set.
@@ -151,7 +153,7 @@ def build(
     val_frac: float = 0.1,
     test_frac: float = 0.1,
 ) -> Datasets:
-    """Split, fill, scale and wrap series of any source."""
+    """Splits, fills, scales and wraps series of any source."""
     derived: dict[str, tuple[Any, str]] = {}
     if horizon is None:
         horizon, reason = derived["workload.data.horizon"] = derived_horizon(found)
@@ -220,7 +222,7 @@ def _season(found: SeriesSet, train_steps: list[int], longest: int) -> tuple[int
 
 
 def _without_mase(names: list[str], naive_mae: list[float]) -> list[str]:
-    """What is to be said of series that the best metric does not see."""
+    """Returns a note on the series that the best metric leaves out."""
     without = [name for name, mae in zip(names, naive_mae, strict=True) if not mae > 0]
     if not without:
         return []

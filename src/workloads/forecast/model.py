@@ -15,23 +15,24 @@ from wellfed import ConfigError, LossOutput
 from workloads.forecast.seasonal_naive import in_seasons
 
 WindowBatch = dict[str, Tensor]
-"""``history`` [B, L, C], ``future_known`` [B, H, C - 2], ``target`` and ``target_observed`` [B, H]; what else there is
-belongs to the evaluation."""
+"""``history`` [B, L, C], ``future_known`` [B, H, C - 2], ``target`` and ``target_observed`` [B, H]. Other entries are
+for the evaluation."""
 
 SMALLEST_SPREAD = 0.02
-"""In standard deviations of the series' train part: a window in which nothing happens is not blown up beyond it."""
+"""Smallest spread of a window, in standard deviations of the series' train part: a constant window is not blown up."""
 
 
 RATES = {"season": 1.4, "trend": -2.0, "slope": 1.4, "fast": 0.0, "slow": 3.0, "mix": 0.0}
-"""Logits that training starts from: what a season keeps (0.8), the share of the trend that goes on (0.12), what the
-trend keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the fast one's share (0.5)."""
+"""Initial logits of the rates: what a season keeps (0.8), the share of the trend that goes on (0.12), what the trend
+keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the share of the fast one (0.5)."""
 STEP = 10.0
-"""Logits to a unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
+"""Logits for one unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
 TINY = 1e-9
 
 
 class LSTMForecaster(nn.Module):
-    """A window's smoothed level and season, and what an LSTM over the window and the calendar ahead adds to them.
+    """Network that adds the correction of an LSTM, over the window and the calendar ahead, to the smoothed level and
+    season.
 
     Args:
         horizon: H; ``num_channels`` C, ``season`` P and ``num_series`` come from the data, too.
@@ -72,7 +73,7 @@ class LSTMForecaster(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, batch: WindowBatch) -> Tensor:
-        """Forecasts [B, H], float32, in the units of ``target``."""
+        """Returns forecasts [B, H], float32, in the units of ``target``."""
         forecast_BH, _ = self._forecast(batch)
         return forecast_BH
 
@@ -88,7 +89,7 @@ class LSTMForecaster(nn.Module):
         return LossOutput((each_BH * share_B1).sum(1).mean(), {"mae": mae}, num_samples=len(seen_BH))
 
     def _forecast(self, batch: WindowBatch) -> tuple[Tensor, Tensor]:
-        """Forecasts [B, H] and the spread of each window [B, 1]."""
+        """Returns forecasts [B, H] and the spread of each window [B, 1]."""
         history_BLC = batch["history"]
         with torch.autocast(history_BLC.device.type, enabled=False):
             observed_BL = history_BLC[..., -1].float()
@@ -122,7 +123,7 @@ class Smoothing(nn.Module):
         self.mix_H = nn.Parameter(torch.zeros(horizon))  # what each step adds to the logit of the fast level's share
 
     def forward(self, value_BL: Tensor, observed_BL: Tensor, series_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The forecast [B, H], the slow level [B, 1], and what is left of each step without season and level [B, L]."""
+        """Returns the forecast [B, H], the slow level [B, 1], and each step without season and level [B, L]."""
         own_BR = self.own_SR.float().index_select(0, series_B)
         logit_BR = STEP * (self.shared_R.float() + own_BR)
         of_season_B1, trend_B1, of_slope_B1, of_fast_B1, of_slow_B1, _ = logit_BR.sigmoid().tensor_split(len(RATES), 1)
@@ -141,7 +142,7 @@ class Smoothing(nn.Module):
     def _season_and_trend(
         self, value_BL: Tensor, observed_BL: Tensor, of_season_B1: Tensor, of_slope_B1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How each place of the season differs from the season's mean [B, P], and how that mean changes [B, 1].
+        """Returns the deviation of each phase from the season's mean [B, P], and the change of that mean [B, 1].
 
         Zeros where it was never seen. The mean of a season with gaps leans to what is there: it counts less for the
         one, and not at all for the other.
@@ -161,7 +162,7 @@ class Smoothing(nn.Module):
 
 
 def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
-    """The mean of what is observed, [B, 1]; a step counts ``keep_B1`` times as much as the one after it."""
+    """Returns the mean of the observed values, [B, 1]; each step counts ``keep_B1`` times as much as the next."""
     length = value_BL.shape[1]
     age_L = torch.arange(length - 1, -1, -1, device=value_BL.device)
     age_BL = torch.where(observed_BL > 0, age_L, length)

@@ -1,4 +1,4 @@
-"""Makes data for classification of a hyperspectral scene: patches to train on, pixels to test on, the map of all."""
+"""Makes the data of a hyperspectral scene: patches for training, pixels for validation and test, and the map of all."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from workloads.hyperspectral.scene_files import RawScene, find_scene, read_scene
 from workloads.hyperspectral.synthetic import field_scene
 
 VERSION = 2
-"""Of what is written for a scene; another one is read anew."""
+"""Version of the prepared scene; others are prepared anew."""
 EPOCH_PATCHES = 1500
-"""Patches that an epoch draws at least, about: 40 epochs then have 1,900 steps of 32."""
+"""Approximate patches in a derived epoch: 40 epochs then have 1,900 steps of 32."""
 EVAL_PIXELS = 1024
-"""In a batch of validation."""
+"""Pixels in a batch of validation."""
 
 
 def datasets(
@@ -60,7 +60,7 @@ def datasets(
     seed: int = 0,
     cache_dir: str = ".cache",
 ) -> Datasets:
-    """Patches around labelled pixels to train on and to validate on, and those to test on.
+    """Returns patches around labelled pixels for training, validation and test.
 
     Args:
         path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` beside it, or a folder with one; None = the
@@ -183,7 +183,7 @@ def _wrapped(
 
 
 def _why(count: int, spectra_NC: torch.Tensor, components: PrincipalComponents) -> str:
-    """Why that many components are taken."""
+    """Returns the reason for the number of components."""
     num_pixels, num_bands = spectra_NC.shape
     if count == num_bands:
         return f"as many as the scene has bands; {USUAL_COMPONENTS} where it has more"
@@ -200,7 +200,7 @@ def _held(count: int, components: PrincipalComponents) -> str:
 def _classes(
     labels_HW: NDArray[np.int32], background: int, source: str
 ) -> tuple[NDArray[np.int64], list[str], tuple[str, ...]]:
-    """Classes from 0 with -1 for background, their names, and which have too few pixels."""
+    """Returns classes from 0 (-1 = background), their names, and notes on classes with too few pixels."""
     found, count = np.unique(labels_HW[labels_HW != background], return_counts=True)
     single = found[count == 1]
     kept = found[count > 1]
@@ -236,7 +236,7 @@ def _split(
     radius: int,
     seed: int,
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The part of each pixel, and what is to be said of it."""
+    """Returns the part of each pixel, and notes on the split."""
     rng = np.random.default_rng([seed, 20])
     if split == "random":
         part_HW = split_random(class_HW, shares, rng)

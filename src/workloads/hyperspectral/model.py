@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy, gelu
 from wellfed import ConfigError, LossOutput
 
 SPECTRAL_REACH = 7
-"""Bands that a filter along the spectrum sees."""
+"""Bands that a spectral filter covers."""
 
 
 class SpectralPatchCNN(nn.Module):
-    """Logits of a patch's middle pixel.
+    """Network that gives the logits of a patch's middle pixel.
 
     Args:
         num_channels: C; this and ``num_classes`` come from the data.
@@ -67,7 +67,7 @@ class SpectralPatchCNN(nn.Module):
         self.out = nn.Linear(2 * base_channels, num_classes)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Logits [B, classes] of ``patch`` float [B, C, P, P]."""
+        """Returns logits [B, classes] for ``patch`` float [B, C, P, P]."""
         patch_BCPP = batch["patch"].to(self.out.weight.dtype)
         hidden = patch_BCPP
         if self.spectral is not None:
@@ -80,7 +80,7 @@ class SpectralPatchCNN(nn.Module):
         return logits
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Cross-entropy of ``label`` int64 [B], and the share of right answers, ``accuracy``; -1 does not count."""
+        """Returns the cross-entropy of ``label`` int64 [B] and ``accuracy``; pixels with label -1 do not count."""
         logits = self(batch).float()
         label_B = batch["label"]
         count = (label_B >= 0).sum().clamp(min=1)
@@ -91,7 +91,7 @@ class SpectralPatchCNN(nn.Module):
 
 
 class PatchBlock(nn.Module):
-    """Adds what two convolutions find; nothing, to begin with."""
+    """Residual block of two convolutions, zero at initialisation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -104,12 +104,12 @@ class PatchBlock(nn.Module):
         nn.init.zeros_(self.second.bias)
 
     def forward(self, hidden_BEPP: Tensor) -> Tensor:
-        """The same shape."""
+        """Returns a tensor of the same shape."""
         found = self.first(gelu(self.first_norm(hidden_BEPP)))
         added: Tensor = self.second(functional.gelu(self.second_norm(found)))
         return hidden_BEPP + added
 
 
 def _groups(channels: int) -> int:
-    """The most of 8, 4, 2 or 1 that divide them."""
+    """Returns the largest of 8, 4, 2 and 1 that divides the channels."""
     return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)

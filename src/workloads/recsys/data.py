@@ -1,4 +1,5 @@
-"""Makes the recommender's data of a MovieLens folder or the embedded set: triplets to train on, users to rank for."""
+"""Makes the recommender's data from MovieLens, a table or the embedded set: triplets for training, users for
+ranking."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from workloads.recsys.synthetic import synthetic_interactions
 from workloads.recsys.triplets import TripletData
 
 FULL_EPOCH = 200_000
-"""Passes an epoch are the square root of this number by the interactions; chosen by validation on real sets."""
+"""Passes in an epoch are the square root of this number divided by the interactions; chosen by validation on real
+sets."""
 FEW_PER_USER, MORE_L2, MOST_L2 = 20, 1.5, 0.05
-"""Training interactions a user below which the regularisation grows, by this power of their ratio, and its maximum."""
+"""Training interactions a user below which the regularisation grows, the exponent of that growth, and its maximum."""
 
 
 def datasets(
@@ -33,7 +35,7 @@ def datasets(
     avoid_held_out: bool = False,
     max_bad_lines: int = 100,
 ) -> Datasets:
-    """Training triplets, and one row per evaluated user for validation and test.
+    """Returns training triplets, and one row per evaluated user for validation and test.
 
     Args:
         path: a table of interactions (CSV, TSV), or a folder with MovieLens-1M or -100K files; None = the embedded set.
@@ -80,7 +82,7 @@ def build(
     *,
     is_embedded: bool = False,
 ) -> Datasets:
-    """Split and wrap interactions of any source; the embedded set is passed once, whatever size was asked for."""
+    """Splits and wraps interactions of any source; the embedded set has one pass, whatever its size."""
     derived: dict[str, tuple[Any, str]] = {}
     if min_rating is None:
         derived |= _least_rating(interactions)
@@ -138,7 +140,7 @@ def build(
 
 
 def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
-    """A note of users whose test item is the only one that they had not chosen."""
+    """Returns a note on the users whose test item is the only one they had not chosen."""
     count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
     if num := int((count_E == num_items).sum()):
         return [
@@ -149,13 +151,13 @@ def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
 
 
 def _passes(num_interactions: int) -> tuple[int, str]:
-    """More passes an epoch over fewer interactions."""
+    """Returns the passes in an epoch, more for fewer interactions, and the reason."""
     passes = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
     return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
 
 
 def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]:
-    """More regularisation where users have few interactions each, and for text vectors."""
+    """Returns the regularisation, more for few interactions a user and for text vectors, and the reason."""
     per_user = len(split.users) / max(1, len(np.unique(split.users)))
     factor = max(1.0, FEW_PER_USER / max(per_user, 1.0)) ** MORE_L2
     of_text = "sentences" if text == "gpt2" else "no sentences"
@@ -164,7 +166,7 @@ def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:
-    """The lowest rating above 0, where some are not."""
+    """Returns the lowest rating above 0, if some ratings are not above 0."""
     ratings = interactions.ratings
     if ratings is None or ratings.min() > 0 or ratings.max() <= 0:
         return {}

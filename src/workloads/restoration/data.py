@@ -1,4 +1,5 @@
-"""Makes data for restoration of a folder of images or the embedded set: crops to train on, tiles to evaluate on."""
+"""Makes the data of restoration from a folder of images or the embedded set: crops for training, tiles for
+evaluation."""
 
 from __future__ import annotations
 
@@ -32,23 +33,23 @@ from workloads.restoration.synthetic import dead_leaves
 from workloads.restoration.tiles import CORE, HALO, TileData
 
 VERSION = 1
-"""Of what is written for a folder; another one is decoded anew."""
+"""Version of the prepared images; others are decoded anew."""
 SIDE = 128
-"""Of the embedded images; those of larger crops are half as large again as a crop."""
+"""Side of the embedded images. Larger crops get images that are half as large again."""
 EVAL_TILES = 8
-"""In a batch of validation: about the pixels of 70 crops of the default size, without gradients."""
+"""Tiles in a batch of validation: about the pixels of 70 default crops, without gradients."""
 SMALLEST_PATCH, USUAL_PATCH = 16, 64
-"""Sides of crops in pixels: the least that is allowed, and the derived one of pictures that are large enough."""
+"""Sides of crops in pixels: the smallest allowed, and the derived one for images that are large enough."""
 LEFT_OUT_FRAC = 0.1
 """Largest share of the pictures that a derived patch size may leave out as too small."""
 FULL_EPOCH = 1536
 """Crops in a derived epoch, or one of each picture where there are more: 96 steps, as of the embedded set."""
 USUAL_CROPS = 8
-"""Of each image of the embedded set in an epoch."""
+"""Crops of each embedded image in an epoch."""
 VAL_TILES = 128
 """Most tiles of a derived validation: it then costs less than an epoch, however large the pictures are."""
 MANY = 200
-"""Images whose decoding takes long enough to be told: seconds, or minutes."""
+"""Images from which on decoding takes seconds or minutes, so that a line announces it."""
 NUMBERS: Mapping[str, tuple[range, int | None]] = {
     "patch_size": (range(SMALLEST_PATCH, 1025), None),
     "patches_per_image": (range(1, 1_000_001), None),
@@ -58,7 +59,7 @@ NUMBERS: Mapping[str, tuple[range, int | None]] = {
     "halo": (range(8, CORE + 1, 2), HALO),
     "seed": (range(2**63), 0),
 }
-"""What the arguments that are whole numbers may be, and what they are unless they are set."""
+"""Allowed range and default of the arguments that are whole numbers."""
 
 
 def datasets(
@@ -173,17 +174,17 @@ def datasets(
 
 @dataclass(frozen=True)
 class _Made:
-    """Images that lie decoded on disk."""
+    """Decoded images on disk."""
 
     file: Path
     index: ImageIndex
     split_folders: frozenset[str] = frozenset()
-    """Splits that had a folder of their own."""
+    """Splits with a folder of their own."""
     notes: tuple[str, ...] = ()
 
 
 def _embedded(num_images: int, side: int, seed: int, cache_dir: str) -> _Made:
-    """Images of dead leaves."""
+    """Draws the embedded images."""
     settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
     build = partial(_write_embedded, num_images=num_images, side=side, seed=seed)
     folder = prepared(cache_dir, "images", (), settings, build)
@@ -196,7 +197,7 @@ def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> N
 
 
 def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made:
-    """Those of a folder."""
+    """Decodes the images of a folder."""
     found = find_images(path, seed)
 
     def build(folder: Path) -> None:
@@ -215,7 +216,7 @@ def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made
 
 
 def _patch_size(images: Sequence[StoredImage], least: int) -> tuple[int, str]:
-    """The usual side, or that of the smaller images, which most of them have."""
+    """Returns the usual side, or a smaller one that nine of ten images have."""
     sides = sorted(min(image.height, image.width) for image in images)
     usable = [side for side in sides if side >= least]
     usual = max(USUAL_PATCH, least)

@@ -1,4 +1,4 @@
-"""Makes data for speech of a folder, of tar shards or of the embedded words: clips to train and to evaluate on."""
+"""Makes the data of speech from a folder, tar shards or the embedded words: clips for training and evaluation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from workloads.speech.waveforms import Waveforms
 
 EMBEDDED_HZ = 16_000
 EMBEDDED_VERSION = 2
-"""To be raised where other recordings are drawn for the same arguments."""
+"""Version of the embedded recordings; raise it if the same arguments give others."""
 CLIPS_OF_A_SPEAKER = 36
 NUM_SHARDS = 4
 
@@ -119,7 +119,7 @@ def datasets(
     row_N, derived = np.array(kept, np.int64), dict[str, Chosen]()
 
     def chosen(name: str, typed: Any, found: Chosen) -> Any:
-        """What was typed, else what follows from the clips."""
+        """Returns the typed value, or else the one that follows from the clips."""
         if typed is not None:
             return typed
         derived[f"workload.data.{name}"] = found
@@ -210,14 +210,14 @@ def _size(found: FoundClips, clips: dict[str, torch.Tensor], num_samples: int) -
 
 
 def _missing(found: FoundClips, label_N: torch.Tensor, clip_S: torch.Tensor) -> list[str]:
-    """Classes that training lacks."""
+    """Returns a note on the classes that training lacks."""
     trained = set(label_N[clip_S].tolist())
     missing = [name for place, name in enumerate(found.classes) if place not in trained]
     return [f"without a clip to train on: {', '.join(missing[:10])}"] if missing else []
 
 
 def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int) -> list[str]:
-    """What becomes of clips that are not as they are wanted."""
+    """Returns notes on the clips that are converted."""
     rate_N, frames_N = layouts.rate[row_N], layouts.frames[row_N]
     notes = [
         f"{counted(count, 'clip')} resampled from {show_count(rate)} to {show_count(sample_rate)} Hz"

@@ -16,14 +16,14 @@ from torch.nn import functional
 from wellfed import ConfigError, LossOutput
 
 WIDTH = 9
-"""Frames that a convolution of a block sees."""
+"""Frames that a block's convolution covers."""
 GROUPS = 4
 EPSILON = 1e-5
-"""Added to variances."""
+"""Constant added to variances."""
 
 
 class ClipClassifier(nn.Module):
-    """Scores of the classes for a log-mel spectrogram, which is looked at in two ways.
+    """Network that scores the classes of a log-mel spectrogram, normalised in two ways.
 
     In one each band's mean and spread over time are taken out: what was said counts, not the voice. In the other only
     the mean and spread of the whole clip are: the voice counts, not the volume.
@@ -57,7 +57,7 @@ class ClipClassifier(nn.Module):
         self.last = nn.Linear(2 * sizes[-1], num_classes)
 
     def forward(self, log_mel_BMT: Tensor, is_sound_BT: Tensor | None = None) -> Tensor:
-        """[B, K].
+        """Returns scores [B, K].
 
         Args:
             is_sound_BT: False for frames of silence that was put around a clip, which count for nothing; None = none.
@@ -91,7 +91,7 @@ class ClipClassifier(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions over time, the first of which takes every other frame."""
+    """Residual block of two convolutions over time; the first one halves the frames."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -103,21 +103,21 @@ class ResidualBlock(nn.Module):
         self.past_norm = nn.GroupNorm(GROUPS, after)
 
     def forward(self, hidden_BCT: Tensor) -> Tensor:
-        """Half the frames."""
+        """Returns half the frames."""
         found_BCT = functional.relu(self.one_norm(self.one(hidden_BCT)))
         found_BCT = self.two_norm(self.two(found_BCT))
         return functional.relu(found_BCT + self.past_norm(self.past(hidden_BCT)))
 
 
 def _standard(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """The values less their mean, by their spread, over these dimensions of the sound; 0 where there is none."""
+    """Normalises by mean and spread over these dimensions of the sound; 0 where there is no sound."""
     mean, spread = _moments(values_BMT, sound_B1T, dims)
     found_BMT = (values_BMT - mean) / spread
     return found_BMT if sound_B1T is None else found_BMT * sound_B1T
 
 
 def _moments(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean and spread over dimensions of the sound, which stay with size 1."""
+    """Returns mean and spread over dimensions of the sound, which stay with size 1."""
     if sound_B1T is None:
         mean = values_BMT.mean(dims, keepdim=True)
         return mean, ((values_BMT - mean).square().mean(dims, keepdim=True) + EPSILON).sqrt()

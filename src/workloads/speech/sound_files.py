@@ -1,4 +1,4 @@
-"""Decodes sound files of any format that soundfile knows: the only place that imports it."""
+"""Decodes sound files of any format that soundfile reads; the only module that imports it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workloads.speech.wav_layout import DamagedClip
 
 Sound = NDArray[np.float32]
 _NOT_TOLD = 2**62
-"""Samples from which on libsndfile does not know how many there are, as of flac that was written into a pipe."""
+"""Number of samples that libsndfile gives if it is unknown, as in flac that was written into a pipe."""
 
 
 def decode(content: bytes) -> tuple[Sound, int]:
-    """Samples ``[frames, channels]`` in -1..1, and how many there are in a second.
+    """Decodes samples ``[frames, channels]`` in -1..1, and the sample rate.
 
     Raises:
         DamagedClip: it can't be decoded, or holds none.

@@ -1,4 +1,4 @@
-"""Chooses the clips to train, validate and test on, so that no speaker is in two of them.
+"""Chooses the clips of training, validation and test, so that no speaker is in two of them.
 
 N clips.
 """
@@ -15,11 +15,11 @@ from wellfed.data.shards.class_folders import SPLITS, sample_key
 from wellfed.units import counted
 
 SPEAKER = r"([^/]+)_nohash_"
-"""Where Speech Commands has the speaker in a name: ``yes/0a7c2a8d_nohash_0``."""
+"""Position of the speaker in names of Speech Commands: ``yes/0a7c2a8d_nohash_0``."""
 
 
 _ALONE = "/"
-"""Begins what stands for the speaker of a clip without one."""
+"""Prefix of the key that replaces the speaker of a clip without one."""
 
 
 def choose_splits(
@@ -31,7 +31,7 @@ def choose_splits(
     test_frac: float,
     seed: int,
 ) -> tuple[list[str], list[str]]:
-    """Split of each clip, [N], and what is to be said of them.
+    """Returns the split of each clip, [N], and notes.
 
     Args:
         told: where folders or lists say it already; of a part that is missing there, clips are taken from training.
