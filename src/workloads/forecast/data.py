@@ -53,20 +53,19 @@ def datasets(
             alone tells their rows apart.
         horizon: steps to forecast; None = a season, or less for short series.
         windows: steps of history; each origin is a training sample with each of them. None = some seasons.
-        passes: how often an epoch has each training window; None = the more, the fewer there are.
+        passes: passes over the training windows in an epoch; None = more for fewer windows.
         frequency: D, h, 15min, B (business days), W, M and so on: dates are rounded down to it. None = the one on
             which all dates lie.
-        fill: what missing steps become. none = they count neither in the loss nor in scores; forward = the last value;
+        fill: values of missing steps. none = they count neither in the loss nor in scores; forward = the last value;
             linear = a line to the next one, where no evaluated forecast begins before that; zero = 0.
         val_frac: share of each series' steps, before those of the test, that are forecast for validation; 0 = none.
         test_frac: the last steps of each series, for the test; 0 = none.
-        max_bad_rows: rows and cells that can't be read, to skip. A few should not cost an evening, a wrong format
-            should stop at once.
-        decimal: ``.`` or ``,`` before tenths; None = as the values tell.
-        day_first: how 03/04/2024 is meant; None = as the other dates tell.
-        num_series: of the embedded set.
-        num_days: steps of each of them.
-        seed: of the embedded set; not of the training.
+        max_bad_rows: most unreadable rows and cells to skip. A wrong format exceeds it at once.
+        decimal: ``.`` or ``,``, the decimal mark; None = inferred from the values.
+        day_first: the meaning of 03/04/2024; None = inferred from the other dates.
+        num_series: series of the embedded set.
+        num_days: days of each of them.
+        seed: seed of the embedded set; the training has its own.
 
     Raises:
         DataError: the file is missing, unreadable or not what it should be, or too short for windows and horizon.

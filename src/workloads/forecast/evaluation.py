@@ -39,8 +39,8 @@ class Forecasts:
         scale_S: standard deviation that each series was divided by; ``center_S`` what was subtracted before.
         naive_mae_S: MAE of the seasonal naive forecast in each series' train part, in the data's units.
         season: steps of the main season; the longest window should hold one.
-        names: of the S series.
-        dates: of each row of the store, for the table; without them it counts rows.
+        names: names of the S series.
+        dates: dates of the rows of the store, for the table; None = it has row numbers.
     """
 
     best_metric = "mase"

@@ -36,9 +36,9 @@ class LSTMForecaster(nn.Module):
 
     Args:
         horizon: H; ``num_channels`` C, ``season`` P and ``num_series`` come from the data, too.
-        hidden_size: of each of the ``num_layers`` layers of the LSTM, and of the head.
+        hidden_size: width of the ``num_layers`` layers of the LSTM, and of the head.
         dropout: share dropped between the layers and before the head, in training.
-        huber_delta: from which error, in spreads of the window, the loss is linear.
+        huber_delta: error, in spreads of the window, from which on the loss is linear.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class LSTMForecaster(nn.Module):
 class Smoothing(nn.Module):
     """Exponential smoothing of season, trend and level; its rates are learned, one for all series and what each adds.
 
-    The season is taken in deviations from the season's mean, so what is left is a level that moves by seasons; a fast
-    and a slow mean of it are mixed for each step of the horizon. The trend is how much a season's mean changes.
+    The season consists of deviations from its mean. Without it a level remains, of which a fast and a slow mean are
+    mixed for each step of the horizon. The trend is the change of a season's mean.
     """
 
     def __init__(self, season: int, horizon: int, num_series: int) -> None:
@@ -144,8 +144,8 @@ class Smoothing(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the deviation of each phase from the season's mean [B, P], and the change of that mean [B, 1].
 
-        Zeros where it was never seen. The mean of a season with gaps leans to what is there: it counts less for the
-        one, and not at all for the other.
+        Phases that were never seen are 0. The mean of a season with gaps is biased to its known values, so such a
+        season counts less for the deviations and not at all for the change.
         """
         value_BKP, seen_BKP = in_seasons(value_BL, self.season), in_seasons(observed_BL, self.season)
         count_BK = seen_BKP.sum(2)

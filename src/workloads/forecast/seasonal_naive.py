@@ -13,8 +13,7 @@ from torch.nn.functional import pad
 def seasonal_naive(value_BL: Tensor, observed_BL: Tensor, season: int, horizon: int) -> Tensor:
     """Returns for each future step the value one season before, [B, H].
 
-    Where that one is missing it is the season's before, and so on; where all are, the last value that is there; in an
-    empty window 0.
+    A missing value is replaced by that of an earlier season, else by the last known value; an empty window gives 0.
 
     Args:
         value_BL: windows, the latest step last.

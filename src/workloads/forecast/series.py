@@ -125,9 +125,9 @@ def split_by_time(
 def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -> SeriesSet:
     """Fills the gaps of the series, and adds a note with their number.
 
-    Steps that are filled count as known from then on, but no forecast of the evaluation is scored against them. A line
-    is drawn to a value to come only where no forecast of the evaluation begins in between: there it would tell what is
-    to be forecast, and the last value is carried on instead.
+    Filled steps count as known, but no forecast of the evaluation is scored against them. A gap is interpolated only if
+    no evaluated forecast begins within it, since the line would reveal the value after it. Otherwise the last value is
+    kept.
     """
     gaps = [int(np.isnan(values).sum()) for values in found.values]
     if not any(gaps):

@@ -2,7 +2,7 @@
 
 They look like the sales of shops of a few kinds: shops of one kind share their week, and each has a size, a growth, a
 year and a noise of its own. Noise has a memory of some days and now and then an outlier, and levels shift, so that
-smoothing is needed: to repeat the last week, which is the seasonal naive forecast, is a fair opponent.
+smoothing is needed: the seasonal naive forecast, which repeats the last week, is a fair baseline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def daily_series(
     Args:
         num_series: S; the first ones are the same for any S and T only where ``seed`` and T are.
         num_days: T, from the first of January 2019 on.
-        seed: another seed is another world; equal arguments give equal sets.
+        seed: seed of the set; equal arguments give equal sets.
 
     Returns:
         Dates [T] by the day, values above 0 [S, T], and a name for each series.

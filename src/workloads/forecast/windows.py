@@ -23,12 +23,12 @@ class Windows:
     """A sample for each origin and each length of window; the horizon begins with the origin.
 
     Args:
-        row_O: row of the store L steps before each origin; ``series_O`` whose it is.
-        windows: lengths of history; what is longer than a series' past is cut there.
-        split: None = training; others are told in the batch, as the place in ``SPLITS``.
+        row_O: row of the store L steps before each origin; ``series_O`` the series of each origin.
+        windows: lengths of history, cut to the series' past.
+        split: None = training; the batches of others contain its place in ``SPLITS``.
 
     Attributes:
-        passes: how often each sample is in the set.
+        passes: number of times that each sample is in the set.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ and names."""
 def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
     """Arrays of real numbers by their name in the file (``.npy``: the file's), and what else is in it, in words.
 
-    That of a .npy file is mapped into memory, those of a .mat file are read.
+    A .npy file is mapped into memory, a .mat file is read.
 
     Raises:
         DataError: no such file, no array file, damaged, holding Python objects, or of MATLAB 7.3.

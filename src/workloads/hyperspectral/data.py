@@ -75,7 +75,7 @@ def datasets(
         background: label of the pixels that have none.
         whole_map: classify all pixels of the scene in the test, for the map; figures are of test pixels alone.
         size: side of the embedded scene in pixels, of ``num_bands`` and ``num_classes``.
-        seed: of the split and of the embedded scene; not of the training.
+        seed: seed of the split and of the embedded scene; the training has its own.
         cache_dir: where the cube is kept with a margin around it.
 
     Raises:

@@ -36,9 +36,9 @@ class ClassScores:
     of their pixels that is, ``kappa`` the overall accuracy less what chance would give, and ``loss`` the cross-entropy.
 
     Args:
-        names: of the K classes.
+        names: names of the K classes.
         class_HW: ground truth, -1 for background.
-        radius: of the patches, by which places count in the padded scene.
+        radius: radius of the patches, the margin of the padded scene.
     """
 
     best_metric = "average_accuracy"

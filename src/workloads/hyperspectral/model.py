@@ -24,10 +24,10 @@ class SpectralPatchCNN(nn.Module):
         num_channels: C; this and ``num_classes`` come from the data.
         base_channels: E.
         num_blocks: residual blocks of two 3 x 3 convolutions.
-        spectral_filters: F, of a first 3D convolution; 0 leaves it out.
-        spectral_stride: every so many bands a filter is applied.
+        spectral_filters: F, filters of a first 3D convolution; 0 leaves it out.
+        spectral_stride: distance of two filters in bands.
         dropout: share dropped before the last layer, in training.
-        label_smoothing: of the cross-entropy in training.
+        label_smoothing: smoothing of the cross-entropy in training.
     """
 
     def __init__(

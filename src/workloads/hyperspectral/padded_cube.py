@@ -77,7 +77,7 @@ def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None
     """Writes the files that `read_cube` reads.
 
     Args:
-        source: of the cube, for messages.
+        source: name of the cube, for messages.
 
     Raises:
         DataError: a value that is not finite.

@@ -83,9 +83,9 @@ class PatchData:
 
     Args:
         label_N: class of each, `NO_LABEL` for those that are only to be drawn on the map.
-        scaling: of bands; None where the store holds components.
-        is_mirrored: as training patches are, at random.
-        passes: how often each pixel is drawn in an epoch.
+        scaling: scaling of the bands; None if the store holds components.
+        is_mirrored: mirror patches at random, as in training.
+        passes: draws of each pixel in an epoch.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size:
 
     Squares have sides of ``block_size``, smaller ones where a class would lie in too few of them. Which goes where is
     drawn, then changed square by square until each class has about its ``shares`` in train, val and test. A class that
-    would all the same be in train or in test alone is divided from top to bottom, whatever its squares.
+    still lies in train alone or in test alone is divided from top to bottom, across squares.
     """
     row_N, column_N = np.nonzero(class_HW >= 0)
     class_N = class_HW[row_N, column_N]

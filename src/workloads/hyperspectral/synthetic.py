@@ -1,6 +1,6 @@
 """Draws a scene of fields: spectra of soil and plants mixed in patterns, so that there is something to learn.
 
-What makes it hard is what makes real scenes hard: classes whose mean spectra are nearly the same and differ by how
+The scene is hard for the same reasons as real ones: classes whose mean spectra are nearly the same and differ by how
 plants and soil are arranged (rows, tussocks, an even cover); fields of one class that differ in light, moisture and
 cover; mixed pixels at edges; bands that are mostly noise.
 

@@ -40,14 +40,14 @@ def datasets(
     Args:
         path: a table of interactions (CSV, TSV), or a folder with MovieLens-1M or -100K files; None = the embedded set.
         scale: size of the embedded set as a share of a million ratings.
-        seed: of the embedded set, and of the order of a user's interactions in a table without times; not of the
-            training.
-        min_rating: from which a rating counts as an interaction; None = every rating above 0.
-        passes: how often an epoch has each interaction; None = the more, the fewer there are.
+        seed: seed of the embedded set, and of the order of a user's interactions in a table without times; the training
+            has its own.
+        min_rating: lowest rating that counts as an interaction; None = every rating above 0.
+        passes: passes over the interactions in an epoch; None = more for fewer interactions.
         avoid_held_out: never draw a user's validation or test item as a negative either. That tells the model which
             items are held out (all others are pushed down): for comparison with code that does so, not for figures.
-        max_bad_lines: unreadable lines to skip. 100 is 0.1 % of the smaller set: a few damaged lines should not cost
-            an evening, a wrong format should stop at once.
+        max_bad_lines: most unreadable lines to skip; 100 is 0.1 % of the smaller set. A wrong format exceeds it at
+            once.
 
     Raises:
         DataError: files missing, unreadable, with too many bad lines, or with nobody to evaluate.

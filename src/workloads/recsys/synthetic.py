@@ -2,7 +2,7 @@
 
 Every user and film has a hidden taste vector. Part of it follows from the metadata (genre, theme word of the title;
 occupation, age, gender), so text helps; part belongs to the person and the film alone, so ids help too. Film popularity
-has a long tail, so that recommending what is popular is a fair opponent.
+has a long tail, so that recommending popular films is a fair baseline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def synthetic_interactions(scale: float, seed: int) -> Interactions:
     Args:
         scale: share of MovieLens-1M's million ratings. Users, items and ratings per user shrink by its square root, so
             the density stays.
-        seed: another seed is another world; equal seeds give equal sets.
+        seed: seed of the set; equal seeds give equal sets.
     """
     rng = np.random.default_rng(seed)
     num_users = max(30, round(FULL_USERS * scale**0.5))

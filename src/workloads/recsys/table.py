@@ -28,10 +28,10 @@ WAY_OUT = "Name the columns user and item in the first line, and rating and time
 def read_table(file: Path, max_bad_lines: int, seed: int) -> Interactions:
     """Returns the interactions of a CSV or TSV file; users and items have no sentences.
 
-    Rows of one user at one time are put in a random order, since the order of a file may tell what comes last.
+    Rows of one user at one time are put in a random order, since the order of a file may reveal which is the last.
 
     Args:
-        seed: of that order.
+        seed: seed of that order.
 
     Raises:
         DataError: naming file, line and way out.

@@ -57,7 +57,7 @@ class TripletData:
     """Training samples, ``passes`` for each interaction, each with its own negative.
 
     Args:
-        user_N: user of each training interaction, as ``item_N`` its item.
+        user_N: user of each training interaction; ``item_N`` its item.
         avoid: users [M] and items [M] that are never drawn as a negative; None = the training interactions.
     """
 

@@ -13,8 +13,8 @@ class BadFiles:
     """Skipped files, with an error beyond ``limit``.
 
     Args:
-        folder: that they lie in.
-        known: name and reason of those that were found before.
+        folder: folder of the files.
+        known: name and reason of files that were found before.
 
     Raises:
         DataError: there are more than ``limit`` known.

@@ -26,8 +26,8 @@ class CropData:
     """Crops of ``patch_size`` whose place and orientation are functions of (seed, epoch, sample index).
 
     Args:
-        images: to crop, none of them smaller than a crop; they lie within the first ``pixels.num_bytes``.
-        patches_per_image: of each epoch.
+        images: images, none of them smaller than a crop, within the first ``pixels.num_bytes``.
+        patches_per_image: crops of an image in an epoch.
     """
 
     def __init__(

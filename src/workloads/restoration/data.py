@@ -89,7 +89,7 @@ def datasets(
         task: ``denoise``, ``deblur`` or ``super_resolve``; this and the next three as `Degradation` has them.
         patch_size: side of a crop in pixels; images with a shorter side are left out. None = 64, or less where more
             than a tenth of the images are smaller.
-        patches_per_image: crops of each image in an epoch; None = the more, the fewer images there are.
+        patches_per_image: crops of each image in an epoch; None = more for fewer images.
         grey_noise: the same noise in all three colours; None = where all images are grey.
         max_bad_files: files to skip that can't be decoded.
         val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
@@ -98,7 +98,7 @@ def datasets(
         num_images: size of the embedded set.
         halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
             images that are restored in one piece, mirrored at their edges.
-        seed: of the split and of the embedded set; not of the training.
+        seed: seed of the split and of the embedded set; the training has its own.
         cache_dir: where decoded images are kept.
 
     Raises:

@@ -35,7 +35,7 @@ class Degradation:
             by bicubic interpolation first, so that the size stays.
         sigma: spread of the white noise, of 255; None = 25, 2 and 0 for the three tasks.
         blur_sigma: spread of the blur in pixels.
-        scale: by how much the image is shrunk.
+        scale: factor by which the image is shrunk.
         is_grey: the same noise in all colours.
 
     Raises:

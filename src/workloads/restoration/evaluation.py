@@ -38,7 +38,7 @@ class ImageQuality:
     into its mirror image. Sums stay on the device; ``compute`` moves them to the host at once.
 
     Args:
-        names: of all images that batches may number.
+        names: names of all images, by the numbers in the batches.
         halo: pixels of a tile around the place of its core; at least 5, and the model's reach + 5 for the figures of
             images that are restored in one piece, mirrored at their edges.
     """
@@ -66,7 +66,7 @@ class ImageQuality:
         Args:
             batch: ``clean`` uint8 and ``degraded`` float [B, 3, T, T]; ``image`` int64 [B], its number; ``valid`` int64
                 [B, 4], y0, y1, x0 and x1 of the core, which lies ``halo`` within the tile.
-            features: of the crops that are trained on; tiles bring their pixels.
+            features: unused, since tiles bring their pixels.
         """
         degraded = batch["degraded"].float()
         clean = batch["clean"].float() / 255

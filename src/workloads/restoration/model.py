@@ -23,7 +23,7 @@ COLOURS = 3
 class RestorationCNN(nn.Module):
     """Network that adds a correction to the degraded image; images of any size.
 
-    There is no normalisation: the input's own scale says how strong the noise is, and each block starts as identity.
+    There is no normalisation: the input's own scale shows the strength of the noise, and each block starts as identity.
     The first layer is given brightness, colours and details apart (`frequencies`): brightness is large and would drown
     the rest, which learns far more slowly then.
 

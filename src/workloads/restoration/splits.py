@@ -28,7 +28,7 @@ def split_images(
     """Splits images by their folders; a split without a folder takes its share of the training images.
 
     Args:
-        where: names the folder in errors.
+        where: name of the folder, for errors.
 
     Raises:
         DataError: a part has no image.

@@ -33,7 +33,7 @@ class TileData:
     the image mirrors what is inside.
 
     Args:
-        first_image: number of the first image, which all others count on from.
+        first_image: number of the first image.
         core: side; None = `CORE`, or that of the largest image where it is smaller.
         most_tiles: of each image, evenly spread over it; None = all.
     """

@@ -128,10 +128,10 @@ class Masking:
         """Augments spectrograms; blanked frames and bands, and frames from outside, get the mean of the band over the
         sound.
 
-        Functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
+        All draws are functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
 
         Args:
-            clip_B: numbers to draw by.
+            clip_B: numbers by which to draw.
             sound_B2: first frame and end of the sound, which is moved too; None = all frames.
         """
         num_mels, num_frames = log_mel_BMT.shape[1:]
@@ -190,10 +190,10 @@ class ClipData:
     """Clips of one split.
 
     Args:
-        clip_S: their numbers in the table; ``label_S`` their classes.
+        clip_S: numbers of the clips in the table; ``label_S`` their classes.
         masking: None = leave spectrograms as they are.
-        split: its number, for evaluations.
-        passes: how often each clip is drawn in an epoch.
+        split: number of the split, for evaluations.
+        passes: draws of each clip in an epoch.
     """
 
     def __init__(

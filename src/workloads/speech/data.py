@@ -62,15 +62,16 @@ def datasets(
         path: folder of classes (``<class>/*.wav``, also flac and ogg), or of tar shards in webdataset's layout, or one
             tar file; with ``train/``, ``val/`` and ``test/`` inside these are used as such. None = the embedded set.
         clip_seconds: length that clips are cut or padded to, in the middle; None = one that holds 98 % of them whole.
-        sample_rate: that clips are resampled to where theirs is another one; None = the rate that most of them have.
+        sample_rate: rate that clips are resampled to; None = the rate of most clips.
         num_mels: bands of the spectrogram; None = 40, or as many as a low sample rate has room for.
         passes: times that each training clip is drawn in an epoch; None = as many as make about 1,500 clips.
         mask: move clips in time and blank parts of them in training.
         max_damaged: recordings to leave out that can't be decoded, have no label or are cut off.
-        val_frac: share of the clips to validate on where nothing says which; ``test_frac`` likewise. 0 = none.
+        val_frac: share of the clips for validation, unless folders or lists name them; ``test_frac`` likewise. 0 =
+            none.
         speaker: regular expression that finds the speaker in a name; clips of one stay in one split.
         num_clips: size of the embedded set.
-        seed: of the split and of the embedded set; not of the training.
+        seed: seed of the split and of the embedded set; the training has its own.
         cache_dir: where the index of shards and spectrograms are kept.
 
     Raises:

@@ -1,6 +1,6 @@
 """Examines each recording once: its content, the position of its samples, and whether it can be used.
 
-N recordings. What was seen is kept under ``paths.cache_dir``.
+N recordings. The results are kept under ``paths.cache_dir``.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class LogMel:
 def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
     """Returns triangles [F, M] with peaks of 1, evenly spaced on the mel scale, each between its neighbours' peaks.
 
-    A band that is narrower than the frequencies lie apart takes the one next to its top.
+    A band that is narrower than the distance of two frequencies takes the one nearest to its peak.
     """
     hz_F = torch.arange(window // 2 + 1, dtype=PRECISION) * (sample_rate / window)
     mel_E = torch.linspace(mel(LOWEST_HZ), mel(sample_rate / 2), num_mels + 2, dtype=PRECISION)

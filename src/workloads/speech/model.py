@@ -25,15 +25,15 @@ EPSILON = 1e-5
 class ClipClassifier(nn.Module):
     """Network that scores the classes of a log-mel spectrogram, normalised in two ways.
 
-    In one each band's mean and spread over time are taken out: what was said counts, not the voice. In the other only
-    the mean and spread of the whole clip are: the voice counts, not the volume.
+    One removes each band's mean and spread over time: the word counts, not the voice. The other removes those of the
+    whole clip alone: the voice counts, not the volume.
 
     Args:
         num_mels: M.
         num_classes: K.
         base_channels: C of the first layer; each block has as many more. A multiple of 4.
         num_blocks: residual blocks, each of which halves the frames.
-        dropout: share of what is averaged over time that is dropped in training.
+        dropout: share of the features, averaged over time, that is dropped in training.
 
     Raises:
         ConfigError: an argument out of its range.
@@ -60,7 +60,7 @@ class ClipClassifier(nn.Module):
         """Returns scores [B, K].
 
         Args:
-            is_sound_BT: False for frames of silence that was put around a clip, which count for nothing; None = none.
+            is_sound_BT: False for frames of silence around a clip, which do not count; None = there are none.
         """
         sound_B1T = None if is_sound_BT is None else is_sound_BT[:, None].to(log_mel_BMT.dtype)
         by_band = _standard(log_mel_BMT, sound_B1T, (2,))

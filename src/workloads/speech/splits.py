@@ -34,7 +34,7 @@ def choose_splits(
     """Returns the split of each clip, [N], and notes.
 
     Args:
-        told: where folders or lists say it already; of a part that is missing there, clips are taken from training.
+        told: splits that folders or lists name; a split that is missing there takes clips from training.
         speaker: regular expression whose first group finds the speaker in a name; a clip without one is its own.
             A folder and the shards of it are split alike: dots and blanks of names decide nothing.
 

@@ -1,6 +1,6 @@
 """Draws recordings of made-up words by different speakers.
 
-A word is a few sounds in an order, and another word has the same sounds backwards, so it counts when each is heard. A
+A word is a few sounds in an order, and another word has the same sounds backwards, so their order counts. A
 sound is the hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
 
 Shapes: B clips, L samples, T frames, F frequencies, S sounds of a word, R resonances.

@@ -21,8 +21,8 @@ from workloads.speech.wav_layout import DamagedClip
 class Waveforms:
     """Audio of recordings: one channel, ``sample_rate``, ``num_samples``, 16 bits.
 
-    A longer one loses its beginning and end in equal parts, a shorter one gets silence there. What is stored as it is
-    wanted is read straight into the batch; all else is mixed down and resampled first.
+    A longer one loses its beginning and end in equal parts, a shorter one is padded with silence there. A recording in
+    the wanted format is read straight into the batch; others are mixed down and resampled first.
     """
 
     def __init__(self, reader: ClipReader, layouts: Layouts, sample_rate: int, num_samples: int) -> None:
