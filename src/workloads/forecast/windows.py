@@ -64,9 +64,7 @@ class Windows:
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """Returns one sample, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} samples")
-        batch = self.fetch(torch.tensor([index % len(self)]), rng)
+        batch = self.fetch(torch.tensor([range(len(self))[index]]), rng)
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:

@@ -108,9 +108,7 @@ class PatchData:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Returns one sample, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} pixels")
-        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([index % len(self)])).items()}
+        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([range(len(self))[index]])).items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """Returns ``index``, ``place`` and ``label``, int64 [B], and ``rows`` [B, P, P, C] unless the mode is

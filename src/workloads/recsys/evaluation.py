@@ -55,9 +55,7 @@ class RankedUsers:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Returns one row as scalars, ``seen`` padded to the longest list of the split so that rows can be stacked."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} users")
-        batch = self._fetch(torch.tensor([index % len(self)]), int(self._count_E.max()))
+        batch = self._fetch(torch.tensor([range(len(self))[index]]), int(self._count_E.max()))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:

@@ -96,9 +96,7 @@ class TripletData:
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """Returns one sample as scalars, equal to the row that `fetch` gives; without ``rng`` for seed 0, epoch 0."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} samples")
-        batch = self.fetch(torch.tensor([index % len(self)]), rng or SampleRng(0, 0))
+        batch = self.fetch(torch.tensor([range(len(self))[index]]), rng or SampleRng(0, 0))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:

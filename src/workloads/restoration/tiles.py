@@ -67,9 +67,7 @@ class TileData:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Returns one tile, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} tiles")
-        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([index % len(self)])).items()}
+        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([range(len(self))[index]])).items()}
 
     def fetch(self, indices: Tensor, rng: Any = None) -> dict[str, Tensor]:
         """Returns ``clean`` uint8 and ``degraded`` float32 [B, 3, T, T], ``image`` int64 [B], and ``valid`` int64 [B,

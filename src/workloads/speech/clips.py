@@ -135,41 +135,30 @@ class Masking:
             sound_B2: first frame and end of the sound, which is moved too; None = all frames.
         """
         num_mels, num_frames = log_mel_BMT.shape[1:]
-        device = log_mel_BMT.device
-        if sound_B2 is not None:
-            return self._of_padded(log_mel_BMT, clip_B, rng, sound_B2)
-        most = round(self.shift_frac * num_frames)
-        shift_B = rng.randint_at(clip_B, 2 * most + 1, draw=0) - most
-        frame_BT = torch.arange(num_frames, device=device) - shift_B[:, None]
-        is_blank_BT = (frame_BT < 0) | (frame_BT >= num_frames)
-        is_blank_BT |= _stretch(clip_B, num_frames, self.time_frac, rng, draw=1)
-        is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
-        frame_BMT = frame_BT.clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
-        moved_BMT = log_mel_BMT.gather(2, frame_BMT)
-        mean_BM1 = log_mel_BMT.mean(2, keepdim=True)
-        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT), None
-
-    def _of_padded(
-        self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng, sound_B2: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Augments clips with silence around them: masks and shifts depend on the length of the sound."""
-        num_mels, num_frames = log_mel_BMT.shape[1:]
         frame_T = torch.arange(num_frames, device=log_mel_BMT.device)
-        first_B, end_B = sound_B2.unbind(1)
-        length_B = end_B - first_B
-        most_B = (self.shift_frac * length_B).round().long()
-        shift_B = rng.randint_at(clip_B, 2 * most_B + 1, draw=0) - most_B
-        blank_B = rng.randint_at(clip_B, (self.time_frac * length_B).long() + 1, draw=1)
-        start_B = first_B + shift_B + rng.randint_at(clip_B, length_B + 1 - blank_B, draw=2)
-        is_blank_BT = (frame_T >= start_B[:, None]) & (frame_T < (start_B + blank_B)[:, None])
+        if sound_B2 is None:
+            moved_B2, mean_BM1 = None, log_mel_BMT.mean(2, keepdim=True)
+            most = round(self.shift_frac * num_frames)
+            shift_B = rng.randint_at(clip_B, 2 * most + 1, draw=0) - most
+            frame_BT = frame_T - shift_B[:, None]
+            is_blank_BT = (frame_BT < 0) | (frame_BT >= num_frames)
+            is_blank_BT |= _stretch(clip_B, num_frames, self.time_frac, rng, draw=1)
+        else:  # silence is moved in and out; shifts and masks depend on the length of the sound
+            first_B, end_B = sound_B2.unbind(1)
+            length_B = end_B - first_B
+            most_B = (self.shift_frac * length_B).round().long()
+            shift_B = rng.randint_at(clip_B, 2 * most_B + 1, draw=0) - most_B
+            blank_B = rng.randint_at(clip_B, (self.time_frac * length_B).long() + 1, draw=1)
+            start_B = first_B + shift_B + rng.randint_at(clip_B, length_B + 1 - blank_B, draw=2)
+            is_blank_BT = (frame_T >= start_B[:, None]) & (frame_T < (start_B + blank_B)[:, None])
+            is_sound_B1T = sounding_frames(sound_B2, num_frames)[:, None]
+            mean_BM1 = (log_mel_BMT * is_sound_B1T).sum(2, keepdim=True) / length_B[:, None, None]
+            moved_first_B = (first_B + shift_B).clamp(0, num_frames - 1)
+            moved_B2 = torch.stack([moved_first_B, (end_B + shift_B).clamp(1, num_frames)], 1)
         is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
-        is_sound_B1T = sounding_frames(sound_B2, num_frames)[:, None]
-        mean_BM1 = (log_mel_BMT * is_sound_B1T).sum(2, keepdim=True) / length_B[:, None, None]
         frame_BMT = (frame_T - shift_B[:, None]).clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
         moved_BMT = log_mel_BMT.gather(2, frame_BMT)
-        masked_BMT = torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT)
-        moved_B2 = torch.stack([(first_B + shift_B).clamp(0, num_frames - 1), end_B + shift_B], 1)
-        return masked_BMT, torch.stack([moved_B2[:, 0], moved_B2[:, 1].clamp(1, num_frames)], 1)
+        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT), moved_B2
 
 
 def sounding_frames(sound_B2: Tensor, num_frames: int) -> Tensor:
@@ -215,9 +204,7 @@ class ClipData:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Returns one sample, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} clips")
-        batch = self.fetch(torch.tensor([index % len(self)]))
+        batch = self.fetch(torch.tensor([range(len(self))[index]]))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
