@@ -195,13 +195,14 @@ def _parsed(file: Path, text: str, separator: str, skipped: int, bad: BadRows) -
     said = "\n".join(str(warning.message) for warning in caught)
     too_long = {int(row): int(saw) for row, saw in re.findall(r"Skipping line (\d+): .* saw (\d+)", said)}
     row_N = np.setdiff1d(np.arange(1, len(cells) + len(too_long) + 1), list(too_long))
-    line_N = skipped + row_N
+    breaks_N = np.zeros(len(cells), np.int64)
     if '"' in text:  # a cell in quotes may hold line breaks
         breaks_N = sum(cells[column].str.count("\n").to_numpy(np.int64) for column in cells)
-        line_N += np.cumsum(breaks_N) - breaks_N
+    shift_N = skipped + np.cumsum(breaks_N)  # line minus row, behind each row
     for number, saw in too_long.items():
-        line = number + int((line_N - row_N)[np.searchsorted(row_N, number) - 1])
+        line = number + int(shift_N[np.searchsorted(row_N, number) - 1])
         bad.add(line, f"{counted(saw, 'cell')} instead of {cells.shape[1]}")
+    line_N = row_N + shift_N - breaks_N
     return cells.set_axis(line_N, axis=0)
 
 

@@ -137,6 +137,10 @@ REFUSED = {
         wide([str(np.datetime64(day, "s").astype(int)) for day in DAYS]),
         "40 of 40 cells of column 'date' are no dates, such as '1706400000' in line 2",
     ),
+    "quarters": (
+        "date,sales\n2024Q1,1\n2024Q2,2\n",
+        "2 of 2 cells of column 'date' are no dates, such as '2024Q1' in line 2",
+    ),
     "UTF-16 without a mark": (wide().encode("utf-16-le"), "line 1: a zero byte"),
     "a zero byte": (b"date,v\n2024-01-01,\x003\n2024-01-02,3\n", "line 2: a zero byte"),
     "a gzip file": (b"\x1f\x8b\x08\x00", "is compressed"),
@@ -204,6 +208,9 @@ def test_lines_are_told_as_an_editor_counts_them(read: Read):
     found = read(f"# first\ndate,note,sales\n{rows}hello,x,3\n")
     assert "such as line 83: 'hello'" in found.notes[-1]
     assert found.notes[0] == "sales.csv: dates of 'date', values of 'sales'; left out 'note'"
+    found = read(f"# first\ndate,note,sales\n{rows}2024-03-08,x,3,4\n2024-03-08,x,3\n")
+    assert "1 bad row skipped, in whole or in part, such as line 83: 4 cells instead of 3" in found.notes[-1]
+    assert found.values[0][-1] == 3
 
 
 def test_a_text_that_is_not_utf_8_is_read_and_told(read: Read):
