@@ -121,7 +121,7 @@ def datasets(
         ("seed", seed, seed >= 0, "is below 0", "seed=0 or more"),
     )
     if path is None:
-        passes = passes or 1  # whatever size was asked for
+        passes = passes or 1  # whatever its size
         dates, values_ST, names = daily_series(num_series, num_days, seed)
         found = trimmed(names, list(values_ST), parse_frequency("D", dates[0].astype("M8[us]")))
     else:

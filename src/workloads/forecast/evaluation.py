@@ -81,7 +81,7 @@ class Forecasts:
         split_B = batch.get("split", torch.full_like(series_B, -1))
         keys = (series_B, batch["row"] + history_BLC.shape[1], batch["window"], split_B)
         numbers = (predict(batch), naive_BH, batch["target"], batch["target_observed"])
-        # Doubles hold a row's number exactly, and all of it in one tensor is one transfer.
+        # Doubles hold a row's number exactly; one tensor needs one transfer.
         columns = [torch.stack(keys, 1).double(), *(each_BH.double() for each_BH in numbers)]
         self._batches.append(torch.cat(columns, 1))
 
@@ -127,7 +127,7 @@ class Forecasts:
         forecast_NH, naive_NH, target_NH, seen_NH = np.split(numbers_N4H, 4, axis=1)
         key_OK, sample_N = np.unique(key_NK[:, :2], axis=0, return_inverse=True)
         sample_N = sample_N.reshape(-1)
-        # The longest window of an origin knows most of its past and speaks for all in what is the same for all.
+        # What all windows of an origin share is taken from the longest.
         by_window_N = np.argsort(key_NK[:, 2], kind="stable")
         longest_O = np.zeros(len(key_OK), np.int64)
         longest_O[sample_N[by_window_N]] = by_window_N

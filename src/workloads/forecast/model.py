@@ -98,7 +98,7 @@ class LSTMForecaster(nn.Module):
             deviation_BL = (value_BL - level_B1) * observed_BL
             count_B1 = observed_BL.sum(1, keepdim=True).clamp(min=1)
             variance_B1 = deviation_BL.square().sum(1, keepdim=True) / count_B1
-            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # a root's slope at 0 would be infinite
+            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # the slope of a root is infinite at 0
             own_BL2 = torch.stack((deviation_BL, rest_BL), 2) / spread_B1.unsqueeze(2)
         dtype = self.head.weight.dtype
         steps_BLD = torch.cat((own_BL2.to(dtype), history_BLC[..., 1:].to(dtype)), 2)
@@ -166,5 +166,5 @@ def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
     length = value_BL.shape[1]
     age_L = torch.arange(length - 1, -1, -1, device=value_BL.device)
     age_BL = torch.where(observed_BL > 0, age_L, length)
-    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last that is there counts 1
+    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last observed step counts 1
     return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)

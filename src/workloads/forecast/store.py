@@ -135,7 +135,7 @@ def _scale(train_T: Floats) -> tuple[float, float]:
     if len(known) == 0:
         return 0.0, 1.0
     spread = float(known.std())
-    # Below that it is the noise of summing, or what float32 does not hold.
+    # Smaller spreads are rounding errors of the sum, or below the range of float32.
     return float(known.mean()), spread if spread > max(1e-30, 1e-12 * float(np.abs(known).max())) else 1.0
 
 

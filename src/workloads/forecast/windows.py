@@ -87,7 +87,7 @@ class Windows:
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))
             measured_BH = store.targets_measured(row_B)
-            if measured_BH is not None:  # a forecast is not scored against what was made up
+            if measured_BH is not None:  # a forecast is not scored against filled values
                 batch["target_observed"] = measured_BH
         if self._mode != "cache":
             batch["rows"] = (store.rows if self._mode == "dynamic" else store.held_rows)(row_B)

@@ -58,7 +58,7 @@ def _number_array(path: Path, found: Any) -> Array:
 
 
 def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
-    # 0.1 s that a scene in .npy or the embedded one need not wait
+    # takes 0.1 s, which other scenes do not need
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 

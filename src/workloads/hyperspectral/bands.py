@@ -39,7 +39,7 @@ class BandScaling:
         found = self._moved.get(name)
         if found is None:
             found = self.mean.to(values.device), self.spread.to(values.device)
-            if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
+            if type(found[0]) is Tensor:  # not a fake tensor of the memory prediction
                 self._moved[name] = found
         mean_C, spread_C = found
         return ((values.float() - mean_C) / spread_C).clamp(-FARTHEST, FARTHEST)
@@ -107,7 +107,7 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
     value_C, vector_CC = torch.linalg.eigh(_sum(part.T @ part for part in centred) / num_pixels)
     value_K, vector_CK = value_C.flip(0)[:num_components], vector_CC.flip(1)[:, :num_components]
     total = float(value_C.clamp(min=0).sum())
-    # Which way a component points is left to chance by eigh: its largest entry is to be positive.
+    # The sign of a component is arbitrary; its largest entry is made positive.
     sign_K = vector_CK.gather(0, vector_CK.abs().argmax(0, keepdim=True)).sign()
     spread = value_K[0].clamp(min=1e-30).sqrt()
     kept_frac = float(value_K.clamp(min=0).sum()) / total if total > 0 else 1.0

@@ -40,7 +40,7 @@ def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size:
     part_N = _assigned(count_MK, np.array(shares), rng)[cell_N]
     for each in range(class_N.max() + 1):
         place = np.flatnonzero(class_N == each)
-        if len({TRAIN, TEST}.intersection(part_N[place])) < 2:  # a class of a few pixels between those of others
+        if len({TRAIN, TEST}.intersection(part_N[place])) < 2:  # a small class among others
             part_N[place] = TEST
             part_N[place[: max(1, int(shares[TRAIN] * len(place)))]] = TRAIN
     part_HW[row_N, column_N] = part_N

@@ -68,7 +68,7 @@ def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_
     num_fields = max(8, round((size / FIELD_PX) ** 2))
     centre_F2 = rng.random((num_fields, 2)) * size
     field_HW, border_HW = np.empty((size, size), np.int64), np.empty((size, size), bool)
-    for row in range(size):  # all at once are gigabytes for a scene of a few hundred lines
+    for row in range(size):  # all rows at once would take gigabytes
         distance_FW = np.hypot(row - centre_F2[:, :1], np.arange(size) - centre_F2[:, 1:])
         nearest = np.partition(distance_FW, 1, axis=0)
         field_HW[row], border_HW[row] = distance_FW.argmin(0), nearest[1] - nearest[0] < 1.5

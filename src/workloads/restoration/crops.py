@@ -86,7 +86,7 @@ class CropData:
         return {"clean": clean, "degraded": self.degrade(clean, batch["index"], rng)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"degrade": copy.copy(self.degrade)}  # what it keeps on a device stays with this one
+        return vars(self) | {"degrade": copy.copy(self.degrade)}  # its tensors on a device are not sent
 
     def for_features(self, mode: FeatureModeName) -> Self:
         """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
@@ -98,7 +98,7 @@ class CropData:
         """Returns the first byte of each line, int64 [B, P]."""
         image_B4 = self._image_I4.index_select(0, self._image_S.index_select(0, indices))
         offset_B, pitch_B, down_B, across_B = image_B4.unbind(1)
-        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63, of which each direction takes its own
+        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63 bits, the lower for down, the upper for across
         start_B = offset_B + (bits_B & 0x7FFFFFFF) % down_B * pitch_B + (bits_B >> 31) % across_B * 3
         return torch.addcmul(start_B[:, None], pitch_B[:, None], self._line_P)
 
@@ -106,7 +106,7 @@ class CropData:
 def turned(image_BCPP: Tensor, way_B: Tensor) -> Tensor:
     """Mirrors or turns square integer images in one of eight ways each, by the lowest bits of ``way_B``."""
     for bit, of_image in enumerate((_mirrored, _upside_down, _transposed)):
-        # As torch.where does, in a twentieth of its time for bytes on a CPU: a mask of all ones takes the other image.
+        # Equals torch.where, in a twentieth of its time for bytes on a CPU: a mask of all ones takes the other image.
         mask_B111 = -(way_B >> bit & 1).to(image_BCPP.dtype)[:, None, None, None]
         image_BCPP = image_BCPP ^ (image_BCPP ^ of_image(image_BCPP)) & mask_B111
     return image_BCPP

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Pillow knows the last three once they are imported; threads that would make it look for them disturb one another.
+# Importing the last three registers them; a search for plugins by several threads at once fails.
 from PIL import BmpImagePlugin, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
 
 from wellfed import first_line
@@ -68,7 +68,7 @@ def decode(path: Path) -> Decoded:
         DamagedImage: unreadable, cut short, too large.
     """
     with _opened(path) as image:
-        depth = _raw_mode(image)  # gone once the pixels are there, which the EXIF of a PNG lies behind
+        depth = _raw_mode(image)  # before the pixels are loaded, which the EXIF of a PNG needs
         turned = ["more than one frame"] if getattr(image, "n_frames", 1) > 1 and image.format != "MPO" else []
         if image.getexif().get(_ORIENTATION, 1) != 1:
             turned.append("turned by EXIF")

@@ -77,7 +77,7 @@ class ImagePixels:
     def flat(self) -> Tensor:
         """All bytes, uint8 [N]; not to be written to."""
         if self._flat is None:
-            with self._opening:  # threads that build the first batches want one copy, not one each
+            with self._opening:  # one copy for all threads that build the first batches
                 self._flat = self._open() if self._flat is None else self._flat
         return self._flat
 

@@ -329,7 +329,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
             for some in np.array_split(rows, -(-len(rows) // READ_AT_ONCE)):
                 for row, content in zip(some.tolist(), reader.read(some), strict=True):
                     texts[row] = _label(part, bytes(content)) or None
-                    if texts[row] is None:  # a json of other facts may lie beside the label
+                    if texts[row] is None:  # another member may hold the label
                         unread.setdefault(row, part)
                     else:
                         done_N[row] = True

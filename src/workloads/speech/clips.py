@@ -254,5 +254,5 @@ class ClipData:
         other = copy.copy(self)
         other._mode = mode
         if mode == "cache_host":
-            assert len(self.table.held)  # made now, so that processes which are forked share it
+            assert len(self.table.held)  # made now, so that forked processes share it
         return other

@@ -59,10 +59,10 @@ def choose_splits(
         for group in reversed(order):
             if len(order) - len(taken) <= len(wanted) or count >= due:
                 break
-            if count + training[group] <= 1.5 * due:  # not all that one person has said, where that is most of it
+            if count + training[group] <= 1.5 * due:  # leaves out a speaker with most of the clips
                 taken.add(group)
                 count += training[group]
-        taken = taken or {min(order, key=training.__getitem__)}  # one for each, at least
+        taken = taken or {min(order, key=training.__getitem__)}  # at least one
         of_group |= dict.fromkeys(taken, split)
         order = [group for group in order if group not in taken]
     chosen = [

@@ -91,7 +91,7 @@ def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generato
     long_S = rng.uniform(0.11, 0.2, len(word)) / speaker.pace
     length = int(long_S.sum() * sample_rate)
     num_frames = -(-length // HOP)
-    # Each sound at its middle, and the way between two straight; a tenth is the same from one to the other.
+    # Each sound is reached at its middle, with transitions between.
     middle_S = (long_S.cumsum() - long_S / 2) / long_S.sum()
     sounds_S5 = np.array([SOUNDS[sound] for sound in word])
     sounds_S5[:, :3] *= speaker.tract * rng.normal(1, 0.04, (len(word), 3))
