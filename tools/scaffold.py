@@ -247,7 +247,7 @@ def renamed(text: str, start: str, package: str) -> str:
     """
     text = text.partition("\n**Learning.**")[0].rstrip("\n") + "\n" if "\n**Learning.**" in text else text
     text = re.sub(r" \(`benchmarks/[\w./]+`\)", "", text)
-    text = re.sub(rf"\b(workloads|wellfed[./]cli)[./]{re.escape(start)}\b", package, text)
+    text = re.sub(rf"\b(workloads|wellfed[./]cli)([./]){re.escape(start)}\b", package, text)
     text = re.sub(_named(start), package, text)
     return re.sub(rf"(?m)^ *from {package}[\w.]* import .*$", _wrapped, text)
 
