@@ -33,6 +33,21 @@ def test_every_fault_is_in_the_message():
     assert ConfigError([one, two]).faults == (one, two)
 
 
+def test_rules_that_are_broken_are_faults_of_one_error():
+    ConfigError.check("workload.model", ("lr", 0.1, True, "is not above 0", "lr=0.01 or so"))
+    with pytest.raises(ConfigError) as raised:
+        ConfigError.check(
+            "workload.model",
+            ("lr", -1, False, "is not above 0", "lr=0.01 or so"),
+            ("dim", 8, True, "is below 1", "dim=8"),
+            ("text", "x", False, "is neither a nor b", "text=a"),
+        )
+    assert [str(fault) for fault in raised.value.faults] == [
+        "workload.model.lr: -1 is not above 0. Write lr=0.01 or so.",
+        "workload.model.text: 'x' is neither a nor b. Write text=a.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "error"),
     [

@@ -97,6 +97,23 @@ class ConfigError(WellfedError):
         """With one fault."""
         return cls([Fault(where, problem, way_out)])
 
+    @classmethod
+    def check(cls, prefix: str, *rules: tuple[str, object, bool, str, str]) -> None:
+        """Raises one error with a fault for each argument that breaks its rule.
+
+        Args:
+            prefix: dotted name that the arguments are entries of, such as ``workload.model``.
+            rules: name and value of an argument, whether it is fine, and, without full stops, what is wrong with the
+                value and what to write instead: ``("lr", lr, lr > 0, "is not above 0", "lr=0.01 or so")``.
+        """
+        faults = [
+            Fault(f"{prefix}.{name}", f"{value!r} {problem}.", f"Write {way_out}.")
+            for name, value, is_fine, problem, way_out in rules
+            if not is_fine
+        ]
+        if faults:
+            raise cls(faults)
+
 
 class DoesNotFit(ConfigError):
     """A training that is predicted to need more memory than its budget. Where something is asked about it (a plan, a

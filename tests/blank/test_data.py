@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from wellfed import ConfigError, DataError, Datasets, SampleRng, TrainData
-from wellfed.cli.blank.data import Accuracy, Rows, datasets
-from wellfed.cli.blank.model import Network
+from wellfed.cli.blank.data import Rows, datasets
 
 GOOD = "height,weight,kind\n" + "".join(
     f"{1 + 0.1 * row},{row * row},{'cat' if row < 6 else ' dog '}\n" for row in range(12)
@@ -65,30 +64,28 @@ LINES = GOOD.splitlines()
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: names of two or more columns"),
-        ("kind\n1\n", "line 1: names of two or more columns"),
-        ("a;b;kind\n1;2;x\n", "line 1: names of two or more columns"),
-        ("\n".join(LINES[1:]), "line 1: names of two or more columns"),
-        (GOOD.replace("1.2,", "tall,"), "line 4, column height: 'tall' is no finite number. Correct it"),
-        (GOOD.replace("1.2,", ","), "line 4, column height: '' is no finite number"),
-        (GOOD.replace(",4,", ",nan,"), "line 4, column weight: 'nan' is no finite number"),
-        ("\ufeff" + GOOD.replace("1.2,", "tall,"), "line 4, column height: 'tall'"),
-        (GOOD.replace("weight", '"weight\nin kg"').replace("1.2,", "tall,"), "line 5, column height: 'tall'"),
-        (GOOD.replace(",4,cat", ",4, "), "line 4, column kind: empty, where a class is expected"),
-        (GOOD.replace(",4,", ",4,5,"), "line 4: 4 columns instead of 3. Fill it up"),
+        ("", "line 1: [] are not the names of two or more columns"),
+        ("kind\n1\n", "line 1: ['kind'] are not the names"),
+        ("a;b;kind\n1;2;x\n", "line 1: ['a;b;kind'] are not the names"),
+        ("\n".join(LINES[1:]), "line 1: ['1.0', '0', 'cat'] are not the names"),
+        (GOOD.replace("1.2,", "tall,"), "line 4: column height: 'tall' is no finite number. Correct the line"),
+        (GOOD.replace("1.2,", ","), "line 4: column height: '' is no finite number"),
+        (GOOD.replace(",4,", ",nan,"), "line 4: column weight: 'nan' is no finite number"),
+        (GOOD.replace("weight", '"weight\nin kg"').replace("1.2,", "tall,"), "line 5: column height: 'tall'"),
+        (GOOD.replace(",4,cat", ",4, "), "line 4: column kind: no class"),
+        (GOOD.replace(",4,", ",4,5,"), "line 4: 4 cells instead of 3. Correct the line"),
         ("\n".join(LINES[:4]), ": 3 rows and 1 different values in the last column, kind; 10 rows, 2 classes"),
         (GOOD.replace("dog", "cat"), ": 12 rows and 1 different values"),
         ("a,price\n" + "".join(f"1,{row}\n" for row in range(20)), ": 20 rows and 20 different values"),
-        (b"a,kind\n1,\xff\n", "after line 0: no text in UTF-8"),
-        (b"PK\x03\x04\x00\x9f", "after line 0: no text in UTF-8"),
-        ("a,kind\n1,x\n" + "1" * 200_000 + ",x\n", "after line 2: no text in UTF-8 with commas (field larger"),
+        (b"a,kind\n1,\xff\n", "'utf-8' codec can't decode byte 0xff in position 9: invalid start byte. Name a .csv"),
+        ("a,kind\n1,x\n" + "1" * 200_000 + ",x\n", "field larger than field limit (131072). Name a .csv file in UTF-8"),
     ],
 )
-def test_a_damaged_file_is_told_with_the_place(tmp_path: Path, text: str | bytes, message: str):
+def test_the_error_on_a_damaged_file_names_line_and_column(tmp_path: Path, text: str | bytes, message: str):
     path = csv_of(tmp_path, text)
     with pytest.raises(DataError) as raised:
         datasets(path)
-    assert str(raised.value).startswith(path)
+    assert path in str(raised.value)
     assert message in str(raised.value)
 
 
@@ -102,36 +99,8 @@ def test_no_file_and_a_folder(tmp_path: Path):
             datasets(str(path))
 
 
-def test_the_evaluation_is_that_of_the_model_however_the_rows_are_cut():
-    data = datasets(num_rows=100)
-    model, evaluation = Network(8, 4), data.evaluation
-    assert isinstance(evaluation, Accuracy)
-    whole = data.val.fetch(torch.arange(10), SampleRng(0, 0))
-    expected = model.loss(whole)
-    for cut in (10, 4):
-        evaluation.reset()
-        for part in torch.arange(10).split(cut):
-            evaluation.update(model, data.val.fetch(part, SampleRng(0, 0)))
-        assert evaluation.compute() == {"accuracy": pytest.approx(expected.metrics["accuracy"].item())}
-
-
 @pytest.mark.parametrize("num_rows", [-1, 0, 9])
 def test_too_few_rows_are_refused(num_rows: int):
     with pytest.raises(ConfigError, match=f"num_rows={num_rows}: are fewer than the 10"):
         datasets(num_rows=num_rows)
     assert len(datasets(num_rows=10).test) == 1
-
-
-def test_ranks_that_share_the_batches_have_the_figures_of_one():
-    data = datasets(num_rows=200)
-    torch.manual_seed(0)
-    model = Network(**data.model_args)
-    alone, ranks = Accuracy(), [Accuracy(), Accuracy(), Accuracy()]
-    for number, rows in enumerate(torch.arange(20).split(15)):
-        batch = data.val.fetch(rows, SampleRng(0, 0))
-        alone.update(model, batch)
-        ranks[number].update(model, batch)
-    states = [rank.state() for rank in ranks]  # the third has seen nothing
-    for rank in ranks:
-        rank.merge(states)
-        assert rank.compute() == pytest.approx(alone.compute())

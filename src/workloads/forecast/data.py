@@ -1,15 +1,16 @@
-"""Makes the forecaster's data of a CSV file or the embedded set: windows to train on, rolling origins to evaluate."""
+"""Makes the forecaster's data from a CSV file or the embedded set: training windows and rolling origins for
+evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from wellfed import ConfigError, DataError, Datasets, Fault
+from wellfed import ConfigError, DataError, Datasets
 from wellfed.units import counted
 from workloads.forecast.evaluation import Forecasts
 from workloads.forecast.lengths import derived_horizon, derived_passes, derived_windows
@@ -40,7 +41,8 @@ def datasets(
     num_days: int = 1500,
     seed: int = 0,
 ) -> Datasets:
-    """Windows of history with the horizon after them: to train on, and at rolling origins for validation and test.
+    """Returns windows of history with the horizon after them: for training, and at rolling origins for validation and
+    test.
 
     Args:
         path: CSV file; None = the embedded set, for which nothing that says how to read a file may be set.
@@ -51,20 +53,19 @@ def datasets(
             alone tells their rows apart.
         horizon: steps to forecast; None = a season, or less for short series.
         windows: steps of history; each origin is a training sample with each of them. None = some seasons.
-        passes: how often an epoch has each training window; None = the more, the fewer there are.
+        passes: passes over the training windows in an epoch; None = more for fewer windows.
         frequency: D, h, 15min, B (business days), W, M and so on: dates are rounded down to it. None = the one on
             which all dates lie.
-        fill: what missing steps become. none = they count neither in the loss nor in scores; forward = the last value;
+        fill: values of missing steps. none = they count neither in the loss nor in scores; forward = the last value;
             linear = a line to the next one, where no evaluated forecast begins before that; zero = 0.
         val_frac: share of each series' steps, before those of the test, that are forecast for validation; 0 = none.
         test_frac: the last steps of each series, for the test; 0 = none.
-        max_bad_rows: rows and cells that can't be read, to skip. A few should not cost an evening, a wrong format
-            should stop at once.
-        decimal: ``.`` or ``,`` before tenths; None = as the values tell.
-        day_first: how 03/04/2024 is meant; None = as the other dates tell.
-        num_series: of the embedded set.
-        num_days: steps of each of them.
-        seed: of the embedded set; not of the training.
+        max_bad_rows: most unreadable rows and cells to skip. A wrong format exceeds it at once.
+        decimal: ``.`` or ``,``, the decimal mark; None = inferred from the values.
+        day_first: the meaning of 03/04/2024; None = inferred from the other dates.
+        num_series: series of the embedded set.
+        num_days: days of each of them.
+        seed: seed of the embedded set; the training has its own.
 
     Raises:
         DataError: the file is missing, unreadable or not what it should be, or too short for windows and horizon.
@@ -78,13 +79,49 @@ def datasets(
         "decimal": decimal,
         "day_first": day_first,
     }
-    faults = list(_of_windows(horizon, windows, passes, fill, val_frac, test_frac))
-    faults += _of_source(path, of_file, max_bad_rows)
-    faults += _of_embedded(num_series, num_days, seed)
-    if faults:
-        raise ConfigError(faults)
+    has_windows = windows is None or (
+        isinstance(windows, Sequence) and len(windows) > 0 and all(map(_is_count, windows))
+    )
+    unknown_frequency = "" if frequency is None else _unknown_frequency(frequency)
+    leaves_some = not (0 <= val_frac < 1 and 0 <= test_frac < 1) or val_frac + test_frac < 1
+    fills = ", ".join(get_args(FillName))
+    ConfigError.check(
+        "workload.data",
+        ("horizon", horizon, horizon is None or _is_count(horizon), "is no number of steps above 0", "horizon=7 or so"),
+        ("passes", passes, passes is None or _is_count(passes), "is no number above 0", "passes=null or 1"),
+        ("windows", windows, has_windows, "is no list of numbers of steps above 0", "windows=[30,60,90] or so"),
+        ("fill", fill, fill in get_args(FillName), f"is none of {fills}", "fill=none or one of the others"),
+        ("val_frac", val_frac, 0 <= val_frac < 1, "is not in [0, 1)", "val_frac=0.1 or so"),
+        ("test_frac", test_frac, 0 <= test_frac < 1, "is not in [0, 1)", "test_frac=0.1 or so"),
+        (
+            *("val_frac", val_frac, leaves_some),
+            *(f"and test_frac={test_frac} leave nothing to train on", "two fractions that sum to less than 1"),
+        ),
+        *(
+            (
+                name,
+                value,
+                path is not None or value is None,
+                "has no effect on the embedded set",
+                "path=FILE.csv with it",
+            )
+            for name, value in of_file.items()
+        ),
+        ("max_bad_rows", max_bad_rows, max_bad_rows >= 0, "is negative", "0 to allow none"),
+        (
+            "decimal",
+            decimal,
+            decimal in (None, ".", ","),
+            "is neither a point nor a comma",
+            "decimal='.' or decimal=','",
+        ),
+        ("frequency", frequency, not unknown_frequency, unknown_frequency, "frequency=D, frequency=15min or so"),
+        ("num_series", num_series, num_series >= 1, "is below 1", "num_series=1 or more"),
+        ("num_days", num_days, num_days >= 1, "is below 1", "num_days=1 or more"),
+        ("seed", seed, seed >= 0, "is below 0", "seed=0 or more"),
+    )
     if path is None:
-        passes = passes or 1  # whatever size was asked for
+        passes = passes or 1  # whatever its size
         dates, values_ST, names = daily_series(num_series, num_days, seed)
         found = trimmed(names, list(values_ST), parse_frequency("D", dates[0].astype("M8[us]")))
     else:
@@ -115,7 +152,7 @@ def build(
     val_frac: float = 0.1,
     test_frac: float = 0.1,
 ) -> Datasets:
-    """Split, fill, scale and wrap series of any source."""
+    """Splits, fills, scales and wraps series of any source."""
     derived: dict[str, tuple[Any, str]] = {}
     if horizon is None:
         horizon, reason = derived["workload.data.horizon"] = derived_horizon(found)
@@ -184,7 +221,7 @@ def _season(found: SeriesSet, train_steps: list[int], longest: int) -> tuple[int
 
 
 def _without_mase(names: list[str], naive_mae: list[float]) -> list[str]:
-    """What is to be said of series that the best metric does not see."""
+    """Returns a note on the series that the best metric leaves out."""
     without = [name for name, mae in zip(names, naive_mae, strict=True) if not mae > 0]
     if not without:
         return []
@@ -205,58 +242,14 @@ def _size(found: SeriesSet, train: Windows) -> str:
     )
 
 
-def _of_windows(
-    horizon: int | None,
-    windows: Sequence[int] | None,
-    passes: int | None,
-    fill: str,
-    val_frac: float,
-    test_frac: float,
-) -> Iterator[Fault]:
-    """What is wrong with how series are cut."""
-    if horizon is not None and not _is_count(horizon):
-        yield Fault("workload.data.horizon", f"{horizon!r} is no number of steps above 0.", "Write horizon=7 or so.")
-    if passes is not None and not _is_count(passes):
-        yield Fault("workload.data.passes", f"{passes!r} is no number above 0.", "Write passes=null or 1.")
-    if windows is not None and (not isinstance(windows, Sequence) or not windows or not all(map(_is_count, windows))):
-        problem = f"{windows!r} is no list of numbers of steps above 0."
-        yield Fault("workload.data.windows", problem, "Write windows=[30,60,90] or so.")
-    if fill not in get_args(FillName):
-        problem = f"{fill!r} is none of {', '.join(get_args(FillName))}."
-        yield Fault("workload.data.fill", problem, "Write fill=none or one of the others.")
-    for name, frac in (("val_frac", val_frac), ("test_frac", test_frac)):
-        if not 0 <= frac < 1:
-            yield Fault(f"workload.data.{name}", f"{frac} is not in [0, 1).", f"Write {name}=0.1 or so.")
-    if 0 <= val_frac < 1 and 0 <= test_frac < 1 <= val_frac + test_frac:
-        problem = f"with test_frac={test_frac} nothing is left to train on."
-        yield Fault("workload.data.val_frac", f"{val_frac}: {problem}", "Write two fractions that sum to less than 1.")
-
-
-def _of_source(path: str | None, of_file: Mapping[str, object], max_bad_rows: int) -> Iterator[Fault]:
-    """What is wrong with how a file is to be read."""
-    if path is None:
-        for name, value in of_file.items():
-            if value is not None:
-                problem = f"{value} has no effect on the embedded set."
-                yield Fault(f"workload.data.{name}", problem, "Write workload.data.path=FILE.csv with it.")
-    if max_bad_rows < 0:
-        yield Fault("workload.data.max_bad_rows", f"{max_bad_rows} is negative.", "Write 0 to allow none.")
-    if of_file["decimal"] not in (None, ".", ","):
-        problem = f"{of_file['decimal']!r} is neither a point nor a comma."
-        yield Fault("workload.data.decimal", problem, "Write decimal='.' or decimal=','.")
-    if of_file["frequency"] is not None:
-        try:
-            parse_frequency(str(of_file["frequency"]), np.datetime64("2024-01-01", "us"))
-        except ValueError as error:
-            yield Fault("workload.data.frequency", f"{error}.", "Write frequency=D, frequency=15min or so.")
-
-
-def _of_embedded(num_series: int, num_days: int, seed: int) -> Iterator[Fault]:
-    """What is wrong with the embedded set's size."""
-    for name, number, least in (("num_series", num_series, 1), ("num_days", num_days, 1), ("seed", seed, 0)):
-        if number < least:
-            yield Fault(f"workload.data.{name}", f"{number} is below {least}.", f"Write {name}={least} or more.")
-
-
 def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def _unknown_frequency(word: str) -> str:
+    """Returns what is wrong with the word for a frequency; empty = nothing."""
+    try:
+        parse_frequency(word, np.datetime64("2024-01-01", "us"))
+    except ValueError as error:
+        return str(error).removeprefix(f"{word!r} ")
+    return ""

@@ -1,4 +1,4 @@
-"""Scores forecasts of rolling origins: MAE, RMSE and MASE, and what the seasonal naive forecast scores beside them.
+"""Scores forecasts of rolling origins by MAE, RMSE and MASE, with the seasonal naive forecast for comparison.
 
 Shapes: B samples of a batch, N samples of the split, O origins, S series, L steps of history, H horizon.
 """
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 SPLITS = ("val", "test")
 KEYS = ("series", "origin", "window", "split")
-"""What a sample is known by, each a column beside its 4 H numbers."""
+"""Integers that identify a sample, stored in columns before its 4 H numbers."""
 
 
 class Forecasts:
@@ -39,8 +39,8 @@ class Forecasts:
         scale_S: standard deviation that each series was divided by; ``center_S`` what was subtracted before.
         naive_mae_S: MAE of the seasonal naive forecast in each series' train part, in the data's units.
         season: steps of the main season; the longest window should hold one.
-        names: of the S series.
-        dates: of each row of the store, for the table; without them it counts rows.
+        names: names of the S series.
+        dates: dates of the rows of the store, for the table; None = it has row numbers.
     """
 
     best_metric = "mase"
@@ -63,12 +63,12 @@ class Forecasts:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all forecasts."""
+        """Clears all forecasts."""
         self._batches: list[Tensor] = []
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Forecast the samples of a batch, which ``on_device`` has made.
+        """Forecasts the samples of a batch that ``on_device`` has made.
 
         It has ``history`` [B, L, C] (values first, observed last), ``target`` and ``target_observed`` [B, H],
         ``series``, ``row`` and ``window`` [B], and may have ``split`` [B], a place in `SPLITS`.
@@ -81,21 +81,21 @@ class Forecasts:
         split_B = batch.get("split", torch.full_like(series_B, -1))
         keys = (series_B, batch["row"] + history_BLC.shape[1], batch["window"], split_B)
         numbers = (predict(batch), naive_BH, batch["target"], batch["target_observed"])
-        # Doubles hold a row's number exactly, and all of it in one tensor is one transfer.
+        # Doubles hold a row's number exactly; one tensor needs one transfer.
         columns = [torch.stack(keys, 1).double(), *(each_BH.double() for each_BH in numbers)]
         self._batches.append(torch.cat(columns, 1))
 
     def state(self) -> list[Tensor]:
-        """The numbers of each batch."""
+        """Returns the numbers of each batch."""
         return self._batches
 
     def merge(self, states: Sequence[list[Tensor]]) -> None:
-        """The batches of all ranks, in the order of the split."""
+        """Takes over the batches of all ranks, in the order of the split."""
         in_turn = itertools.zip_longest(*states)
         self._batches = [each for batches in in_turn for each in batches if each is not None]
 
     def compute(self) -> dict[str, float]:
-        """The figures over all origins since `reset`; NaN where there is nothing to score."""
+        """Returns the metrics over all origins since `reset`; NaN where nothing can be scored."""
         found = self._gather()
         metrics = {}
         for suffix, forecast_OH in found.forecasts.items():
@@ -106,7 +106,8 @@ class Forecasts:
         return metrics
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """``forecasts_<split>.csv``, a row for each step of each origin; ``series_<split>.csv``, one a series."""
+        """Writes ``forecasts_<split>.csv`` (a row for each step of each origin) and ``series_<split>.csv`` (a row a
+        series)."""
         found = self._gather()
         if len(found.series) == 0:
             return {}
@@ -119,14 +120,14 @@ class Forecasts:
         return paths
 
     def _gather(self) -> _Origins:
-        """All origins so far, in the data's units; one transfer."""
+        """Returns all origins so far, in the units of the data, with one transfer from the device."""
         width = len(KEYS) + 4 * self.horizon
         table = torch.cat(self._batches).cpu().numpy() if self._batches else np.zeros((0, width))
         key_NK, numbers_N4H = table[:, : len(KEYS)].astype(np.int64), table[:, len(KEYS) :]
         forecast_NH, naive_NH, target_NH, seen_NH = np.split(numbers_N4H, 4, axis=1)
         key_OK, sample_N = np.unique(key_NK[:, :2], axis=0, return_inverse=True)
         sample_N = sample_N.reshape(-1)
-        # The longest window of an origin knows most of its past and speaks for all in what is the same for all.
+        # What all windows of an origin share is taken from the longest.
         by_window_N = np.argsort(key_NK[:, 2], kind="stable")
         longest_O = np.zeros(len(key_OK), np.int64)
         longest_O[sample_N[by_window_N]] = by_window_N
@@ -148,7 +149,7 @@ class Forecasts:
         )
 
     def _mase_by_series(self, error_OH: Floats, series_O: Ints) -> Floats:
-        """MASE of each series, [S]; NaN where it has no forecasts, or none can be told."""
+        """Returns the MASE of each series, [S]; NaN for a series without forecasts or without a naive error."""
         mase_S = np.full(len(self.names), np.nan)
         for series in np.unique(series_O):
             if self.naive_mae_S[series] > 0:
@@ -189,21 +190,21 @@ class Forecasts:
 
 @dataclass(frozen=True)
 class _Origins:
-    """What has been forecast, sorted by series and time; in the data's units."""
+    """All forecasts, sorted by series and time, in the units of the data."""
 
     series: Ints
-    """[O], as are ``rows``."""
+    """Number of each origin's series, [O]."""
     rows: Ints
-    """Of the store, where the forecast begins."""
+    """Row of the store where each forecast begins, [O]."""
     split: int
     forecasts: dict[str, Floats]
-    """[O, H] by the suffix of its figures."""
+    """Forecasts [O, H] by the suffix of their metrics."""
     target: Floats
-    """[O, H], as is ``seen``."""
+    """Measured values, [O, H]."""
     seen: NDArray[np.bool_]
 
 
 def _mean(values: Floats) -> float:
-    """Of those that are numbers; NaN where there is none."""
+    """Returns the mean of all values that are not NaN, or NaN if there are none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else float("nan")

@@ -11,7 +11,7 @@ from workloads.forecast.series import SeriesSet, cut_by_time
 from workloads.forecast.steps import Frequency
 
 SEASONS = {5: (4, 8, 12), 52: (1, 2)}
-"""Seasons in each window by the steps of a season; (2, 3, 5) for others of up to 12 steps, (2, 7) for days of more."""
+"""Seasons in each window, by the steps of a season. Others: (2, 3, 5) for up to 12 steps, (2, 7) for more."""
 WITHOUT_SEASON = (8, 16, 32)
 """Steps of the windows where there is no season."""
 LONGEST = 400
@@ -19,11 +19,11 @@ LONGEST = 400
 TESTED_FRAC = 0.1
 """Largest share of a series that a derived horizon has, so that validation and test can be a tenth each."""
 FULL_EPOCH = 4096
-"""Training windows from which on an epoch has each once."""
+"""Training windows from which on an epoch has each of them once."""
 
 
 def derived_horizon(found: SeriesSet) -> tuple[int, str]:
-    """A season ahead (a quarter for weeks), at most a tenth of the series."""
+    """Returns a season (a quarter of a year for weeks), at most a tenth of the series, and the reason."""
     frequency, steps = found.frequency, _usual_length(found)
     season = frequency.season
     wanted = 7 if season == 1 else 13 if season == 52 else season
@@ -36,7 +36,7 @@ def derived_horizon(found: SeriesSet) -> tuple[int, str]:
 
 
 def derived_windows(found: SeriesSet, horizon: int, val_frac: float, test_frac: float) -> tuple[tuple[int, ...], str]:
-    """Windows of some seasons, as far as the training part holds them."""
+    """Returns windows of some seasons that fit the training part, and the reason."""
     wanted, why = _wanted_windows(found.frequency)
     train_end = cut_by_time(_usual_length(found), horizon, val_frac, test_frac).train_end
     fitting = tuple(window for window in wanted if window + 2 * horizon <= train_end)
@@ -49,7 +49,7 @@ def derived_windows(found: SeriesSet, horizon: int, val_frac: float, test_frac: 
 
 
 def derived_passes(num_windows: int) -> tuple[int, str]:
-    """More passes an epoch over a small set, so that an epoch has enough optimizer steps."""
+    """Returns the passes over the windows in an epoch, more for a small set, and the reason."""
     passes = max(1, math.ceil(FULL_EPOCH / num_windows))
     return passes, f"{counted(num_windows, 'training window')}; an epoch has {FULL_EPOCH:,} or more"
 
@@ -67,5 +67,5 @@ def _wanted_windows(frequency: Frequency) -> tuple[tuple[int, ...], str]:
 
 
 def _usual_length(found: SeriesSet) -> int:
-    """The median of the series."""
+    """Returns the median length of the series."""
     return int(np.median([len(values) for values in found.values]))

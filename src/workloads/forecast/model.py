@@ -11,33 +11,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, huber_loss
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 from workloads.forecast.seasonal_naive import in_seasons
 
 WindowBatch = dict[str, Tensor]
-"""``history`` [B, L, C], ``future_known`` [B, H, C - 2], ``target`` and ``target_observed`` [B, H]; what else there is
-belongs to the evaluation."""
+"""``history`` [B, L, C], ``future_known`` [B, H, C - 2], ``target`` and ``target_observed`` [B, H]. Other entries are
+for the evaluation."""
 
 SMALLEST_SPREAD = 0.02
-"""In standard deviations of the series' train part: a window in which nothing happens is not blown up beyond it."""
+"""Smallest spread of a window, in standard deviations of the series' train part: a constant window is not blown up."""
 
 
 RATES = {"season": 1.4, "trend": -2.0, "slope": 1.4, "fast": 0.0, "slow": 3.0, "mix": 0.0}
-"""Logits that training starts from: what a season keeps (0.8), the share of the trend that goes on (0.12), what the
-trend keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the fast one's share (0.5)."""
+"""Initial logits of the rates: what a season keeps (0.8), the share of the trend that goes on (0.12), what the trend
+keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the share of the fast one (0.5)."""
 STEP = 10.0
-"""Logits to a unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
+"""Logits for one unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
 TINY = 1e-9
 
 
 class LSTMForecaster(nn.Module):
-    """A window's smoothed level and season, and what an LSTM over the window and the calendar ahead adds to them.
+    """Network that adds the correction of an LSTM, over the window and the calendar ahead, to the smoothed level and
+    season.
 
     Args:
         horizon: H; ``num_channels`` C, ``season`` P and ``num_series`` come from the data, too.
-        hidden_size: of each of the ``num_layers`` layers of the LSTM, and of the head.
+        hidden_size: width of the ``num_layers`` layers of the LSTM, and of the head.
         dropout: share dropped between the layers and before the head, in training.
-        huber_delta: from which error, in spreads of the window, the loss is linear.
+        huber_delta: error, in spreads of the window, from which on the loss is linear.
     """
 
     def __init__(
@@ -53,7 +54,13 @@ class LSTMForecaster(nn.Module):
         huber_delta: float = 0.5,
     ) -> None:
         super().__init__()
-        _check(hidden_size, num_layers, dropout, huber_delta)
+        ConfigError.check(
+            "workload.model",
+            ("hidden_size", hidden_size, hidden_size >= 1, "is below 1", "hidden_size=2 or so"),
+            ("num_layers", num_layers, num_layers >= 1, "is below 1", "num_layers=2 or so"),
+            ("dropout", dropout, 0 <= dropout < 1, "is not in [0, 1)", "dropout=0.1 or so"),
+            ("huber_delta", huber_delta, huber_delta > 0, "is not above 0", "huber_delta=0.5"),
+        )
         self.huber_delta = huber_delta
         self.smoothing = Smoothing(season, horizon, num_series)
         self.lstm = nn.LSTM(
@@ -66,7 +73,7 @@ class LSTMForecaster(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, batch: WindowBatch) -> Tensor:
-        """Forecasts [B, H], float32, in the units of ``target``."""
+        """Returns forecasts [B, H], float32, in the units of ``target``."""
         forecast_BH, _ = self._forecast(batch)
         return forecast_BH
 
@@ -82,7 +89,7 @@ class LSTMForecaster(nn.Module):
         return LossOutput((each_BH * share_B1).sum(1).mean(), {"mae": mae}, num_samples=len(seen_BH))
 
     def _forecast(self, batch: WindowBatch) -> tuple[Tensor, Tensor]:
-        """Forecasts [B, H] and the spread of each window [B, 1]."""
+        """Returns forecasts [B, H] and the spread of each window [B, 1]."""
         history_BLC = batch["history"]
         with torch.autocast(history_BLC.device.type, enabled=False):
             observed_BL = history_BLC[..., -1].float()
@@ -91,7 +98,7 @@ class LSTMForecaster(nn.Module):
             deviation_BL = (value_BL - level_B1) * observed_BL
             count_B1 = observed_BL.sum(1, keepdim=True).clamp(min=1)
             variance_B1 = deviation_BL.square().sum(1, keepdim=True) / count_B1
-            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # a root's slope at 0 would be infinite
+            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # the slope of a root is infinite at 0
             own_BL2 = torch.stack((deviation_BL, rest_BL), 2) / spread_B1.unsqueeze(2)
         dtype = self.head.weight.dtype
         steps_BLD = torch.cat((own_BL2.to(dtype), history_BLC[..., 1:].to(dtype)), 2)
@@ -104,8 +111,8 @@ class LSTMForecaster(nn.Module):
 class Smoothing(nn.Module):
     """Exponential smoothing of season, trend and level; its rates are learned, one for all series and what each adds.
 
-    The season is taken in deviations from the season's mean, so what is left is a level that moves by seasons; a fast
-    and a slow mean of it are mixed for each step of the horizon. The trend is how much a season's mean changes.
+    The season consists of deviations from its mean. Without it a level remains, of which a fast and a slow mean are
+    mixed for each step of the horizon. The trend is the change of a season's mean.
     """
 
     def __init__(self, season: int, horizon: int, num_series: int) -> None:
@@ -116,7 +123,7 @@ class Smoothing(nn.Module):
         self.mix_H = nn.Parameter(torch.zeros(horizon))  # what each step adds to the logit of the fast level's share
 
     def forward(self, value_BL: Tensor, observed_BL: Tensor, series_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The forecast [B, H], the slow level [B, 1], and what is left of each step without season and level [B, L]."""
+        """Returns the forecast [B, H], the slow level [B, 1], and each step without season and level [B, L]."""
         own_BR = self.own_SR.float().index_select(0, series_B)
         logit_BR = STEP * (self.shared_R.float() + own_BR)
         of_season_B1, trend_B1, of_slope_B1, of_fast_B1, of_slow_B1, _ = logit_BR.sigmoid().tensor_split(len(RATES), 1)
@@ -135,10 +142,10 @@ class Smoothing(nn.Module):
     def _season_and_trend(
         self, value_BL: Tensor, observed_BL: Tensor, of_season_B1: Tensor, of_slope_B1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How each place of the season differs from the season's mean [B, P], and how that mean changes [B, 1].
+        """Returns the deviation of each phase from the season's mean [B, P], and the change of that mean [B, 1].
 
-        Zeros where it was never seen. The mean of a season with gaps leans to what is there: it counts less for the
-        one, and not at all for the other.
+        Phases that were never seen are 0. The mean of a season with gaps is biased to its known values, so such a
+        season counts less for the deviations and not at all for the change.
         """
         value_BKP, seen_BKP = in_seasons(value_BL, self.season), in_seasons(observed_BL, self.season)
         count_BK = seen_BKP.sum(2)
@@ -155,23 +162,9 @@ class Smoothing(nn.Module):
 
 
 def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
-    """The mean of what is observed, [B, 1]; a step counts ``keep_B1`` times as much as the one after it."""
+    """Returns the mean of the observed values, [B, 1]; each step counts ``keep_B1`` times as much as the next."""
     length = value_BL.shape[1]
     age_L = torch.arange(length - 1, -1, -1, device=value_BL.device)
     age_BL = torch.where(observed_BL > 0, age_L, length)
-    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last that is there counts 1
+    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last observed step counts 1
     return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)
-
-
-def _check(hidden_size: int, num_layers: int, dropout: float, huber_delta: float) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    for name, value in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-        if value < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=2 or so."))
-    if not 0 <= dropout < 1:
-        faults.append(Fault("workload.model.dropout", f"{dropout} is not in [0, 1).", "Write dropout=0.1 or so."))
-    if huber_delta <= 0:
-        faults.append(Fault("workload.model.huber_delta", f"{huber_delta} is not above 0.", "Write huber_delta=0.5."))
-    if faults:
-        raise ConfigError(faults)

@@ -1,27 +1,22 @@
-"""Reads series of a CSV file: a row for each date, with one column a series (wide) or one series a row (long).
-
-Shapes: R rows of the file, E entries (a value of one series at one date), S series.
-"""
+"""Reads series of a CSV file: a row for each date, with one column a series (wide) or one series a row (long)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 
 from wellfed import DataError
 from wellfed.units import counted, show_count, show_line
-from workloads.forecast.cells import Bools, Unclear, coded, different, is_missing, parse_dates, parse_numbers
-from workloads.forecast.csv_columns import Columns, describe, find_columns, find_dates, listed
+from workloads.forecast.cells import Unclear, looks_like_dates, looks_like_numbers, parse_dates, parse_numbers
 from workloads.forecast.series import Floats, SeriesSet, trimmed
 from workloads.forecast.steps import (
     HOUR,
     Dates,
     Frequency,
-    Ints,
     UnevenDates,
     clock_set_back,
     infer_frequency,
@@ -30,22 +25,22 @@ from workloads.forecast.steps import (
 )
 from workloads.forecast.text_table import TextTable, read_text_table
 
+DATE_NAMES = ("date", "ds", "datetime", "timestamp", "time", "period", "day", "week", "month", "quarter", "year")
+SERIES_NAMES = ("unique_id", "series_id", "series", "item_id", "id")
+LEAST_REPEATS = 0.2
+"""Share of rows whose date another row has too, from which a column that tells them apart names series."""
 MOST_MISSING = 0.95
-"""Share of missing steps above which a frequency can't be meant: one wrong date in a file, or time stamps of events."""
+"""Share of missing steps above which the frequency is wrong: one wrong date in a file, or time stamps of events."""
 SMALL = 1000
-"""Steps up to which that does not matter."""
+"""Steps up to which any share may be missing."""
 
 
-@dataclass(frozen=True)
-class Entries:
-    """All values that are there, in the order of the file."""
+class Columns(NamedTuple):
+    """Names of the columns in use; ``series`` is None in the wide layout."""
 
-    names: list[str]
-    codes: Ints
-    """Which of ``names`` each one is of, [E], as all that follow."""
-    dates: Dates
-    values: Floats
-    lines: Ints
+    date: str
+    values: list[str]
+    series: str | None
 
 
 def read_csv(
@@ -59,177 +54,247 @@ def read_csv(
     decimal: str | None = None,
     day_first: bool | None = None,
 ) -> SeriesSet:
-    """The series of a file.
-
-    Args:
-        date_column: None = one called date, or the first whose cells are dates.
-        target: the column of values in the long layout; those to take in the wide one. None = all columns of numbers.
-        series_column: names the series of each row, and makes it the long layout. None = the wide one, unless dates
-            repeat and one column alone is of text.
-        frequency: D, h, 15min, B, W, M and so on: dates are rounded down to it. None = what all dates lie on.
+    """Reads the series of a file; `workloads.forecast.data.datasets` describes the arguments.
 
     Raises:
         DataError: naming file, line and way out.
     """
     table = read_text_table(path, max_bad_rows)
     try:
-        date_place = find_dates(table, date_column)
-        date_R, notes = parse_dates(table.columns[date_place], day_first)
-        _note_bad_dates(table, date_place, date_R)
-        columns = find_columns(table, date_place, date_R, target, series_column)
-        entries = _entries(table, columns, date_R, parse_numbers([table.columns[p] for p in columns.values], decimal))
+        date_name = _date_column(table, date_column)
+        dates, notes = parse_dates(table.cells[date_name], day_first)
+        _note_bad_dates(table, date_name, dates)
+        columns = _find_columns(table, date_name, dates, target, series_column)
+        entries, names = _entries(table, columns, dates, parse_numbers(table.cells[columns.values], decimal))
     except Unclear as error:
         raise DataError(f"{table.file}: {error}") from error
-    found = _frequency(table, date_R, frequency)
-    values, starts, more = _laid_out(table, entries, found)
-    return trimmed(
-        entries.names,
-        values,
-        found,
-        starts,
-        (describe(table, columns), *table.notes, *notes, *more, *table.bad.notes()),
-        str(table.file),
+    found = _frequency(table, dates, frequency)
+    steps, more = _one_value_a_step(table, entries, found)
+    values, starts = _laid_out(table, entries, steps, names, found)
+    notes = (_describe(table, columns), *table.notes, *notes, *more, *table.bad.notes())
+    return trimmed(names, values, found, starts, notes, str(table.file))
+
+
+def _date_column(table: TextTable, wanted: str | None) -> str:
+    """Returns the column wanted, else one with a usual name, else the first that holds dates."""
+    if wanted is not None:
+        return table.find(wanted, "date_column")
+    low: dict[str, str] = {name.casefold(): name for name in table.cells}
+    named = [low[name] for name in DATE_NAMES if name in low]
+    for name in named:
+        if looks_like_dates(table.cells[name], numbers_too=True):
+            return name
+    for name in table.cells:
+        if looks_like_dates(table.cells[name]):
+            return str(name)
+    if named:  # its cells will be refused with their lines
+        return named[0]
+    raise DataError(
+        f"{table.file}: no column holds dates; there are {_listed(table.cells)}. Write workload.data.date_column=NAME; "
+        "dates such as 2024-05-31 are read."
     )
 
 
-def _note_bad_dates(table: TextTable, place: int, date_R: Dates) -> None:
-    column, bad = table.columns[place], np.flatnonzero(np.isnat(date_R)).tolist()
-    if 2 * len(bad) > len(column):
+def _note_bad_dates(table: TextTable, name: str, dates: pd.Series) -> None:
+    cells = table.cells[name]
+    bad = cells[dates.isna()]
+    if 2 * len(bad) > len(cells):
         raise DataError(
-            f"{table.file}: {len(bad)} of {counted(len(column), 'cell')} of column {table.names[place]!r} are no "
-            f"dates, such as {show_line(column[bad[0]])!r} in line {table.lines[bad[0]]}. "
+            f"{table.file}: {len(bad)} of {counted(len(cells), 'cell')} of column {name!r} are no dates, such as "
+            f"{show_line('' if pd.isna(bad.iloc[0]) else bad.iloc[0])!r} in line {bad.index[0]}. "
             "Write workload.data.date_column=NAME for another column, or dates such as 2024-05-31."
         )
-    for row in bad:
-        reason = f"{show_line(column[row])!r} in column {table.names[place]!r} is no date" if column[row] else "no date"
-        table.bad.add(table.lines[row], reason)
+    for line, cell in bad.items():
+        table.bad.add(line, "no date" if pd.isna(cell) else f"{show_line(cell)!r} in column {name!r} is no date")
 
 
-def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Floats]) -> Entries:
-    """What has a date and a value; what has neither a value nor a word for its lack is a bad row."""
-    line_R, known_R = np.array(table.lines), ~np.isnat(date_R)
-    names, code_R = [table.names[place] for place in columns.values], np.zeros(len(line_R), np.int64)
-    if columns.series is not None:
-        cells = table.columns[columns.series]
-        for row in np.flatnonzero(is_missing(cells) & known_R):
-            table.bad.add(table.lines[row], f"no name of a series in column {table.names[columns.series]!r}")
-            known_R[row] = False
-        code_R[known_R], names = coded([cells[row] for row in np.flatnonzero(known_R)])
-    rows = []
-    for number, (place, value_R) in enumerate(zip(columns.values, values, strict=True)):
-        cells = table.columns[place]
-        missing_R = is_missing(cells)
-        for row in np.flatnonzero(np.isnan(value_R) & ~missing_R & known_R):
-            table.bad.add(table.lines[row], f"{show_line(cells[row])!r} in column {table.names[place]!r} is no number")
-        kept_R = np.flatnonzero(known_R & ~np.isnan(value_R))
-        rows.append((code_R[kept_R] + number, date_R[kept_R], value_R[kept_R], line_R[kept_R]))
-    code_E, date_E, value_E, line_E = (np.concatenate(each) for each in zip(*rows, strict=True))
-    table.bad.check(len(table.lines))
-    if not len(value_E):
+def _find_columns(
+    table: TextTable, date: str, dates: pd.Series, target: str | Sequence[str] | None, series_column: str | None
+) -> Columns:
+    """Returns the columns that the knobs name, or that their cells suggest.
+
+    Raises:
+        DataError: a column that a knob names is missing, or the columns of values are unclear.
+    """
+    numeric = [name for name in table.cells if looks_like_numbers(table.cells[name])]
+    series = _series_column(table, date, dates, numeric)
+    if series_column is not None:
+        series = table.find(series_column, "series_column")
+    wanted = [target] if isinstance(target, str) else target
+    if wanted is not None:
+        values = list(dict.fromkeys(table.find(name, "target") for name in wanted))
+    else:
+        values = [name for name in numeric if name not in (date, series)]
+        if len(values) > 1:  # an unnamed one counts the rows
+            values = [name for name in values if not table.is_unnamed(name)]
+    if not values or (series is not None and len(values) > 1):
+        found = "no column of numbers" if not values else f"several columns of numbers ({_listed(values)})"
         raise DataError(
-            f"{table.file}: no value in {listed(table.names, columns.values)}. Write workload.data.target=NAME for "
-            "another column."
+            f"{table.file}: {found} beside the dates ({date!r})"
+            f"{'' if series is None else f' and the names of series ({series!r})'}. "
+            "Write workload.data.target=NAME for the one with the values."
         )
-    return Entries(names, code_E, date_E, value_E, line_E)
+    if clash := [name for name in values if name in (date, series)]:
+        raise DataError(
+            f"{table.file}: column {_listed(clash)} can't be target and dates or names of series at once. "
+            "Write another workload.data.target."
+        )
+    return Columns(date, values, series)
 
 
-def _frequency(table: TextTable, date_R: Dates, wanted: str | None) -> Frequency:
-    date_U = np.sort(different(date_R[~np.isnat(date_R)]))
+def _series_column(table: TextTable, date: str, dates: pd.Series, numeric: list[str]) -> str | None:
+    """Returns the column that tells rows of one date apart, if dates repeat and one column alone does."""
+    known = dates.notna()
+    enough = (1 - LEAST_REPEATS) * known.sum()
+    if dates.nunique() > enough:
+        return None
+    others = [name for name in table.cells if name != date]
+    named = [name for name in others if name.casefold() in SERIES_NAMES]
+    candidates = named or [name for name in others if name not in numeric]
+    if len(candidates) != 1:
+        return None
+    pairs = pd.DataFrame({"date": dates, "series": table.cells[candidates[0]]})[known]
+    return candidates[0] if (~pairs.duplicated()).sum() > enough else None
+
+
+def _entries(
+    table: TextTable, columns: Columns, dates: pd.Series, numbers: pd.DataFrame
+) -> tuple[pd.DataFrame, list[str]]:
+    """Returns ``line``, ``series``, ``date`` and ``value`` of each value in the order of the file, and all series.
+
+    A cell with text that is no number, and a row without the name of a series, count as bad rows.
+    """
+    cells, known = table.cells, dates.notna()
+    if columns.series is not None:
+        for line in cells.index[cells[columns.series].isna() & known]:
+            table.bad.add(line, f"no name of a series in column {columns.series!r}")
+        known &= cells[columns.series].notna()
+    for name in columns.values:
+        for line, cell in cells[name][numbers[name].isna() & cells[name].notna() & known].items():
+            table.bad.add(line, f"{show_line(cell)!r} in column {name!r} is no number")
+    table.bad.check(len(cells))
+    names = columns.values if columns.series is None else sorted(cells[columns.series][known].unique())
+    found = {
+        name: pd.DataFrame({"line": cells.index, "date": dates, "value": numbers[name]})[known]
+        for name in columns.values
+    }
+    entries = pd.concat(found, names=["series"]).reset_index("series")
+    if columns.series is not None:
+        entries["series"] = cells[columns.series][known]
+    entries = entries.dropna(subset="value").reset_index(drop=True)
+    if entries.empty:
+        raise DataError(
+            f"{table.file}: no value in {_listed(columns.values)}. Write workload.data.target=NAME for another column."
+        )
+    return entries, list(names)
+
+
+def _frequency(table: TextTable, dates: pd.Series, wanted: str | None) -> Frequency:
+    date_U: Dates = np.sort(dates.dropna().unique()).astype("M8[us]")
     if wanted is not None:
         return parse_frequency(wanted, date_U[0])
     try:
         return infer_frequency(date_U)
     except UnevenDates as error:
-        line = table.lines[int(np.flatnonzero(date_R == error.date)[0])]
+        line = dates.index[dates == error.date][0]
         raise DataError(f"{table.file}, line {line}: {error}") from error
 
 
-def _laid_out(table: TextTable, entries: Entries, frequency: Frequency) -> tuple[list[Floats], list[int], list[str]]:
-    """The values of each series step by step, NaN where one is missing, its first step, and what is to be said."""
-    step_E = frequency.numbers(entries.dates)
-    order_E = _without_copies(entries, np.lexsort((entries.values, entries.dates, step_E, entries.codes)))
-    code_E, step_E, value_E = entries.codes[order_E], step_E[order_E], entries.values[order_E]
-    is_again_E = np.concatenate([[False], (np.diff(code_E) == 0) & (np.diff(step_E) == 0)])
-    second = np.flatnonzero(is_again_E)
-    if len(wrong := second[~_is_set_back(entries, frequency, order_E, second)]):
-        _refuse_double(table, entries, frequency, order_E[wrong[0] - 1 : wrong[0] + 1])
-    value_E[second - 1] += (value_E[second] - value_E[second - 1]) / 2
-    notes = _notes(entries, len(entries.dates) - len(order_E), np.maximum(order_E[second], order_E[second - 1]))
-    code_E, step_E, value_E = code_E[~is_again_E], step_E[~is_again_E], value_E[~is_again_E]
-    edges = np.searchsorted(code_E, np.arange(len(entries.names) + 1))
-    steps = [step_E[begin:end] for begin, end in pairwise(edges)]
-    starts = [int(each[0]) if len(each) else 0 for each in steps]
-    spans = [int(each[-1] - each[0]) + 1 if len(each) else 0 for each in steps]
-    _refuse_sparse(table, entries, frequency, sum(spans))
-    series = [np.full(span, np.nan) for span in spans]
-    for value_T, start, step, (begin, end) in zip(series, starts, steps, pairwise(edges), strict=True):
-        value_T[step - start] = value_E[begin:end]
-    return series, starts, notes
+def _one_value_a_step(table: TextTable, entries: pd.DataFrame, frequency: Frequency) -> tuple[pd.DataFrame, list[str]]:
+    """Returns ``series``, ``step`` and ``value``, and notes on rows that were sorted, left out or averaged.
 
-
-def _without_copies(entries: Entries, order_E: Ints) -> Ints:
-    """The order without values that repeat another of the same series and date."""
-    columns = entries.codes[order_E], entries.dates[order_E].astype(np.int64), entries.values[order_E]
-    is_copy_E = np.logical_and.reduce([np.diff(each) == 0 for each in columns])
-    return np.delete(order_E, 1 + np.flatnonzero(is_copy_E))
-
-
-def _is_set_back(entries: Entries, frequency: Frequency, order_E: Ints, second: Ints) -> Bools:
-    """Whether each second value of a step is there because a clock was set back."""
-    found = np.zeros(len(second), bool)
-    if frequency.kind != "time" or frequency.every > HOUR:
-        return found
-    is_pair = entries.dates[order_E[second]] == entries.dates[order_E[second - 1]]
-    is_pair &= ~np.isin(second - 1, second) & ~np.isin(second + 1, second)
-    code = np.where(is_pair, entries.codes[order_E[second]], -1)
-    for each in different(code[is_pair]):
-        found[code == each] = clock_set_back(entries.dates[order_E[second[code == each]]])
-    return found
-
-
-def _notes(entries: Entries, num_copies: int, set_back: Ints) -> list[str]:
-    """What was put in order, left out and averaged; ``set_back`` are places of entries."""
-    order_E = np.argsort(entries.codes, kind="stable")
-    is_back_E = (np.diff(entries.dates[order_E]).astype(np.int64) < 0) & (np.diff(entries.codes[order_E]) == 0)
-    earlier = np.unique(entries.lines[np.setdiff1d(order_E[1:][is_back_E], set_back)])
-    notes = [f"{counted(len(earlier), 'row')} earlier than the row before; sorted by date"] if len(earlier) else []
-    if num_copies:
-        notes.append(f"{counted(num_copies, 'value')} given twice, the same each time; the second left out")
+    Raises:
+        DataError: a series has two values of one step, and no clock change explains it.
+    """
+    entries["step"] = frequency.numbers(entries["date"].to_numpy().astype("M8[us]"))
+    earlier = entries["line"][entries["date"] < entries.groupby("series")["date"].shift()]
+    is_copy = entries.duplicated(["series", "date", "value"])
+    kept = entries[~is_copy]
+    doubled = kept[kept.duplicated(["series", "step"], keep=False)].sort_values(["series", "step", "line"])
+    notes = []
+    set_back = _second_of_clock_changes(table, doubled, frequency)
+    if moved := earlier[~earlier.index.isin(set_back.index)].nunique():
+        notes.append(f"{counted(moved, 'row')} earlier than the row before; sorted by date")
+    if is_copy.any():
+        notes.append(f"{counted(int(is_copy.sum()), 'value')} given twice, the same each time; the second left out")
     if len(set_back):
-        first = int(set_back[0])
+        first = set_back.iloc[0]
         notes.append(
             f"{counted(len(set_back), 'value')} of an hour that a clock change gives twice, averaged with the first; "
-            f"the first: {entries.names[int(entries.codes[first])]}, {show_date(entries.dates[first])}"
+            f"the first: {first['series']}, {show_date(np.datetime64(first['date']))}"
         )
-    return notes
+    return kept.groupby(["series", "step"])["value"].mean().reset_index(), notes
 
 
-def _refuse_double(table: TextTable, entries: Entries, frequency: Frequency, pair_2: Ints) -> None:
-    pair_2 = pair_2[np.argsort(entries.lines[pair_2], kind="stable")]
-    first, second = pair_2
-    dates = [show_date(date) for date in entries.dates[pair_2]]
-    name = entries.names[int(entries.codes[first])]
+def _second_of_clock_changes(table: TextTable, doubled: pd.DataFrame, frequency: Frequency) -> pd.DataFrame:
+    """Returns the second entry of each pair that a clock gave twice when it was set back; refuses all other pairs."""
+    again = doubled.duplicated(["series", "step"])
+    is_pair = doubled.groupby(["series", "step"])["date"].transform("size") == 2
+    is_pair &= doubled["date"] == doubled.groupby(["series", "step"])["date"].transform("first")
+    is_pair &= frequency.kind == "time" and frequency.every <= HOUR
+    found = doubled[again & is_pair]
+    is_set_back = [clock_set_back(dates.to_numpy().astype("M8[us]")) for _, dates in found.groupby("series")["date"]]
+    set_back = found[np.concatenate([np.zeros(0, bool), *is_set_back])]
+    wrong = doubled[again & ~doubled.index.isin(set_back.index)].sort_index()
+    if len(wrong):
+        same = doubled[(doubled["series"] == wrong.iloc[0]["series"]) & (doubled["step"] == wrong.iloc[0]["step"])]
+        _refuse_double(table, frequency, same.iloc[0], same.iloc[1])
+    return set_back
+
+
+def _refuse_double(table: TextTable, frequency: Frequency, first: pd.Series, second: pd.Series) -> None:
+    dates = [show_date(np.datetime64(each["date"])) for each in (first, second)]
     what = (
         f"{dates[0]} twice"
         if dates[0] == dates[1]
         else f"{dates[0]} and {dates[1]}, which are one step of {frequency.name}"
     )
     raise DataError(
-        f"{table.file}, line {entries.lines[second]}: {name!r} has {what}: {entries.values[first]:g} "
-        f"(line {entries.lines[first]}) and {entries.values[second]:g}. Remove one; if the file holds several series "
+        f"{table.file}, line {second['line']}: {first['series']!r} has {what}: {first['value']:g} "
+        f"(line {first['line']}) and {second['value']:g}. Remove one; if the file holds several series "
         "one below the other, write workload.data.series_column=NAME of the one column that tells them apart (join two "
         "where it takes two); if a clock was set back, write dates with their UTC offset."
     )
 
 
-def _refuse_sparse(table: TextTable, entries: Entries, frequency: Frequency, num_steps: int) -> None:
-    num_values = len(entries.values)
-    if num_values >= (1 - MOST_MISSING) * num_steps or num_steps < SMALL:
+def _laid_out(
+    table: TextTable, entries: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str], frequency: Frequency
+) -> tuple[list[Floats], list[int]]:
+    """Returns the values of each series step by step, NaN where one is missing, and the first step of each."""
+    by_series = {name: (rows["step"].to_numpy(), rows["value"].to_numpy()) for name, rows in steps.groupby("series")}
+    nothing = np.zeros(0, np.int64), np.zeros(0)
+    found = [by_series.get(name, nothing) for name in names]
+    starts = [int(step_N[0]) if len(step_N) else 0 for step_N, _ in found]
+    spans = [int(step_N[-1] - step_N[0]) + 1 if len(step_N) else 0 for step_N, _ in found]
+    _refuse_sparse(table, entries, frequency, sum(spans))
+    series = [np.full(span, np.nan) for span in spans]
+    for value_T, start, (step_N, value_N) in zip(series, starts, found, strict=True):
+        value_T[step_N - start] = value_N
+    return series, starts
+
+
+def _refuse_sparse(table: TextTable, entries: pd.DataFrame, frequency: Frequency, num_steps: int) -> None:
+    if len(entries) >= (1 - MOST_MISSING) * num_steps or num_steps < SMALL:
         return
-    first, last = int(entries.dates.argmin()), int(entries.dates.argmax())
+    ends = [entries.loc[place] for place in (entries["date"].idxmin(), entries["date"].idxmax())]
+    first, last = (f"{show_date(np.datetime64(each['date']))} (line {each['line']})" for each in ends)
     raise DataError(
-        f"{table.file}: from {show_date(entries.dates[first])} (line {entries.lines[first]}) to "
-        f"{show_date(entries.dates[last])} (line {entries.lines[last]}) there are {show_count(num_steps)} steps of "
-        f"{frequency.name} and {show_count(num_values)} values. Correct the date that is wrong, or write a longer "
+        f"{table.file}: from {first} to {last} there are {show_count(num_steps)} steps of {frequency.name} and "
+        f"{show_count(len(entries))} values. Correct the date that is wrong, or write a longer "
         "workload.data.frequency: D, W, M ..."
     )
+
+
+def _describe(table: TextTable, columns: Columns) -> str:
+    """Returns one sentence on which columns are used for what."""
+    series = "" if columns.series is None else f", a series for each {columns.series!r}"
+    rest = [name for name in table.cells if name not in (columns.date, columns.series, *columns.values)]
+    left_out = f"; left out {_listed(rest)}" if rest else ""
+    return f"{table.file.name}: dates of {columns.date!r}, values of {_listed(columns.values)}{series}{left_out}"
+
+
+def _listed(names: Iterable[str], most: int = 8) -> str:
+    """Returns the first of some names, in quotes."""
+    chosen = list(names)
+    more = f" and {len(chosen) - most} more" if len(chosen) > most else ""
+    return ", ".join(map(repr, chosen[:most])) + more

@@ -1,4 +1,4 @@
-"""Repeats the last season of a window: the forecast that every other has to beat.
+"""Repeats the last season of a window: the baseline for every other forecast.
 
 Shapes: B batch, L steps of history, H horizon, P steps of a season, K seasons in a window.
 """
@@ -11,10 +11,9 @@ from torch.nn.functional import pad
 
 
 def seasonal_naive(value_BL: Tensor, observed_BL: Tensor, season: int, horizon: int) -> Tensor:
-    """For each step to come the value a season before, [B, H].
+    """Returns for each future step the value one season before, [B, H].
 
-    Where that one is missing it is the season's before, and so on; where all are, the last value that is there; in an
-    empty window 0.
+    A missing value is replaced by that of an earlier season, else by the last known value; an empty window gives 0.
 
     Args:
         value_BL: windows, the latest step last.
@@ -27,7 +26,7 @@ def seasonal_naive(value_BL: Tensor, observed_BL: Tensor, season: int, horizon: 
 
 
 def last_of_each_phase(value_BL: Tensor, observed_BL: Tensor, season: int) -> Tensor:
-    """The latest value at each place of the season, [B, P]; place 0 is that of the first step to come."""
+    """Returns the latest value of each phase of the season, [B, P]; phase 0 is that of the first future step."""
     value_BKP, seen_BKP = in_seasons(value_BL, season), in_seasons(observed_BL.to(value_BL.dtype), season) > 0
     last_BP, any_BP = _latest(value_BKP, seen_BKP)
     last_B, any_B = _latest(value_BL, observed_BL > 0)
@@ -36,13 +35,14 @@ def last_of_each_phase(value_BL: Tensor, observed_BL: Tensor, season: int) -> Te
 
 
 def in_seasons(value_BL: Tensor, season: int) -> Tensor:
-    """[B, K, P]: the window by seasons, the last of which ends where the window does; zeros before its beginning."""
+    """Returns the window by seasons, [B, K, P]. The last season ends with the window; missing steps at its beginning
+    are 0."""
     missing = -value_BL.shape[1] % season
     return pad(value_BL, (missing, 0)).reshape(len(value_BL), -1, season)
 
 
 def _latest(value_BK: Tensor, seen_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Along dimension 1 the last value that was seen, and whether any was."""
+    """Returns the last seen value along dimension 1, and whether any was seen."""
     count = torch.arange(1, value_BK.shape[1] + 1, device=value_BK.device)
     count = count.view(1, -1, *[1] * (value_BK.dim() - 2))
     place_B = (count * seen_BK).amax(1)

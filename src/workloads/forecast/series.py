@@ -23,22 +23,22 @@ FillName = Literal["none", "forward", "linear", "zero"]
 
 @dataclass(frozen=True)
 class SeriesSet:
-    """One or many series; each begins and ends with a value that is there, whenever that is."""
+    """One or many series; each begins and ends with a value."""
 
     names: list[str]
     values: list[Floats]
-    """[T] of each series, NaN where a step is missing."""
+    """Values [T] of each series, NaN where a step is missing."""
     starts: list[int]
-    """The step of the frequency that each series begins with."""
+    """Step of the frequency with which each series begins."""
     frequency: Frequency
     notes: tuple[str, ...] = ()
     source: str = "The embedded set"
-    """Names the file in errors."""
+    """Name of the file, for errors."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where one series is cut; all in steps from its beginning."""
+    """Ends of the parts of one series, in steps from its beginning."""
 
     train_end: int
     val_end: int
@@ -54,7 +54,7 @@ def trimmed(
     notes: tuple[str, ...] = (),
     source: str = "The embedded set",
 ) -> SeriesSet:
-    """Each series from its first to its last value; those without any are left out with a note.
+    """Cuts each series to its first and last value, and leaves out series without any, with a note.
 
     Args:
         starts: step that each one begins with; None = 0.
@@ -75,8 +75,8 @@ def trimmed(
 
 
 def cut_by_time(num_steps: int, horizon: int, val_frac: float, test_frac: float) -> Parts:
-    """The last ``test_frac`` for the test, the ``val_frac`` before it for validation: whole horizons, at least one each
-    unless the fraction is 0."""
+    """Returns the parts of a series: the last ``test_frac`` is the test, the ``val_frac`` before it validation. Both
+    are whole horizons, at least one unless the fraction is 0."""
     held = [max(1, round(frac * num_steps / horizon)) * horizon if frac else 0 for frac in (val_frac, test_frac)]
     return Parts(num_steps - sum(held), num_steps - held[1], num_steps)
 
@@ -84,7 +84,7 @@ def cut_by_time(num_steps: int, horizon: int, val_frac: float, test_frac: float)
 def split_by_time(
     found: SeriesSet, *, horizon: int, shortest: int, val_frac: float, test_frac: float
 ) -> tuple[SeriesSet, list[Parts]]:
-    """The series long enough to be trained on, and where each is cut.
+    """Returns the series that are long enough to train on, and where each is cut.
 
     Args:
         shortest: the shortest window; with a horizon after it that is one training sample.
@@ -123,11 +123,11 @@ def split_by_time(
 
 
 def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -> SeriesSet:
-    """The series with their gaps filled, and a note of how many there were.
+    """Fills the gaps of the series, and adds a note with their number.
 
-    Steps that are filled count as known from then on, but no forecast of the evaluation is scored against them. A line
-    is drawn to a value to come only where no forecast of the evaluation begins in between: there it would tell what is
-    to be forecast, and the last value is carried on instead.
+    Filled steps count as known, but no forecast of the evaluation is scored against them. A gap is interpolated only if
+    no evaluated forecast begins within it, since the line would reveal the value after it. Otherwise the last value is
+    kept.
     """
     gaps = [int(np.isnan(values).sum()) for values in found.values]
     if not any(gaps):
@@ -167,7 +167,7 @@ def _lines(value_T: Floats, missing_T: Flags) -> Floats:
 
 
 def _ends_unseen(missing_T: Flags, parts: Parts, horizon: int) -> Flags:
-    """Missing steps between which and the next value an evaluated forecast begins."""
+    """Marks missing steps for which an evaluated forecast begins before the next value."""
     step_T = np.arange(len(missing_T))
     next_T = np.minimum.accumulate(np.where(missing_T, len(missing_T), step_T)[::-1])[::-1]
     is_origin_T = (step_T >= parts.train_end) & ((step_T - parts.train_end) % horizon == 0)

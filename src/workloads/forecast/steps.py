@@ -1,4 +1,4 @@
-"""Numbers the steps of evenly spaced dates, and tells how far along the day, the week and the year each one is.
+"""Numbers the steps of evenly spaced dates, and gives the place of each date in its day, week and year.
 
 Shapes: N dates or steps, K calendar periods, P phases of all periods together.
 """
@@ -18,17 +18,17 @@ from torch import Tensor
 from wellfed.units import counted
 
 Dates = npt.NDArray[np.datetime64]
-"""Of microseconds, without a time zone."""
+"""Dates in microseconds, without a time zone."""
 Ints = npt.NDArray[np.int64]
 
 MINUTE = 60_000_000
-"""In microseconds, as all lengths of time here."""
+"""A minute in microseconds, the unit of all durations here."""
 HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
 WEEK = 7 * DAY
 CLOCKS_SET_BACK_BY = 4 * HOUR
 """Latest time of day at which the doubled hour of a clock change begins. Some countries double that before midnight."""
 CLOCK_CHANGES_APART = 300 * DAY
-"""Least distance of two changes to winter time. Real ones are 350 days apart or more."""
+"""Smallest distance of two changes to winter time. Real ones are 350 days apart or more."""
 _UNITS = {"year": 365 * DAY, "week": WEEK, "day": DAY, "hour": HOUR, "minute": MINUTE, "second": 1_000_000}
 _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
     "us": ("time", 1), "ms": ("time", 1000), "s": ("time", 1_000_000), "sec": ("time", 1_000_000),
@@ -40,7 +40,7 @@ _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
 
 
 class UnevenDates(ValueError):
-    """Dates that do not lie on one frequency, with the way out; ``date`` is the first that does not fit."""
+    """Raised for dates that do not lie on one frequency; ``date`` is the first that does not fit."""
 
     def __init__(self, message: str, date: np.datetime64) -> None:
         super().__init__(message)
@@ -49,19 +49,19 @@ class UnevenDates(ValueError):
 
 @dataclass(frozen=True)
 class Frequency:
-    """Evenly spaced dates: every so much time, every so many months, or every business day (Monday to Friday)."""
+    """Evenly spaced dates: a fixed duration apart, some months apart, or every business day (Monday to Friday)."""
 
     kind: Literal["time", "months", "business"]
     every: int
     """Microseconds, or months; 1 for business days."""
     first: np.datetime64
-    """Date of step 0, of microseconds."""
+    """Date of step 0, in microseconds."""
     day: int = 1
-    """Of the month, for months; 31 is the last one."""
+    """Day of the month, for months; 31 is the last day."""
 
     @property
     def name(self) -> str:
-        """For people: ``1 day``, ``15 minutes``, ``3 months``, ``1 business day``."""
+        """Name for messages: ``1 day``, ``15 minutes``, ``3 months``, ``1 business day``."""
         if self.kind == "business":
             return "1 business day"
         if self.kind == "months":
@@ -83,7 +83,8 @@ class Frequency:
         return period // self.every if period % self.every == 0 else 1
 
     def numbers(self, dates_N: Dates) -> Ints:
-        """The step that each date lies in, counted from ``first``; a date between two steps is of the earlier one."""
+        """Returns the step that each date lies in, counted from ``first``. A date between two steps belongs to the
+        earlier one."""
         if self.kind == "time":
             return (dates_N - self.first).astype(np.int64) // self.every
         if self.kind == "months":
@@ -93,7 +94,7 @@ class Frequency:
         return numbers_N
 
     def dates(self, numbers_N: Ints) -> Dates:
-        """The date of each step."""
+        """Returns the date of each step."""
         if self.kind == "time":
             return self.first + numbers_N * np.timedelta64(self.every, "us")
         if self.kind == "months":
@@ -107,7 +108,7 @@ class Frequency:
 
 
 def show_time(length: int) -> str:
-    """A length in microseconds in the largest unit that divides it: ``1 day``, ``90 minutes``."""
+    """Returns a duration in the largest unit that divides it: ``1 day``, ``90 minutes``."""
     for noun, unit in _UNITS.items():
         if noun != "year" and length >= unit and length % unit == 0:
             return counted(length // unit, noun)
@@ -115,18 +116,19 @@ def show_time(length: int) -> str:
 
 
 def months_of(dates_N: Dates) -> Ints:
-    """Months since 1970."""
+    """Returns the months since 1970."""
     return dates_N.astype("M8[M]").astype(np.int64)
 
 
 def days_in(months_N: Dates) -> Ints:
-    """Days of each month (``datetime64[M]``)."""
+    """Returns the number of days of each month (``datetime64[M]``)."""
     days: Ints = ((months_N + 1).astype("M8[D]") - months_N.astype("M8[D]")).astype(np.int64)
     return days
 
 
 def parse_frequency(text: str, first: np.datetime64) -> Frequency:
-    """The frequency of a word such as ``D``, ``15min``, ``B``, ``M``; steps are counted from the one with ``first``.
+    """Returns the frequency that a word such as ``D``, ``15min``, ``B`` or ``M`` names; step 0 is the one with
+    ``first``.
 
     Raises:
         ValueError: no such word.
@@ -149,7 +151,7 @@ def parse_frequency(text: str, first: np.datetime64) -> Frequency:
 
 
 def infer_frequency(dates_N: Dates) -> Frequency:
-    """The frequency on which all dates lie, which may leave steps out.
+    """Returns the frequency on which all dates lie; steps may be missing.
 
     Args:
         dates_N: ascending, each once.
@@ -184,7 +186,7 @@ def infer_frequency(dates_N: Dates) -> Frequency:
 
 
 def show_date(date: np.datetime64) -> str:
-    """``2024-05-31``, with the time of day where it is not midnight."""
+    """Returns ``2024-05-31``, with the time of day where that is not midnight."""
     text = str(date.astype("M8[us]"))
     return text.removesuffix(".000000").removesuffix("T00:00:00").replace("T", " ")
 
@@ -209,7 +211,7 @@ def clock_set_back(doubled_N: Dates) -> npt.NDArray[np.bool_]:
 
 
 class Calendar:
-    """Sine and cosine of the place in the day, the week and the year, as far as steps are short enough to tell."""
+    """Sine and cosine of the place in the day, the week and the year, where steps are short enough."""
 
     def __init__(self, frequency: Frequency) -> None:
         is_months = frequency.kind == "months"
@@ -219,13 +221,13 @@ class Calendar:
         rows = [np.arange(count) / (365.25 if count == 366 else count) for count in self._counts(sizes)]
         angle_P = torch.from_numpy(2 * math.pi * np.concatenate([*rows, np.zeros(0)]))
         self.table_P2 = torch.stack([angle_P.sin(), angle_P.cos()], dim=1).float()
-        """Looked up by `phases`: the same numbers whenever, and however many, are asked for."""
+        """Sine and cosine of each phase, looked up by `phases`, so that equal phases give equal numbers."""
 
     def _counts(self, sizes: dict[str, tuple[int, int]]) -> list[int]:
         return [count for name, (_, count) in sizes.items() if name in self.periods]
 
     def phases(self, dates_N: Dates) -> Tensor:
-        """Rows of ``table_P2``, int16 [N, K]."""
+        """Returns the rows of ``table_P2`` for each date, int16 [N, K]."""
         days = dates_N.astype("M8[D]")
         minute = (dates_N - days).astype(np.int64) // MINUTE
         weekday = (days.astype(np.int64) + 3) % 7  # 1970 began on a Thursday

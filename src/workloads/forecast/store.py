@@ -1,4 +1,4 @@
-"""Lays scaled series one after the other in one tensor, out of which windows are cut without being copied before.
+"""Lays scaled series one after the other in one tensor, from which windows are cut without copies.
 
 Shapes: N rows of the store, M steps of a window and its horizon, K calendar periods, C = 2 + 2 K channels, P phases,
 B windows.
@@ -18,7 +18,7 @@ from workloads.forecast.steps import Calendar, Dates
 
 
 class SeriesStore:
-    """All series, scaled, with their calendar: ready to be kept as one tensor, or computed for each batch.
+    """All series, scaled, with their calendar: kept as one tensor, or computed for each batch.
 
     A row of the store is one step: the scaled value, sine and cosine of each calendar period, and 1 where the value is
     there (0 where it is missing, whose value is 0 too). Before the first series there are as many empty rows as the
@@ -50,7 +50,7 @@ class SeriesStore:
         scaled = [(values - center) / scale for values, (center, scale) in zip(found.values, scales, strict=True)]
         self._value_N = torch.from_numpy(np.concatenate([empty, *scaled]).astype(np.float32))
         self.measured_N: Tensor | None = None
-        """Whether each row was there before gaps were filled, bool [N]; None where none was."""
+        """Whether each row was measured before gaps were filled, bool [N]; None if nothing was filled."""
         if measured is not None and not all(map(np.all, measured)):
             self.measured_N = torch.from_numpy(np.concatenate([np.zeros(longest, bool), *measured]))
         calendar = Calendar(found.frequency)
@@ -58,12 +58,12 @@ class SeriesStore:
 
     @property
     def num_channels(self) -> int:
-        """C."""
+        """Number of channels C."""
         return 2 + 2 * self._phase_NK.shape[1]
 
     @property
     def num_rows(self) -> int:
-        """Windows that can be cut, each known by its first row."""
+        """Number of windows that can be cut, each identified by its first row."""
         return len(self._value_N) - self._steps + 1
 
     @property
@@ -76,70 +76,71 @@ class SeriesStore:
         return self.longest + self.horizon
 
     def table(self) -> Tensor:
-        """The whole store, float32 [N, C]."""
+        """Returns the whole store, float32 [N, C]."""
         return self._channels(self._value_N, self._phase_NK)
 
     @cached_property
     def held_table(self) -> Tensor:
-        """`table`, kept: for whoever cuts windows in host memory."""
+        """Kept `table`, from which windows are cut in host memory."""
         return self.table()
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Windows that begin with these rows, computed: float32 [B, M, C] on the CPU."""
+        """Computes the windows that begin with these rows: float32 [B, M, C] on the CPU."""
         indices = indices.cpu()
         return self._channels(_cut(self._value_N, indices, self._steps), _cut(self._phase_NK, indices, self._steps))
 
     def targets_measured(self, indices: Tensor) -> Tensor | None:
-        """1 for each step of the horizon of these windows that was there before filling, float32 [B, H]; or None."""
+        """Returns 1 for each measured step of the horizon of these windows, float32 [B, H]; None if nothing was
+        filled."""
         if self.measured_N is None:
             return None
         return _cut(self.measured_N, indices + self.longest, self.horizon).float()
 
     def cut(self, table_NC: Tensor, indices: Tensor) -> Tensor:
-        """The same windows out of a `table`, on its device."""
+        """Cuts the same windows out of a `table`, on its device."""
         return _cut(table_NC, indices, self._steps)
 
     def held_rows(self, indices: Tensor) -> Tensor:
-        """The same as `rows`, out of `held_table`."""
+        """Cuts the same windows as `rows` out of `held_table`."""
         return self.cut(self.held_table, indices)
 
     def features(self) -> Features:
-        """What the engine may keep where it likes."""
+        """Returns the features that the engine may keep on the device or in host memory."""
         size = len(self._value_N) * self.num_channels * 4
         return Features(self.num_rows, size, self.rows, store=self.table, cut=self.cut)
 
     def _channels(self, value: Tensor, phase_K: Tensor) -> Tensor:
-        """[..., C] of values [...] and phases [..., K]."""
+        """Returns channels [..., C] for values [...] and phases [..., K]."""
         calendar = self._table_P2.index_select(0, phase_K.flatten().int()).view(*value.shape, -1)
         missing = value.isnan()
         return torch.cat([value.masked_fill(missing, 0.0)[..., None], calendar, (~missing)[..., None].float()], dim=-1)
 
 
 def _cut(rows_N: Tensor, indices: Tensor, steps: int) -> Tensor:
-    """Successive rows [B, steps, ...] from each index on; a view of overlapping windows, of which some are copied."""
+    """Returns successive rows [B, steps, ...] from each index on, selected from a view of overlapping windows."""
     shape, stride = rows_N.shape, rows_N.stride()
     windows = rows_N.as_strided((shape[0] - steps + 1, steps, *shape[1:]), (stride[0], *stride))
     return windows.index_select(0, indices)
 
 
 def row_dates(found: SeriesSet, longest: int) -> Dates:
-    """The date of each row of the store, [N]; empty rows have the first series' first."""
+    """Returns the date of each row of the store, [N]. Empty rows have the first date of the first series."""
     numbers = [start + np.arange(len(values)) for start, values in zip(found.starts, found.values, strict=True)]
     return found.frequency.dates(np.concatenate([np.full(longest, found.starts[0]), *numbers]))
 
 
 def _scale(train_T: Floats) -> tuple[float, float]:
-    """Mean and standard deviation of the values that are there; 0 and 1 where none is."""
+    """Returns mean and standard deviation of the values that are there; 0 and 1 if there are none."""
     known = train_T[~np.isnan(train_T)]
     if len(known) == 0:
         return 0.0, 1.0
     spread = float(known.std())
-    # Below that it is the noise of summing, or what float32 does not hold.
+    # Smaller spreads are rounding errors of the sum, or below the range of float32.
     return float(known.mean()), spread if spread > max(1e-30, 1e-12 * float(np.abs(known).max())) else 1.0
 
 
 def naive_mae(train_T: Floats, season: int) -> float:
-    """Mean absolute difference of values a season apart, in their units; NaN where no two are there."""
+    """Returns the mean absolute difference of values a season apart, in their units; NaN if there is no such pair."""
     if len(train_T) <= season:
         return float("nan")
     gap_T = np.abs(train_T[season:] - train_T[:-season])

@@ -1,8 +1,8 @@
-"""Makes daily series with a week, a year, a trend and noise, so that all runs offline.
+"""Draws daily series with a week, a year, a trend and noise, so that the example runs offline.
 
 They look like the sales of shops of a few kinds: shops of one kind share their week, and each has a size, a growth, a
 year and a noise of its own. Noise has a memory of some days and now and then an outlier, and levels shift, so that
-smoothing is needed: to repeat the last week, which is the seasonal naive forecast, is a fair opponent.
+smoothing is needed: the seasonal naive forecast, which repeats the last week, is a fair baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 FIRST_DAY = np.datetime64("2019-01-01")
 WEEK, YEAR = 7, 365.25
 KINDS = 4
-"""Weekly patterns that series share."""
+"""Weekly patterns, each shared by several series."""
 
 Floats = NDArray[np.float64]
 
@@ -21,12 +21,12 @@ Floats = NDArray[np.float64]
 def daily_series(
     num_series: int, num_days: int, seed: int
 ) -> tuple[NDArray[np.datetime64], NDArray[np.float64], list[str]]:
-    """Draw the set.
+    """Draws the set.
 
     Args:
         num_series: S; the first ones are the same for any S and T only where ``seed`` and T are.
         num_days: T, from the first of January 2019 on.
-        seed: another seed is another world; equal arguments give equal sets.
+        seed: seed of the set; equal arguments give equal sets.
 
     Returns:
         Dates [T] by the day, values above 0 [S, T], and a name for each series.
@@ -46,7 +46,7 @@ def _weeks(rng: np.random.Generator) -> Floats:
 
 
 def _series(rng: np.random.Generator, num_days: int, week_KW: Floats) -> Floats:
-    """One series, [T]: the exponential of size + growth + year + week + shifts + noise."""
+    """Draws one series, [T]: the exponential of size + growth + year + week + shifts + noise."""
     day_T = np.arange(num_days)
     size, growth = rng.normal(np.log(100.0), 0.8), rng.normal(0.0, 0.08) * day_T / YEAR
     phase, height = rng.uniform(0, 2 * np.pi, 2), rng.uniform(0.05, 0.3) * np.array([1.0, 0.4])
@@ -59,7 +59,7 @@ def _series(rng: np.random.Generator, num_days: int, week_KW: Floats) -> Floats:
 
 
 def _noise(rng: np.random.Generator, num_days: int) -> Floats:
-    """Noise that remembers some days, [T], with an outlier in a hundred days."""
+    """Draws autocorrelated noise, [T], with an outlier in a hundred days."""
     memory, spread = rng.uniform(0.3, 0.8), rng.uniform(0.05, 0.12)
     shock_T = rng.normal(0.0, spread * np.sqrt(1 - memory**2), num_days)
     noise_T = np.zeros(num_days)

@@ -1,30 +1,33 @@
-"""Reads a file of separated text into columns of cells, with the line that each row stands in."""
+"""Reads a CSV file with pandas into a table of text, in which each row keeps the number of its line."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterator
+import warnings
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from statistics import median
 
-from wellfed import DataError, check_file
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+
+from wellfed import DataError, check_file, first_line
 from wellfed.units import counted, show_line
 
-SEPARATORS = (",", ";", "\t", "|")
-SAMPLE_ROWS = 50
-"""Rows by which the separator is told."""
-BLOCK_CELLS = 2**16
-"""Read before they are put into columns."""
-MOST_SHARED = 2**16
-"""Different cells of a column, about, that are looked up by their text."""
-_FOREIGN = {b"PK\x03\x04": "a workbook or an archive", b"\x1f\x8b": "compressed (gzip)", b"PAR1": "a Parquet file"}
+SEPARATORS = (";", "\t", "|", ",")
+"""Characters that may separate cells. The first wins where two are as frequent: decimal commas are common."""
+SAMPLE_LINES = 50
+"""Lines in which separators are counted."""
+MISSING = ("", "-", "--", ".", "?", "na", "n/a", "nan", "nat", "none", "null", "#n/a", "<na>")
+"""Cells, in lower case, that stand for a missing value."""
+_PREAMBLE = re.compile(r"(?:[^\S\n]*(?:#.*|sep=.\s*?)?\n)*")
+"""Blank lines, comments, and the line ``sep=;`` that Excel writes."""
 _DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b.*")
 
 
 class BadRows:
-    """Lines in which something can't be read: counted, one of them kept, an error beyond ``limit``."""
+    """Lines with a fault: counts them, keeps the first, raises an error beyond ``limit``."""
 
     def __init__(self, file: Path, limit: int) -> None:
         self._file, self._limit = file, limit
@@ -32,10 +35,10 @@ class BadRows:
         self._one = ""
 
     def add(self, line: int, reason: str) -> None:
-        """Take note of what is wrong in a line (from 1).
+        """Records the fault of a line (counted from 1).
 
         Raises:
-            DataError: there are more than ``limit`` now.
+            DataError: more than ``limit`` lines have a fault.
         """
         self._lines.add(line)
         self._one = self._one or f"line {line}: {reason}"
@@ -45,11 +48,16 @@ class BadRows:
                 "Correct the file, or write workload.data.max_bad_rows=N to skip as many."
             )
 
+    @property
+    def num_lines(self) -> int:
+        """Lines with a fault."""
+        return len(self._lines)
+
     def check(self, num_rows: int) -> None:
-        """Stop where half of the rows are bad: then the file is of another form.
+        """Raises an error if half of the rows are bad: the file then has another layout.
 
         Raises:
-            DataError: at least half of them are.
+            DataError: at least half of the rows are bad.
         """
         if self._lines and 2 * len(self._lines) >= num_rows:
             raise DataError(
@@ -58,7 +66,7 @@ class BadRows:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence if there were any."""
+        """Returns one sentence if there were bad rows."""
         if not self._lines:
             return ()
         return (f"{counted(len(self._lines), 'bad row')} skipped, in whole or in part, such as {self._one}",)
@@ -66,108 +74,68 @@ class BadRows:
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells by column, without the blanks around them."""
+    """Cells of a file, without the blanks around them."""
 
     file: Path
-    names: list[str]
-    """As the header has them; ``column 2`` where it has none."""
-    columns: list[list[str]]
-    lines: list[int]
-    """Of each row, from 1."""
+    cells: pd.DataFrame
+    """Text, NaN where a value is missing. The index has the line of each row, counted from 1."""
     bad: BadRows
     notes: tuple[str, ...]
 
-    def is_unnamed(self, place: int) -> bool:
-        """Whether the header has no name for the column."""
-        return self.names[place] == f"column {place + 1}"
+    def is_unnamed(self, name: str) -> bool:
+        """Returns whether the header has no name for the column."""
+        return name == f"column {list(self.cells).index(name) + 1}"
 
-    def place(self, name: str, knob: str) -> int:
-        """Of the column that a knob names, in whatever case.
+    def find(self, wanted: str, knob: str) -> str:
+        """Returns the name of the column that a knob names, in whatever case.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no such column.
         """
-        for wanted, names in (
-            (name.strip(), self.names),
-            (name.strip().casefold(), [other.casefold() for other in self.names]),
-        ):
-            if wanted in names:
-                return names.index(wanted)
-        raise DataError(
-            f"{self.file} has no column {name!r}. Write workload.data.{knob}=NAME with one of "
-            f"{', '.join(map(repr, self.names))}."
-        )
+        names: dict[str, str] = {name.casefold(): name for name in reversed(list(self.cells))}
+        names |= {name: name for name in self.cells}
+        found = names.get(wanted.strip()) or names.get(wanted.strip().casefold())
+        if found is None:
+            raise DataError(
+                f"{self.file} has no column {wanted!r}. Write workload.data.{knob}=NAME with one of "
+                f"{', '.join(map(repr, self.cells))}."
+            )
+        return found
 
 
 def read_text_table(path: Path, max_bad_rows: int) -> TextTable:
-    """The table in a file with a header line: separated by comma, semicolon, tab or ``|``, in UTF-8, UTF-16 or
-    Windows-1252, with any line ends.
+    """Reads a file with a header line and cells separated by comma, semicolon, tab or ``|``.
 
     Raises:
-        DataError: unreadable, not text, without header or rows, with too many bad rows.
+        DataError: the file is unreadable, has no header or no rows, or too many bad rows.
     """
     file = path.expanduser()
-    text, notes = _decoded(file, _content(file))
-    text, skipped = _without_preamble(text)
-    separator = _separator(text)
-    if separator is None:
+    text, notes = _text(file)
+    preamble = _PREAMBLE.match(text)
+    assert preamble is not None  # it matches nothing at all, too
+    text, skipped = text[preamble.end() :], preamble[0].count("\n")
+    header = text.partition("\n")[0]
+    separator = _separator(text.split("\n", SAMPLE_LINES)[:SAMPLE_LINES])
+    if separator not in header:
         raise DataError(
-            f"{file}, line {skipped + 1}: one column alone: {show_line(text[:60].splitlines()[0])!r}. A file of series "
-            "needs a column of dates and one of values, separated by comma, semicolon, tab or |."
+            f"{file}, line {skipped + 1}: one column alone: {show_line(header[:60])!r}. A file of series needs a "
+            "column of dates and one of values, separated by comma, semicolon, tab or |."
         )
     bad = BadRows(file, max_bad_rows)
-    rows = _rows(file, text, separator, skipped, bad)
-    _, header = next(rows)
-    names = _names(file, skipped + 1, header)
-    columns, lines, num_rows = Columned(len(names)), [], 0
-    for line, row in rows:
-        num_rows += 1
-        while len(row) > len(names) and not row[-1].strip():
-            row.pop()
-        if not "".join(row).strip():
-            continue
-        if len(row) == len(names):
-            columns.add(row)
-            lines.append(line)
-        else:
-            bad.add(line, f"{counted(len(row), 'cell')} instead of {len(names)}")
+    cells = _parsed(file, text, separator, skipped, bad)
+    names = _names(file, skipped + 1, cells)
+    num_rows = len(cells) - 1 + bad.num_lines
+    cells = cells.iloc[1:].set_axis(names, axis=1).apply(lambda column: column.str.strip())
+    cells = cells.mask(cells.apply(lambda column: column.str.lower().isin(MISSING)))
+    cells = cells.dropna(how="all")
     bad.check(num_rows)
-    if not lines:
+    if cells.empty:
         raise DataError(f"{file} has a header line ({', '.join(names)}) and no rows under it. Give a file with data.")
-    return TextTable(file, names, columns.all(), lines, bad, notes)
+    return TextTable(file, cells, bad, notes)
 
 
-class Columned:
-    """Takes rows and gives columns; cells of the same text, such as dates and names of series, become one object."""
-
-    def __init__(self, num_columns: int) -> None:
-        self._columns: list[list[str]] = [[] for _ in range(num_columns)]
-        self._shared: list[dict[str, str]] = [{} for _ in range(num_columns)]
-        self._waiting: list[str] = []
-        """Cells of the last rows, row by row: a list for each row would be dear to make and to keep."""
-
-    def add(self, row: list[str]) -> None:
-        """One row, of a cell for each column."""
-        self._waiting += row
-        if len(self._waiting) >= BLOCK_CELLS:
-            self._take()
-
-    def all(self) -> list[list[str]]:
-        """The columns, without the blanks around their cells."""
-        self._take()
-        return self._columns
-
-    def _take(self) -> None:
-        for number, (column, shared) in enumerate(zip(self._columns, self._shared, strict=True)):
-            cells = map(str.strip, self._waiting[number :: len(self._columns)])
-            if len(shared) < MOST_SHARED:
-                column += [shared.setdefault(cell, cell) for cell in cells]
-            else:
-                column += [shared.get(cell, cell) for cell in cells]
-        self._waiting.clear()
-
-
-def _content(file: Path) -> bytes:
+def _text(file: Path) -> tuple[str, tuple[str, ...]]:
+    """Returns the text with ``\\n`` as line end, and a note on its encoding if that is not UTF-8 or UTF-16."""
     if file.is_dir():
         inside = sorted(each.name for each in file.iterdir() if each.suffix.lower() in (".csv", ".tsv", ".txt"))
         hint = f" Write workload.data.path={file / inside[0]}" if inside else " Name a CSV file"
@@ -177,28 +145,16 @@ def _content(file: Path) -> bytes:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(f"workload.data.path={file} can't be read: {error.strerror}. Check path and rights.") from error
-    for magic, what in _FOREIGN.items():
-        if content.startswith(magic):
-            raise DataError(f"{file} is {what}, not text. Save or unpack it as CSV, and name that file.")
-    return content
-
-
-def _decoded(file: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
-    """The text, and what is to be said of its encoding."""
-    head = content[:400]
-    encoding = "utf-8-sig"
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        encoding = "utf-16"
-    elif head[1::2].count(0) > len(head) // 4:
-        encoding = "utf-16-le"
-    elif head[::2].count(0) > len(head) // 4:
-        encoding = "utf-16-be"
     notes: tuple[str, ...] = ()
     try:
-        text = content.decode(encoding)
+        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("cp1252", errors="replace")
         notes = (f"{file.name} is not UTF-8; it was read as Windows-1252",)
+    if content.startswith((b"PK\x03\x04", b"\x1f\x8b")):
+        raise DataError(
+            f"{file} is a workbook or is compressed, not text. Save or unpack it as CSV, and name that file."
+        )
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise DataError(
@@ -206,66 +162,61 @@ def _decoded(file: Path, content: bytes) -> tuple[str, tuple[str, ...]]:
         )
     if not text.strip():
         raise DataError(f"{file} is empty. Give a CSV file with a header line, a column of dates and one of values.")
-    return text, notes
+    return text.replace("\r\n", "\n").replace("\r", "\n"), notes
 
 
-def _without_preamble(text: str) -> tuple[str, int]:
-    """The text from its header on, and how many lines were before it: blank ones, comments, and Excel's ``sep=;``."""
-    skipped = 0
-    while True:
-        line, end, rest = text.partition("\n")
-        if not end or not (not line.strip() or line.startswith("#") or re.fullmatch(r"sep=.\s*", line)):
-            return text, skipped
-        text, skipped = rest, skipped + 1
+def _separator(lines: list[str]) -> str:
+    """Returns the character that the header and most lines have most often."""
+    counts = {each: [line.count(each) for line in lines if line.strip()] for each in SEPARATORS}
+    return max(SEPARATORS, key=lambda each: min(counts[each][0], median(counts[each])))
 
 
-def _separator(text: str) -> str | None:
-    """The one by which most rows have as many cells as the header, and the header the most; None if it has one cell."""
-    best: tuple[tuple[int, int], str | None] = (0, 0), None
-    sample = "".join(io.StringIO(text, newline="").readlines(100 * SAMPLE_ROWS)) or text
-    for separator in SEPARATORS:
-        widths = []
+def _parsed(file: Path, text: str, separator: str, skipped: int, bad: BadRows) -> pd.DataFrame:
+    """Returns all rows, the header among them, with their lines as index; adds rows that are too long to ``bad``."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", pd.errors.ParserWarning)
         try:
-            for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator):
-                if row:
-                    widths.append(len(row))
-                if len(widths) == SAMPLE_ROWS:
-                    break
-        except csv.Error:
-            pass
-        if widths and widths[0] > 1 and (rank := (widths.count(widths[0]), widths[0])) > best[0]:
-            best = rank, separator
-    return best[1]
+            cells = pd.read_csv(
+                StringIO(text),
+                sep=separator,
+                header=None,
+                dtype=str,
+                na_filter=False,
+                skip_blank_lines=False,
+                skipinitialspace=True,
+                on_bad_lines="warn",
+            )
+        except pd.errors.ParserError as error:
+            row = re.search(r"inside string starting at row (\d+)", str(error))
+            if row is None:
+                raise DataError(f"{file}: {first_line(error)}. Correct that line.") from error
+            line = skipped + int(row[1]) + 1
+            raise DataError(f'{file}, line {line}: a cell in quotes does not end. Add the missing ".') from error
+    said = "\n".join(str(warning.message) for warning in caught)
+    too_long = {int(row): int(saw) for row, saw in re.findall(r"Skipping line (\d+): .* saw (\d+)", said)}
+    row_N = np.setdiff1d(np.arange(1, len(cells) + len(too_long) + 1), list(too_long))
+    breaks_N = np.zeros(len(cells), np.int64)
+    if '"' in text:  # a cell in quotes may hold line breaks
+        breaks_N = sum(cells[column].str.count("\n").to_numpy(np.int64) for column in cells)
+    shift_N = skipped + np.cumsum(breaks_N)  # line minus row, behind each row
+    for number, saw in too_long.items():
+        line = number + int(shift_N[np.searchsorted(row_N, number) - 1])
+        bad.add(line, f"{counted(saw, 'cell')} instead of {cells.shape[1]}")
+    line_N = row_N + shift_N - breaks_N
+    return cells.set_axis(line_N, axis=0)
 
 
-def _rows(file: Path, text: str, separator: str, skipped: int, bad: BadRows) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not blank, each with its first line."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    while True:
-        line = skipped + reader.line_num + 1
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if "end of data" in str(error) or "limit" in str(error):
-                raise DataError(f'{file}, line {line}: a cell in quotes does not end. Add the missing ".') from error
-            bad.add(line, f"quotes within a cell ({error})")
-            continue
-        if row:
-            yield line, row
-
-
-def _names(file: Path, line: int, header: list[str]) -> list[str]:
-    names = [show_line(name) for name in header]
-    while len(names) > 1 and not names[-1]:
-        names.pop()  # a separator at the line's end
+def _names(file: Path, line: int, cells: pd.DataFrame) -> list[str]:
+    """Returns a name for each column; drops the columns without a name and without a cell."""
+    names = [show_line(name) for name in cells.iloc[0]]
     if found := next((name for name in names if _DATE.fullmatch(name)), None):
         raise DataError(
             f"{file}, line {line}: the header line is missing, or dates stand side by side: {found!r}. Write the names "
             "of the columns into the first line (date,value), one date a row."
         )
-    names = [name or f"column {number}" for number, name in enumerate(names, 1)]
+    empty = [place for place, name in enumerate(names) if not name and not (cells[place].str.strip() != "").any()]
+    cells.drop(columns=empty, inplace=True)
+    names = [name or f"column {place + 1}" for place, name in enumerate(names) if place not in empty]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{file}, line {line}: the column name {twice[0]!r} occurs twice. Give each its own.")

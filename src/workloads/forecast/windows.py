@@ -1,4 +1,4 @@
-"""Gives windows of history and the horizon after them, a whole batch by a few lookups.
+"""Gives windows of history and the horizon after them, a whole batch with a few lookups.
 
 Shapes: B samples, O origins (the first step of a forecast), S series, L steps of the longest window, H horizon,
 M = L + H, C channels.
@@ -23,12 +23,12 @@ class Windows:
     """A sample for each origin and each length of window; the horizon begins with the origin.
 
     Args:
-        row_O: row of the store L steps before each origin; ``series_O`` whose it is.
-        windows: lengths of history; what is longer than a series' past is cut there.
-        split: None = training; others are told in the batch, as the place in ``SPLITS``.
+        row_O: row of the store L steps before each origin; ``series_O`` the series of each origin.
+        windows: lengths of history, cut to the series' past.
+        split: None = training; the batches of others contain its place in ``SPLITS``.
 
     Attributes:
-        passes: how often each sample is in the set.
+        passes: number of times that each sample is in the set.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Windows:
         self.passes = 1
 
     def passed(self, passes: int) -> Windows:
-        """The same samples so many times, one pass after the other."""
+        """Returns the same samples ``passes`` times, one pass after the other."""
         other = copy(self)
         other.passes = passes
         return other
 
     def for_features(self, mode: FeatureModeName) -> Windows:
-        """The same samples. Batches carry indices alone with ``cache``; else ``rows`` [B, M, C] too, cut out of the
-        whole store in host memory (``cache_host``) or computed (``dynamic``)."""
+        """Returns the same samples for a mode. With ``cache`` batches carry indices alone; else ``rows`` [B, M, C] too,
+        cut out of the store in host memory (``cache_host``) or computed (``dynamic``)."""
         other = copy(self)
         other._mode = mode
         return other
@@ -63,16 +63,14 @@ class Windows:
         return self.passes * len(self._row_O) * len(self._window_W)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """One sample, equal to that of the batch which `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} samples")
-        batch = self.fetch(torch.tensor([index % len(self)]), rng)
+        """Returns one sample, equal to the row that `fetch` gives."""
+        batch = self.fetch(torch.tensor([range(len(self))[index]]), rng)
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float32 [B]), ``rows`` as the mode has
-        it; of a split that is not training ``split``, and where gaps were filled ``target_observed`` too. Nothing is
-        drawn: ``rng`` is not needed."""
+        """Returns ``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float32 [B]), and ``rows``
+        unless the mode is ``cache``. Validation and test add ``split``, and ``target_observed`` where gaps were filled.
+        ``rng`` is unused."""
         store = self._store
         indices = indices % (len(self._row_O) * len(self._window_W))
         origin_B = indices // len(self._window_W)
@@ -89,7 +87,7 @@ class Windows:
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))
             measured_BH = store.targets_measured(row_B)
-            if measured_BH is not None:  # a forecast is not scored against what was made up
+            if measured_BH is not None:  # a forecast is not scored against filled values
                 batch["target_observed"] = measured_BH
         if self._mode != "cache":
             batch["rows"] = (store.rows if self._mode == "dynamic" else store.held_rows)(row_B)
@@ -98,8 +96,8 @@ class Windows:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """Without ``rows``, with what is in them: ``history`` [B, L, C], zeros before the window begins, ``target`` and
-        ``target_observed`` [B, H], ``future_known`` [B, H, C - 2]: the calendar of the horizon."""
+        """Replaces ``rows`` by ``history`` [B, L, C] (zeros before the window begins), ``target`` and
+        ``target_observed`` [B, H], and ``future_known`` [B, H, C - 2], the calendar of the horizon."""
         rest = {name: values for name, values in batch.items() if name != "rows"}
         rows_BMC = batch.get("rows")
         if rows_BMC is None:
@@ -119,7 +117,7 @@ class Windows:
 
 
 def train_windows(store: SeriesStore, parts: list[Parts], windows: tuple[int, ...]) -> Windows:
-    """Every origin of the train part with the shortest window before it and a whole horizon after it."""
+    """Returns every origin of the train part with the shortest window before it and a whole horizon after it."""
     first = min(windows)
     origins = [torch.arange(first, cut.train_end - store.horizon + 1) for cut in parts]
     return _windows(store, origins, windows, None)
@@ -136,7 +134,7 @@ def held_out_windows(
 def _windows(
     store: SeriesStore, origins: list[Tensor], windows: tuple[int, ...], split: Literal["val", "test"] | None
 ) -> Windows:
-    """Of all series; without origins whose shortest window or whole horizon is missing."""
+    """Returns the windows of all series, without origins whose shortest window or whole horizon is missing."""
     first_row_O = torch.cat([origin_O + start for origin_O, start in zip(origins, store.start_S, strict=True)])
     series_O = torch.repeat_interleave(torch.tensor([len(each) for each in origins]))
     seen_N1 = _count(store.observed)
@@ -149,5 +147,5 @@ def _windows(
 
 
 def _count(there_N: Tensor) -> Tensor:
-    """How many of the rows before each one are there, [N + 1]."""
+    """Returns the number of True rows before each row, [N + 1]."""
     return torch.cat([torch.zeros(1, dtype=torch.long), there_N.cumsum(0)])

@@ -1,4 +1,4 @@
-"""Reads the arrays of a .npy or .mat file and says what is wrong with one that can't be used."""
+"""Reads the arrays of a .npy or .mat file, and explains why one can't be used."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 Array = NDArray[Any]
 
 _OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NameError, NotImplementedError, zlib.error)
-"""What reading a damaged .mat file raises, beside scipy's own error; the more surprising ones come of bytes that scipy
-takes for types and names."""
+"""Errors that reading a damaged .mat file raises, beside scipy's own. Some come from bytes that scipy takes for types
+and names."""
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
     """Arrays of real numbers by their name in the file (``.npy``: the file's), and what else is in it, in words.
 
-    That of a .npy file is mapped into memory, those of a .mat file are read.
+    A .npy file is mapped into memory, a .mat file is read.
 
     Raises:
         DataError: no such file, no array file, damaged, holding Python objects, or of MATLAB 7.3.
@@ -58,7 +58,7 @@ def _number_array(path: Path, found: Any) -> Array:
 
 
 def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
-    # 0.1 s that a scene in .npy or the embedded one need not wait
+    # takes 0.1 s, which other scenes do not need
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -84,7 +84,7 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
 
 
 def _kind(value: Any) -> str:
-    """What a .mat file holds that is no array of real numbers."""
+    """Describes the content of a .mat file that is no array of real numbers."""
     if not isinstance(value, np.ndarray):
         return type(value).__name__
     return {"O": "objects", "V": "struct"}.get(value.dtype.kind, str(value.dtype))
@@ -99,7 +99,7 @@ def _is_number(array: Array) -> bool:
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether a file is HDF5, with MATLAB's 512 bytes before it or without."""
+    """Returns whether a file is HDF5, with or without MATLAB's 512 bytes before it."""
     with path.open("rb") as file:
         head = file.read(520)
     return head.startswith(_HDF5_MARK) or head[512:] == _HDF5_MARK or head[:10] == b"MATLAB 7.3"

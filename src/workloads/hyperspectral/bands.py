@@ -1,4 +1,4 @@
-"""Scales the bands of a cube, or turns them into principal components, by what the training pixels show alone.
+"""Scales the bands of a cube, or turns them into principal components, fitted on the training pixels alone.
 
 Shapes: N training pixels, C bands, K components.
 """
@@ -18,28 +18,28 @@ from wellfed.units import counted
 
 USUAL_COMPONENTS = 15
 FARTHEST = 30.0
-"""Largest scaled value, in spreads of the training pixels. Pixels that nobody measured (-99999 beside the scene) would
-otherwise outweigh the rest of a patch."""
+"""Largest scaled value, in spreads of the training pixels. Unmeasured pixels (-99999 beside the scene) would otherwise
+outweigh the rest of a patch."""
 _PIXELS = 256
-"""That are turned into float64 at a time."""
+"""Pixels converted to float64 at a time."""
 
 
 @dataclass(frozen=True)
 class BandScaling:
-    """(value - mean) / spread of each band, on any device."""
+    """Scaling of each band to (value - mean) / spread, on any device."""
 
     mean: Tensor
-    """Float32 [C], as is ``spread``."""
+    """Mean of each band, float32 [C]."""
     spread: Tensor
     _moved: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, values: Tensor) -> Tensor:
-        """[..., C] of any type to float32."""
+        """Scales values [..., C] of any type to float32."""
         name = str(values.device)
         found = self._moved.get(name)
         if found is None:
             found = self.mean.to(values.device), self.spread.to(values.device)
-            if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
+            if type(found[0]) is Tensor:  # not a fake tensor of the memory prediction
                 self._moved[name] = found
         mean_C, spread_C = found
         return ((values.float() - mean_C) / spread_C).clamp(-FARTHEST, FARTHEST)
@@ -50,22 +50,22 @@ class BandScaling:
 
 @dataclass(frozen=True)
 class PrincipalComponents:
-    """What is left of spectra in the directions in which those of the training pixels differ most; on the CPU."""
+    """Principal components of the spectra, fitted on the training pixels; on the CPU."""
 
     mean: Tensor
-    """Float32 [C]."""
+    """Mean of each band, float32 [C]."""
     directions: Tensor
-    """Float32 [C, K], divided by the spread of the first component, so that values are about 1."""
+    """Directions, float32 [C, K], divided by the spread of the first component so that values are about 1."""
     kept_frac: float
-    """Share of the training pixels' variance."""
+    """Share of the variance of the training pixels."""
 
     def __call__(self, values: Tensor) -> Tensor:
-        """[..., C] of any type to float32 [..., K]."""
+        """Projects values [..., C] of any type to float32 [..., K]."""
         return ((values.float() - self.mean) @ self.directions).clamp(-FARTHEST, FARTHEST)
 
 
 def fit_scaling(spectra_NC: Tensor) -> BandScaling:
-    """Mean and spread of the training pixels' bands; a band that is the same everywhere is only centred."""
+    """Returns mean and spread of the training pixels' bands; a constant band is only centred."""
     mean_C = _sum(part.sum(0) for part in _doubles(spectra_NC)) / len(spectra_NC)
     spread_C = (_sum((part - mean_C).square().sum(0) for part in _doubles(spectra_NC)) / len(spectra_NC)).sqrt()
     largest_C = torch.maximum(*(end.double().abs() for end in spectra_NC.aminmax(dim=0)))
@@ -74,7 +74,7 @@ def fit_scaling(spectra_NC: Tensor) -> BandScaling:
 
 
 def _doubles(spectra_NC: Tensor) -> Iterator[Tensor]:
-    """Float64 [<= `_PIXELS`, C]: of all pixels at once it would be larger than a cube of small integers."""
+    """Yields float64 parts [<= `_PIXELS`, C]: all pixels at once would be larger than a cube of small integers."""
     return (part.double() for part in torch.split(spectra_NC, _PIXELS))
 
 
@@ -83,13 +83,13 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
 
 
 def chosen_components(spectra_NC: Tensor) -> int:
-    """How many components are taken where nobody says it: `USUAL_COMPONENTS`, or as many as there can be."""
+    """Returns the derived number of components: `USUAL_COMPONENTS`, or the most that are possible."""
     num_pixels, num_bands = spectra_NC.shape
     return max(1, min(USUAL_COMPONENTS, num_bands, num_pixels - 1))
 
 
 def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponents:
-    """The first principal components of the training pixels, from their covariance.
+    """Computes the first principal components of the training pixels from their covariance.
 
     Raises:
         ConfigError: more than there can be.
@@ -107,7 +107,7 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
     value_C, vector_CC = torch.linalg.eigh(_sum(part.T @ part for part in centred) / num_pixels)
     value_K, vector_CK = value_C.flip(0)[:num_components], vector_CC.flip(1)[:, :num_components]
     total = float(value_C.clamp(min=0).sum())
-    # Which way a component points is left to chance by eigh: its largest entry is to be positive.
+    # The sign of a component is arbitrary; its largest entry is made positive.
     sign_K = vector_CK.gather(0, vector_CK.abs().argmax(0, keepdim=True)).sign()
     spread = value_K[0].clamp(min=1e-30).sqrt()
     kept_frac = float(value_K.clamp(min=0).sum()) / total if total > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Makes data for classification of a hyperspectral scene: patches to train on, pixels to test on, the map of all."""
+"""Makes the data of a hyperspectral scene: patches for training, pixels for validation and test, and the map of all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed import ConfigError, DataError, Datasets, prepared
 from wellfed.units import counted, show_bytes, show_count, show_percent
 from workloads.hyperspectral.bands import (
     USUAL_COMPONENTS,
@@ -35,11 +35,11 @@ from workloads.hyperspectral.scene_files import RawScene, find_scene, read_scene
 from workloads.hyperspectral.synthetic import field_scene
 
 VERSION = 2
-"""Of what is written for a scene; another one is read anew."""
+"""Version of the prepared scene; others are prepared anew."""
 EPOCH_PATCHES = 1500
-"""Patches that an epoch draws at least, about: 40 epochs then have 1,900 steps of 32."""
+"""Approximate patches in a derived epoch: 40 epochs then have 1,900 steps of 32."""
 EVAL_PIXELS = 1024
-"""In a batch of validation."""
+"""Pixels in a batch of validation."""
 
 
 def datasets(
@@ -60,7 +60,7 @@ def datasets(
     seed: int = 0,
     cache_dir: str = ".cache",
 ) -> Datasets:
-    """Patches around labelled pixels to train on and to validate on, and those to test on.
+    """Returns patches around labelled pixels for training, validation and test.
 
     Args:
         path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` beside it, or a folder with one; None = the
@@ -75,14 +75,30 @@ def datasets(
         background: label of the pixels that have none.
         whole_map: classify all pixels of the scene in the test, for the map; figures are of test pixels alone.
         size: side of the embedded scene in pixels, of ``num_bands`` and ``num_classes``.
-        seed: of the split and of the embedded scene; not of the training.
+        seed: seed of the split and of the embedded scene; the training has its own.
         cache_dir: where the cube is kept with a margin around it.
 
     Raises:
         DataError: no scene, damaged, cube and ground truth that don't fit, or too few pixels.
         ConfigError: an argument out of its range.
     """
-    _check(patch_size, num_components, passes, split, block_size, train_frac, val_frac)
+    has_middle = 1 <= patch_size <= 63 and patch_size % 2 == 1
+    has_passes = passes is None or 1 <= passes <= 10_000
+    leaves_some = not (0.01 <= train_frac <= 0.9 and 0 <= val_frac <= 0.5) or train_frac + val_frac <= 0.95
+    ConfigError.check(
+        "workload.data",
+        ("patch_size", patch_size, has_middle, "is no odd number in 1..63", "patch_size=9 or so"),
+        (
+            *("num_components", num_components, num_components is None or num_components >= 0, "is negative"),
+            "num_components=15, null to let the scene decide, or 0 for the bands as they are",
+        ),
+        ("passes", passes, has_passes, "is not in 1..10,000", "passes=1, or null for what the scene's size asks for"),
+        ("split", split, split in SPLITS, f"is none of {', '.join(SPLITS)}", "split=blocks"),
+        ("block_size", block_size, block_size >= 2, "is below 2", "block_size=16 or so"),
+        ("train_frac", train_frac, 0.01 <= train_frac <= 0.9, "is not in 0.01..0.9", "train_frac=0.2 or so"),
+        ("val_frac", val_frac, 0 <= val_frac <= 0.5, "is not in 0..0.5", "val_frac=0.1, or 0 for none"),
+        ("val_frac", val_frac, leaves_some, f"and train_frac={train_frac} leave nothing to test on", "val_frac=0.1"),
+    )
     radius = patch_size // 2
     if path is None:
         source = "the embedded scene"
@@ -167,7 +183,7 @@ def _wrapped(
 
 
 def _why(count: int, spectra_NC: torch.Tensor, components: PrincipalComponents) -> str:
-    """Why that many components are taken."""
+    """Returns the reason for the number of components."""
     num_pixels, num_bands = spectra_NC.shape
     if count == num_bands:
         return f"as many as the scene has bands; {USUAL_COMPONENTS} where it has more"
@@ -184,7 +200,7 @@ def _held(count: int, components: PrincipalComponents) -> str:
 def _classes(
     labels_HW: NDArray[np.int32], background: int, source: str
 ) -> tuple[NDArray[np.int64], list[str], tuple[str, ...]]:
-    """Classes from 0 with -1 for background, their names, and which have too few pixels."""
+    """Returns classes from 0 (-1 = background), their names, and notes on classes with too few pixels."""
     found, count = np.unique(labels_HW[labels_HW != background], return_counts=True)
     single = found[count == 1]
     kept = found[count > 1]
@@ -220,7 +236,7 @@ def _split(
     radius: int,
     seed: int,
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The part of each pixel, and what is to be said of it."""
+    """Returns the part of each pixel, and notes on the split."""
     rng = np.random.default_rng([seed, 20])
     if split == "random":
         part_HW = split_random(class_HW, shares, rng)
@@ -239,41 +255,3 @@ def _split(
                 "figures are too good. A smaller patch_size may help."
             )
     return part_HW, tuple(notes)
-
-
-def _check(
-    patch_size: int,
-    num_components: int | None,
-    passes: int | None,
-    split: str,
-    block_size: int,
-    train_frac: float,
-    val_frac: float,
-) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-
-    def refuse(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.data.{name}", problem, way_out))
-
-    if not 1 <= patch_size <= 63 or patch_size % 2 == 0:
-        refuse("patch_size", f"{patch_size} is no odd number in 1..63.", "Write patch_size=9 or so.")
-    if num_components is not None and num_components < 0:
-        way_out = "Write num_components=15, null to let the scene decide, or 0 for the bands as they are."
-        refuse("num_components", f"{num_components} is negative.", way_out)
-    if passes is not None and not 1 <= passes <= 10_000:
-        refuse(
-            "passes", f"{passes} is not in 1..10,000.", "Write passes=1, or null for what the scene's size asks for."
-        )
-    if split not in SPLITS:
-        refuse("split", f"{split!r} is none of {', '.join(SPLITS)}.", "Write split=blocks.")
-    if block_size < 2:
-        refuse("block_size", f"{block_size} is below 2.", "Write block_size=16 or so.")
-    if not 0.01 <= train_frac <= 0.9:
-        refuse("train_frac", f"{train_frac} is not in 0.01..0.9.", "Write train_frac=0.2 or so.")
-    if not 0 <= val_frac <= 0.5:
-        refuse("val_frac", f"{val_frac} is not in 0..0.5.", "Write val_frac=0.1, or 0 for none.")
-    if not faults and train_frac + val_frac > 0.95:
-        refuse("val_frac", f"{val_frac} and train_frac={train_frac} leave nothing to test on.", "Write val_frac=0.1.")
-    if faults:
-        raise ConfigError(faults)

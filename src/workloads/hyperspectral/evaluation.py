@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from wellfed import FeatureSource
 
 SMALLEST_SIDE = 256
-"""Pixels of a map on the screen: small scenes are enlarged by a whole factor."""
+"""Smallest side of the map in pixels; small scenes are enlarged by a whole factor."""
 MARGIN, SWATCH, LEGEND_ENTRY = 8, 12, 64
 BACKGROUND = (0, 0, 0)
 
@@ -36,29 +36,29 @@ class ClassScores:
     of their pixels that is, ``kappa`` the overall accuracy less what chance would give, and ``loss`` the cross-entropy.
 
     Args:
-        names: of the K classes.
+        names: names of the K classes.
         class_HW: ground truth, -1 for background.
-        radius: of the patches, by which places count in the padded scene.
+        radius: radius of the patches, the margin of the padded scene.
     """
 
     best_metric = "average_accuracy"
-    """Blocks of ground give validation other shares of the classes than the test has; this figure does not mind."""
+    """Average accuracy, because blocks of ground give validation other shares of the classes than the test."""
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
-    """It is taken here, of labelled pixels alone."""
+    """The loss is computed here, over labelled pixels alone."""
 
     def __init__(self, names: Sequence[str], class_HW: NDArray[np.int64], radius: int) -> None:
         self.names, self.class_HW, self.radius = list(names), class_HW, radius
         self.reset()
 
     def reset(self) -> None:
-        """Forget all pixels."""
+        """Clears all pixels."""
         self._sums: Tensor | None = None
         self._seen: list[Tensor] = []
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Classify the pixels of a batch which ``on_device`` has made: ``patch``, ``label`` (-1: none), ``place``."""
+        """Classifies the pixels of a batch that ``on_device`` has made: ``patch``, ``label`` (-1: none), ``place``."""
         logits, label_B = model(batch).double(), batch["label"]
         found_B = logits.argmax(1)
         count, known_B = len(self.names), (label_B >= 0).double()
@@ -71,23 +71,23 @@ class ClassScores:
         self._seen.append(torch.stack([batch["place"], found_B]))
 
     def state(self) -> State:
-        """The confusion matrix with the summed loss behind it, and of each batch places and predictions [2, B]."""
+        """Returns the confusion matrix followed by the summed loss, and places and predictions [2, B] of each batch."""
         return self._sums, self._seen
 
     def merge(self, states: Sequence[State]) -> None:
-        """Those of all ranks, in the order of the split."""
+        """Takes over the states of all ranks, in the order of the split."""
         sums = [each for each, _ in states if each is not None]
         self._sums = torch.stack(sums).sum(0) if sums else None
         in_turn = itertools.zip_longest(*(seen for _, seen in states))
         self._seen = [each for batches in in_turn for each in batches if each is not None]
 
     def compute(self) -> dict[str, float]:
-        """The figures over all labelled pixels since `reset`; NaN if there were none."""
+        """Returns the metrics over all labelled pixels since `reset`; NaN if there were none."""
         confusion_KK, loss = self._confusion()
         return scores_of(confusion_KK) | {"loss": loss / total if (total := confusion_KK.sum()) else math.nan}
 
     def _confusion(self) -> tuple[NDArray[np.float64], float]:
-        """Rows are the truth; and the summed loss."""
+        """Returns the confusion matrix, rows being the truth, and the summed loss."""
         count = len(self.names)
         if self._sums is None:
             return np.zeros((count, count)), math.nan
@@ -95,7 +95,7 @@ class ClassScores:
         return sums[:-1].reshape(count, count), float(sums[-1])
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """``per_class.csv``, ``confusion.csv`` (rows are the truth) and ``class_map.png``."""
+        """Writes ``per_class.csv``, ``confusion.csv`` (rows are the truth) and ``class_map.png``."""
         confusion_KK, _ = self._confusion()
         if not self._seen:
             return {}
@@ -119,7 +119,7 @@ class ClassScores:
         return found
 
     def predicted(self) -> NDArray[np.int64]:
-        """The class that each pixel was given, -1 for those that were not asked for, [H, W]."""
+        """Returns the predicted class of each pixel, -1 for pixels that were not classified, [H, W]."""
         found_HW = np.full(self.class_HW.shape, -1)
         if self._seen:
             place, found = torch.cat(self._seen, 1).cpu().numpy()
@@ -129,7 +129,7 @@ class ClassScores:
 
 
 def scores_of(confusion_KK: NDArray[np.float64]) -> dict[str, float]:
-    """Overall accuracy, mean recall of the classes that occur, and kappa; NaN without pixels."""
+    """Returns overall accuracy, mean recall of the classes that occur, and kappa; NaN without pixels."""
     total = confusion_KK.sum()
     if total == 0:
         return dict.fromkeys(("overall_accuracy", "average_accuracy", "kappa"), math.nan)
@@ -144,7 +144,7 @@ def scores_of(confusion_KK: NDArray[np.float64]) -> dict[str, float]:
 
 
 def per_class(confusion_KK: NDArray[np.float64]) -> list[list[Any]]:
-    """Pixels, recall, precision and F1 of each class; empty where there is none to divide by."""
+    """Returns pixels, recall, precision and F1 of each class; empty where the divisor is 0."""
     rows = []
     for truth, found, right in zip(confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal(), strict=True):
         shares = [
@@ -156,7 +156,7 @@ def per_class(confusion_KK: NDArray[np.float64]) -> list[list[Any]]:
 
 
 def draw_maps(maps: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Image.Image:
-    """Maps of classes [H, W] side by side, ground truth and prediction say, with the colours' names below."""
+    """Draws maps of classes [H, W] side by side, with a legend below."""
     colours = np.array([colour_of(number) for number in range(len(names))] + [BACKGROUND], dtype=np.uint8)
     height, width = maps[0].shape
     factor = max(1, math.ceil(SMALLEST_SIDE / max(height, width)))
@@ -178,7 +178,8 @@ def draw_maps(maps: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Image.
 
 
 def colour_of(number: int) -> tuple[int, int, int]:
-    """A colour that differs from those of the classes before: hues by the golden section, in three brightnesses."""
+    """Returns a colour that differs from those of the classes before: hues by the golden section, three
+    brightnesses."""
     red, green, blue = colorsys.hsv_to_rgb(
         number * 0.618034 % 1, (0.85, 0.55)[number % 2], (1.0, 0.75, 0.9)[number % 3]
     )

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, gelu
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 
 SPECTRAL_REACH = 7
-"""Bands that a filter along the spectrum sees."""
+"""Bands that a spectral filter covers."""
 
 
 class SpectralPatchCNN(nn.Module):
-    """Logits of a patch's middle pixel.
+    """Network that gives the logits of a patch's middle pixel.
 
     Args:
         num_channels: C; this and ``num_classes`` come from the data.
         base_channels: E.
         num_blocks: residual blocks of two 3 x 3 convolutions.
-        spectral_filters: F, of a first 3D convolution; 0 leaves it out.
-        spectral_stride: every so many bands a filter is applied.
+        spectral_filters: F, filters of a first 3D convolution; 0 leaves it out.
+        spectral_stride: distance of two filters in bands.
         dropout: share dropped before the last layer, in training.
-        label_smoothing: of the cross-entropy in training.
+        label_smoothing: smoothing of the cross-entropy in training.
     """
 
     def __init__(
@@ -43,7 +43,15 @@ class SpectralPatchCNN(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        _check(base_channels, num_blocks, spectral_filters, spectral_stride, dropout, label_smoothing)
+        sizes = {"base_channels": base_channels, "num_blocks": num_blocks, "spectral_stride": spectral_stride}
+        shares = {"dropout": dropout, "label_smoothing": label_smoothing}
+        filters = "spectral_filters", spectral_filters, spectral_filters >= 0
+        ConfigError.check(
+            "workload.model",
+            *((name, size, size >= 1, "is below 1", f"{name}=2 or so") for name, size in sizes.items()),
+            (*filters, "is negative", "spectral_filters=8, or 0 for none"),
+            *((name, share, 0 <= share < 1, "is not in [0, 1)", f"{name}=0.1 or so") for name, share in shares.items()),
+        )
         self.label_smoothing = label_smoothing
         width = num_channels
         self.spectral: nn.Module | None = None
@@ -59,7 +67,7 @@ class SpectralPatchCNN(nn.Module):
         self.out = nn.Linear(2 * base_channels, num_classes)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """Logits [B, classes] of ``patch`` float [B, C, P, P]."""
+        """Returns logits [B, classes] for ``patch`` float [B, C, P, P]."""
         patch_BCPP = batch["patch"].to(self.out.weight.dtype)
         hidden = patch_BCPP
         if self.spectral is not None:
@@ -72,7 +80,7 @@ class SpectralPatchCNN(nn.Module):
         return logits
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Cross-entropy of ``label`` int64 [B], and the share of right answers, ``accuracy``; -1 does not count."""
+        """Returns the cross-entropy of ``label`` int64 [B] and ``accuracy``; pixels with label -1 do not count."""
         logits = self(batch).float()
         label_B = batch["label"]
         count = (label_B >= 0).sum().clamp(min=1)
@@ -83,7 +91,7 @@ class SpectralPatchCNN(nn.Module):
 
 
 class PatchBlock(nn.Module):
-    """Adds what two convolutions find; nothing, to begin with."""
+    """Residual block of two convolutions, zero at initialisation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,36 +104,12 @@ class PatchBlock(nn.Module):
         nn.init.zeros_(self.second.bias)
 
     def forward(self, hidden_BEPP: Tensor) -> Tensor:
-        """The same shape."""
+        """Returns a tensor of the same shape."""
         found = self.first(gelu(self.first_norm(hidden_BEPP)))
         added: Tensor = self.second(functional.gelu(self.second_norm(found)))
         return hidden_BEPP + added
 
 
 def _groups(channels: int) -> int:
-    """The most of 8, 4, 2 or 1 that divide them."""
+    """Returns the largest of 8, 4, 2 and 1 that divides the channels."""
     return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
-
-
-def _check(
-    base_channels: int,
-    num_blocks: int,
-    spectral_filters: int,
-    spectral_stride: int,
-    dropout: float,
-    label_smoothing: float,
-) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    sizes = {"base_channels": base_channels, "num_blocks": num_blocks, "spectral_stride": spectral_stride}
-    for name, value in sizes.items():
-        if value < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=2 or so."))
-    if spectral_filters < 0:
-        problem = f"{spectral_filters} is negative."
-        faults.append(Fault("workload.model.spectral_filters", problem, "Write spectral_filters=8, or 0 for none."))
-    for name, share in (("dropout", dropout), ("label_smoothing", label_smoothing)):
-        if not 0 <= share < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{share} is not in [0, 1).", f"Write {name}=0.1 or so."))
-    if faults:
-        raise ConfigError(faults)

@@ -20,47 +20,44 @@ from workloads.hyperspectral.scene_files import RawScene
 
 CUBE_FILE, LABELS_FILE, ABOUT_FILE = "cube.bin", "labels.npy", "scene.json"
 KEPT_TYPES = {"uint8": "uint8", "int16": "int16", "uint16": "int16", "bool": "uint8", "int8": "int16"}
-"""Of a cube in memory; all others become float32. Most operations of torch lack uint16: it is kept less 2**15, which
-the scaling of the bands takes out."""
+"""Types of a cube in memory; all others become float32. Most operations of torch lack uint16, so it is stored minus
+2**15, which the scaling of the bands removes."""
 
 
 class PaddedCube:
-    """A cube [H + 2 R, W + 2 R, C] in a file that is mapped or, once ``in_memory``, in a copy of it.
+    """A cube [H + 2 R, W + 2 R, C] in a file that is mapped into memory.
 
     A process that it is sent to maps the file anew; nothing of its content is sent.
     """
 
-    def __init__(
-        self, file: Path, shape: tuple[int, int, int], radius: int, dtype: str, *, in_memory: bool = False
-    ) -> None:
-        self.file, self.shape, self.radius, self.dtype, self.is_in_memory = file, shape, radius, dtype, in_memory
+    def __init__(self, file: Path, shape: tuple[int, int, int], radius: int, dtype: str) -> None:
+        self.file, self.shape, self.radius, self.dtype = file, shape, radius, dtype
 
     @cached_property
     def values(self) -> Tensor:
-        """The whole of it, not to be written to."""
+        """All values, mapped into memory, not to be written to."""
         return self.opened()
 
     def opened(self) -> Tensor:
-        """The same, mapped or read anew: what was read of the file leaves memory with the tensor."""
-        height, width, bands = self.shape
-        shape = (height + 2 * self.radius, width + 2 * self.radius, bands)
-        if self.is_in_memory:
-            return torch.from_numpy(np.fromfile(self.file, self.dtype).reshape(shape))
+        """Returns all values, mapped anew: what is read of the file leaves memory with the tensor."""
         # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
-        return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=shape))
+        return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=self._padded_shape))
 
-    def in_memory(self) -> PaddedCube:
-        """The same, read into RAM now."""
-        copied = PaddedCube(self.file, self.shape, self.radius, self.dtype, in_memory=True)
-        assert copied.values.shape == self.values.shape
-        return copied
+    def read(self) -> Tensor:
+        """Returns a copy of all values in RAM."""
+        return torch.from_numpy(np.fromfile(self.file, self.dtype).reshape(self._padded_shape))
+
+    @property
+    def _padded_shape(self) -> tuple[int, int, int]:
+        height, width, bands = self.shape
+        return height + 2 * self.radius, width + 2 * self.radius, bands
 
     def place_of(self, row_B: Tensor, column_B: Tensor) -> Tensor:
-        """What `cut_patches` calls the patches around pixels [B]."""
+        """Returns the places of the patches around pixels [B], for `cut_patches`."""
         return row_B * (self.shape[1] + 2 * self.radius) + column_B
 
     def pixels(self, row_B: Tensor, column_B: Tensor) -> Tensor:
-        """Their spectra [B, C]."""
+        """Returns the spectra [B, C] of pixels."""
         return self.opened()[row_B + self.radius, column_B + self.radius]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,8 +65,8 @@ class PaddedCube:
 
 
 def cut_patches(padded: Tensor, place_B: Tensor, side: int) -> Tensor:
-    """Patches [B, P, P, C] whose upper left corners are the pixels ``place_B`` of the padded cube, counted line by
-    line; nothing else is copied."""
+    """Returns patches [B, P, P, C] whose upper left corners are the pixels ``place_B`` of the padded cube, counted line
+    by line. Only these patches are copied."""
     height, width, bands = padded.shape
     num_places = (height - side) * width + width - side + 1
     views = padded.as_strided((num_places, side, side, bands), (bands, width * bands, bands, 1))
@@ -77,10 +74,10 @@ def cut_patches(padded: Tensor, place_B: Tensor, side: int) -> Tensor:
 
 
 def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None:
-    """Write what `read_cube` gives.
+    """Writes the files that `read_cube` reads.
 
     Args:
-        source: of the cube, for messages.
+        source: name of the cube, for messages.
 
     Raises:
         DataError: a value that is not finite.
@@ -97,7 +94,7 @@ def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None
 
 
 def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
-    """One line of the cube [W, C]; raises where it is not finite."""
+    """Returns one line of the cube [W, C]."""
     line_WC = np.ascontiguousarray(scene.cube[row])
     if line_WC.dtype.kind == "u" and line_WC.dtype.itemsize == 2:
         return line_WC.astype(np.int32) - 2**15
@@ -115,7 +112,7 @@ def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
 
 
 def read_cube(folder: Path) -> tuple[PaddedCube, NDArray[np.int32], tuple[str, ...]]:
-    """What `write_scene` has left: cube, labels [H, W] and notes."""
+    """Returns cube, labels [H, W] and notes of a folder that `write_scene` has written."""
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     height, width, bands = about["shape"]
     cube = PaddedCube(folder / CUBE_FILE, (height, width, bands), about["radius"], about["dtype"])

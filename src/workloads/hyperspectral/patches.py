@@ -1,4 +1,4 @@
-"""Gives the patches around pixels, a whole batch by one lookup.
+"""Gives the patches around pixels, a whole batch with one lookup.
 
 Shapes: B pixels, P side of a patch, C channels: bands or components; N pixels of a split.
 """
@@ -18,11 +18,11 @@ from workloads.hyperspectral.padded_cube import PaddedCube, cut_patches
 
 NO_LABEL = -1
 _LINES = 4
-"""Of the cube that are turned into components at a time."""
+"""Lines of the cube converted to components at a time."""
 
 
 class PatchStore:
-    """What patches are cut out of: the padded cube as it is, or its principal components, padded.
+    """Source of patches: the padded cube itself, or its principal components, padded.
 
     Args:
         components: None = the bands themselves.
@@ -33,19 +33,20 @@ class PatchStore:
         self.side = 2 * cube.radius + 1
 
     def raw(self, place_B: Tensor) -> Tensor:
-        """Patches [B, P, P, C] out of the file; components are computed of each."""
+        """Reads patches [B, P, P, C] from the file, and computes their components."""
         rows = cut_patches(self.cube.values, place_B, self.side)
         return rows if self.components is None else self.components(rows)
 
     def held(self, place_B: Tensor) -> Tensor:
-        """The same out of host memory."""
+        """Cuts the same patches out of host memory."""
         return cut_patches(self.in_memory, place_B, self.side)
 
     @cached_property
     def in_memory(self) -> Tensor:
-        """[H + P - 1, W + P - 1, C], bands in the cube's own type, components in float32."""
+        """The cube or its components in host memory, [H + P - 1, W + P - 1, C]: bands in the cube's type, components in
+        float32."""
         if self.components is None:
-            return self.cube.in_memory().values
+            return self.cube.read()
         height, width, _ = self.cube.values.shape
         held = torch.empty(height, width, self.components.directions.shape[1])
         for start in range(0, height, _LINES):
@@ -55,7 +56,7 @@ class PatchStore:
 
     @property
     def bytes(self) -> int:
-        """Of `in_memory`."""
+        """Bytes of `in_memory`."""
         height, width, bands = self.cube.values.shape
         if self.components is None:
             return height * width * bands * self.cube.values.element_size()
@@ -66,7 +67,7 @@ class PatchStore:
 
 
 def patch_features(store: PatchStore) -> Features:
-    """Row i is the patch whose upper left corner is pixel i of the padded cube."""
+    """Returns the features: row i is the patch whose upper left corner is pixel i of the padded cube."""
     height, width, _ = store.cube.values.shape
     return Features(
         num_rows=(height - store.side) * width + width - store.side + 1,
@@ -82,9 +83,9 @@ class PatchData:
 
     Args:
         label_N: class of each, `NO_LABEL` for those that are only to be drawn on the map.
-        scaling: of bands; None where the store holds components.
-        is_mirrored: as training patches are, at random.
-        passes: how often each pixel is drawn in an epoch.
+        scaling: scaling of the bands; None if the store holds components.
+        is_mirrored: mirror patches at random, as in training.
+        passes: draws of each pixel in an epoch.
     """
 
     def __init__(
@@ -100,20 +101,18 @@ class PatchData:
         self.place_N, self.label_N = place_N.to(torch.int64), label_N.to(torch.int64)
         self._store, self._scaling, self._is_mirrored, self._passes = store, scaling, is_mirrored, passes
         self._read: Callable[[Tensor], Tensor] | None = store.raw
-        """Where `fetch` gets patches from; None = it leaves that to `on_device`."""
+        """Function that gives `fetch` its patches; None = `on_device` looks them up."""
 
     def __len__(self) -> int:
         return self._passes * len(self.place_N)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One sample, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} pixels")
-        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([index % len(self)])).items()}
+        """Returns one sample, equal to the row that `fetch` gives."""
+        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([range(len(self))[index]])).items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """``index``, ``place`` and ``label``, int64 [B]; but in mode ``cache`` also ``rows`` [B, P, P, C]. Nothing is
-        drawn."""
+        """Returns ``index``, ``place`` and ``label``, int64 [B], and ``rows`` [B, P, P, C] unless the mode is
+        ``cache``. ``rng`` is unused."""
         pixel_B = indices % len(self.place_N)
         place_B = self.place_N.index_select(0, pixel_B)
         batch = {"index": indices, "place": place_B, "label": self.label_N.index_select(0, pixel_B)}
@@ -122,8 +121,8 @@ class PatchData:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """``patch`` float32 [B, C, P, P], ``label`` and ``place``; in training mirrored left to right, upside down, or
-        along the diagonal, by (seed, epoch, index)."""
+        """Returns ``patch`` float32 [B, C, P, P], ``label`` and ``place``. Training patches are mirrored left to right,
+        upside down or along the diagonal, by (seed, epoch, index)."""
         rows = batch.get("rows")
         if rows is None:
             if features is None:
@@ -135,14 +134,14 @@ class PatchData:
         return {"patch": patch, "label": batch["label"], "place": batch["place"]}
 
     def for_features(self, mode: FeatureModeName) -> PatchData:
-        """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
+        """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
         other = copy(self)
         other._read = None if mode == "cache" else self._store.raw if mode == "dynamic" else self._store.held
         return other
 
 
 def mirrored(patch_BCPP: Tensor, way_B: Tensor) -> Tensor:
-    """Patches seen in one of eight ways each, by the lowest three bits of ``way_B``."""
+    """Turns or mirrors each patch in one of eight ways, by the lowest three bits of ``way_B``."""
     is_turned, is_flipped, is_upside_down = ((way_B >> bit & 1).bool()[:, None, None, None] for bit in range(3))
     patch_BCPP = torch.where(is_flipped, patch_BCPP.flip(3), patch_BCPP)
     patch_BCPP = torch.where(is_upside_down, patch_BCPP.flip(2), patch_BCPP)

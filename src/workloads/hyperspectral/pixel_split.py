@@ -14,23 +14,22 @@ SplitName = Literal["blocks", "random"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 TRAIN, VAL, TEST, NONE = 0, 1, 2, -1
 LARGEST_SHARE = 1 / 5
-"""Of a class in one cell: a cell that holds more of one is quartered, so that each class lies in several. With less
-than a fifth, cells become so small that most test pixels lie beside training pixels; with more, validation lacks some
-classes."""
+"""Largest share of a class in one cell; a cell with more is quartered, so that each class lies in several. With less
+than a fifth, most test pixels would lie beside training pixels; with more, validation lacks some classes."""
 _SWEEPS = 10
 _LACKING = 100.0
-"""What it costs, in squares of shares, that a class has no pixel to train on, or none to test on."""
+"""Cost of a class without a training pixel or without a test pixel, in squares of shares."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size: int, rng: np.random.Generator) -> Ints:
-    """The part of each labelled pixel [H, W], `NONE` elsewhere: all pixels of a square are of one part.
+    """Returns the part of each labelled pixel [H, W], `NONE` elsewhere; all pixels of a square belong to one part.
 
     Squares have sides of ``block_size``, smaller ones where a class would lie in too few of them. Which goes where is
     drawn, then changed square by square until each class has about its ``shares`` in train, val and test. A class that
-    would all the same be in train or in test alone is divided from top to bottom, whatever its squares.
+    still lies in train alone or in test alone is divided from top to bottom, across squares.
     """
     row_N, column_N = np.nonzero(class_HW >= 0)
     class_N = class_HW[row_N, column_N]
@@ -41,7 +40,7 @@ def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size:
     part_N = _assigned(count_MK, np.array(shares), rng)[cell_N]
     for each in range(class_N.max() + 1):
         place = np.flatnonzero(class_N == each)
-        if len({TRAIN, TEST}.intersection(part_N[place])) < 2:  # a class of a few pixels between those of others
+        if len({TRAIN, TEST}.intersection(part_N[place])) < 2:  # a small class among others
             part_N[place] = TEST
             part_N[place[: max(1, int(shares[TRAIN] * len(place)))]] = TRAIN
     part_HW[row_N, column_N] = part_N
@@ -49,7 +48,7 @@ def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size:
 
 
 def _cells(row_N: Ints, column_N: Ints, class_N: Ints, block_size: int) -> Ints:
-    """Number of the square that each pixel is in."""
+    """Returns the number of the square that each pixel lies in."""
     total_K = np.bincount(class_N)
     side_N = np.full(len(row_N), block_size)
     while True:
@@ -67,7 +66,7 @@ def _cells(row_N: Ints, column_N: Ints, class_N: Ints, block_size: int) -> Ints:
 
 
 def _assigned(count_MK: Floats, share_S: Floats, rng: np.random.Generator) -> Ints:
-    """The part of each cell [M]."""
+    """Returns the part of each cell [M]."""
     num_cells = len(count_MK)
     portion_MK = count_MK / count_MK.sum(0)
     part_M = rng.choice(3, size=num_cells, p=share_S)
@@ -85,7 +84,8 @@ def _assigned(count_MK: Floats, share_S: Floats, rng: np.random.Generator) -> In
 
 
 def _cost(have_SK: Floats, portion_K: Floats, part: int, share_S: Floats) -> float:
-    """How far the classes of a cell are from their shares if it goes to a part; infinite if that part has no share."""
+    """Returns how far the classes of a cell are from their shares if it goes to a part; infinite if that part has no
+    share."""
     if share_S[part] == 0:
         return np.inf
     seen_K = portion_K > 0
@@ -96,7 +96,7 @@ def _cost(have_SK: Floats, portion_K: Floats, part: int, share_S: Floats) -> flo
 
 
 def split_random(class_HW: Ints, shares: tuple[float, float, float], rng: np.random.Generator) -> Ints:
-    """The part of each labelled pixel [H, W]: those of each class are drawn one by one."""
+    """Returns the part of each labelled pixel [H, W]; the pixels of each class are drawn one by one."""
     part_HW = np.full(class_HW.shape, NONE)
     for each in range(class_HW.max() + 1):
         place = rng.permutation(np.flatnonzero(class_HW == each))
@@ -109,7 +109,7 @@ def split_random(class_HW: Ints, shares: tuple[float, float, float], rng: np.ran
 
 
 def keep_apart(class_HW: Ints, part_HW: Ints, radius: int) -> tuple[Ints, int, dict[int, list[int]]]:
-    """Leave out the pixels of val and test that lie in a patch around a training pixel.
+    """Leaves out the pixels of validation and test that lie in a patch around a training pixel.
 
     Returns:
         The parts, how many pixels were left out, and the classes of which none would be left in `VAL` or in `TEST`:
@@ -131,7 +131,7 @@ def keep_apart(class_HW: Ints, part_HW: Ints, radius: int) -> tuple[Ints, int, d
 
 
 def _dilated(mask_HW: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
-    """True within ``radius`` rows and columns of what is true."""
+    """Returns True within ``radius`` rows and columns of each True pixel."""
     for axis in (0, 1):
         widened = mask_HW.copy()
         for step in range(1, radius + 1):

@@ -1,4 +1,4 @@
-"""Finds a cube and its ground truth among files, and which of the cube's axes is which.
+"""Finds a cube and its ground truth among files, and the order of the cube's axes.
 
 Shapes: H height, W width, C bands.
 """
@@ -24,36 +24,36 @@ LAYOUTS: dict[tuple[int, ...], str] = {
 }
 """Orders of a cube's axes that make [H, W, C] of it."""
 MARK = "_gt"
-"""How the name of a ground truth ends; ``gt`` alone is one as well."""
+"""Ending of the name of a ground truth; ``gt`` alone is a name as well."""
 
 
 @dataclass(frozen=True)
 class SceneFiles:
-    """Where a scene is."""
+    """Paths of a scene."""
 
     cube: Path
     labels: Path | None
-    """None: in the file of the cube."""
+    """File of the labels; None = the file of the cube."""
 
     @property
     def paths(self) -> list[Path]:
-        """One or two."""
+        """One or two paths."""
         return [self.cube] if self.labels is None else [self.cube, self.labels]
 
 
 @dataclass(frozen=True)
 class RawScene:
-    """A cube and its ground truth as they were read."""
+    """A cube and its ground truth as read."""
 
     cube: Array
-    """[H, W, C], of any type of real numbers."""
+    """Values [H, W, C], of any type of real numbers."""
     labels: NDArray[np.int32]
-    """[H, W]."""
+    """Labels [H, W]."""
     notes: tuple[str, ...] = ()
 
 
 def find_scene(path: Path) -> SceneFiles:
-    """The files of a scene; ``path`` is that of the cube, or a folder with one cube whose ground truth is beside it.
+    """Returns the files of a scene. ``path`` names the cube, or a folder with one cube and its ground truth.
 
     Raises:
         DataError: nothing there, not a cube, or several.
@@ -102,7 +102,8 @@ def _is_ground_truth(path: Path) -> bool:
 
 
 def _ground_truth_of(cube: Path) -> Path | None:
-    """Beside ``A_b.mat`` it is ``A_b_gt``, ``A_gt`` or ``gt``, of the cube's own type first; None if there is none."""
+    """Returns the ground truth beside ``A_b.mat``: ``A_b_gt``, ``A_gt`` or ``gt``, of the cube's own type first; None
+    if there is none."""
     beside = {each.name.lower(): each for each in _entries(cube.parent)}
     own = cube.suffix.lower()
     words = cube.stem.lower().split("_")
@@ -115,7 +116,7 @@ def _ground_truth_of(cube: Path) -> Path | None:
 
 
 def read_scene(files: SceneFiles) -> RawScene:
-    """Cube and ground truth, the cube's axes in order.
+    """Reads cube and ground truth, with the cube's axes in order.
 
     Raises:
         DataError: what is there can't be one; see `array_files.read_arrays` as well.
@@ -141,7 +142,7 @@ def read_scene(files: SceneFiles) -> RawScene:
 
 
 def _cube_of(path: Path, arrays: dict[str, Array], others: list[str]) -> tuple[str, Array]:
-    """Name and array of the largest with three axes; of more, those of length 1 don't count."""
+    """Returns name and array of the largest array with three axes, not counting axes of length 1."""
     cubes = {name: array if array.ndim == 3 else np.squeeze(array) for name, array in arrays.items()}
     found = {name: cube for name, cube in cubes.items() if cube.ndim == 3 and cube.size}
     if not found:
@@ -151,14 +152,14 @@ def _cube_of(path: Path, arrays: dict[str, Array], others: list[str]) -> tuple[s
 
 
 def _map(array: Array) -> Array:
-    """As `_cube_of` has it, of two axes."""
+    """Returns an array of two axes, without axes of length 1."""
     return array if array.ndim == 2 else np.squeeze(array)
 
 
 def _labels_of(
     path: Path, arrays: dict[str, Array], others: list[str], cube_shape: tuple[int, ...], *, is_own_file: bool
 ) -> tuple[str, tuple[int, ...], int]:
-    """Name of the array of labels, the layout of the cube that it fits, and among how many that fit it was chosen.
+    """Returns the name of the array of labels, the layout of the cube that it fits, and the number of arrays that fit.
 
     A name that ends in ``gt`` is the first choice, then that with most labels: beside them may be masks.
     """
@@ -192,7 +193,7 @@ def _labels_of(
 
 
 def _num_labels(array: Array) -> int:
-    """Different values; 0 if one is no whole number."""
+    """Returns the number of different values; 0 if one is no whole number."""
     values = np.unique(array)
     return len(values) if (np.isfinite(values) & (values == np.round(values))).all() else 0
 

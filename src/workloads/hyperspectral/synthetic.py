@@ -1,6 +1,6 @@
 """Draws a scene of fields: spectra of soil and plants mixed in patterns, so that there is something to learn.
 
-What makes it hard is what makes real scenes hard: classes whose mean spectra are nearly the same and differ by how
+The scene is hard for the same reasons as real ones: classes whose mean spectra are nearly the same and differ by how
 plants and soil are arranged (rows, tussocks, an even cover); fields of one class that differ in light, moisture and
 cover; mixed pixels at edges; bands that are mostly noise.
 
@@ -12,17 +12,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed import ConfigError, Fault
+from wellfed import ConfigError
 
 WAVELENGTHS_UM = (0.4, 2.5)
 WATER_UM = (1.38, 1.87)
-"""Where the air lets little light through."""
+"""Wavelengths at which water in the air absorbs most light, in micrometres."""
 PATTERNS = ("even", "rows", "tussocks")
 NUM_BUMPS = 8
 KIND_SPREAD, FIELD_SPREAD = 0.08, 0.008
-"""Of reflectance, as shares of it: between plants of two kinds, and between fields of one."""
+"""Spread of reflectance, as shares of it: between plants of two kinds, and between fields of one."""
 FIELD_PX = 13
-"""Side of a square as large as a field on average."""
+"""Side of a square as large as the average field, in pixels."""
 NOISE = 0.02
 
 Floats = NDArray[np.float64]
@@ -30,12 +30,19 @@ Ints = NDArray[np.int64]
 
 
 def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
-    """A cube [H, W, C] of reflectance times 10,000, and its ground truth [H, W], 0 for background.
+    """Draws a cube [H, W, C] of reflectance times 10,000, and its ground truth [H, W], 0 for background.
 
     Raises:
         ConfigError: sizes out of their ranges.
     """
-    _check(size, num_bands, num_classes)
+    ranges = {"size": (size, 32, 512), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
+    ConfigError.check(
+        "workload.data",
+        *(
+            (name, value, low <= value <= high, f"is not in {low}..{high}", f"{name}={2 * low}")
+            for name, (value, low, high) in ranges.items()
+        ),
+    )
     rng = np.random.default_rng([seed, size, num_bands, num_classes])
     field_HW, border_HW = _fields(rng, size)
     num_fields = int(field_HW.max()) + 1
@@ -56,11 +63,12 @@ def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple
 
 
 def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """The field that each pixel is of, and where its borders are: the pixels nearest to each of some points."""
+    """Returns the field of each pixel, and whether it lies at a border. Fields are the pixels nearest to random
+    points."""
     num_fields = max(8, round((size / FIELD_PX) ** 2))
     centre_F2 = rng.random((num_fields, 2)) * size
     field_HW, border_HW = np.empty((size, size), np.int64), np.empty((size, size), bool)
-    for row in range(size):  # all at once are gigabytes for a scene of a few hundred lines
+    for row in range(size):  # all rows at once would take gigabytes
         distance_FW = np.hypot(row - centre_F2[:, :1], np.arange(size) - centre_F2[:, 1:])
         nearest = np.partition(distance_FW, 1, axis=0)
         field_HW[row], border_HW[row] = distance_FW.argmin(0), nearest[1] - nearest[0] < 1.5
@@ -68,7 +76,7 @@ def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_
 
 
 def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Ints:
-    """Each class has fields; some have more than others."""
+    """Draws the class of each field. Each class has fields, some more than others."""
     weight_K = np.linspace(1, 0.35, num_classes)
     own = np.arange(num_classes).repeat(2)[:num_fields]
     more = rng.choice(num_classes, size=num_fields - len(own), p=weight_K / weight_K.sum())
@@ -77,7 +85,7 @@ def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Int
 
 
 def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
-    """Share of plants over a field [H, W]: its mean differs from field to field, its pattern is the class's."""
+    """Draws the share of plants over a field [H, W]: its mean differs by field, its pattern by class."""
     row, column = np.mgrid[:size, :size]
     mean = float(rng.normal(0.5, 0.03))
     rough: Floats = rng.normal(size=(size, size))
@@ -95,7 +103,7 @@ def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
 
 
 def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[Floats, Floats]:
-    """Reflectance of soil and of plants in each field, [F, C]; classes of other kinds have plants of their own."""
+    """Draws the reflectance of soil and of plants in each field, [F, C]; kinds of classes differ by their plants."""
     wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
     soil_C = 0.12 + 0.2 * (1 - np.exp(-(wave_C - 0.35) / 0.7)) - 0.05 * _band(wave_C, 2.2, 0.06)
     edge_C = 1 / (1 + np.exp(-(wave_C - 0.715) / 0.018))
@@ -109,7 +117,7 @@ def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[F
 
 
 def _bumps(rng: np.random.Generator, count: int, wave_C: Floats) -> Floats:
-    """Smooth curves about 0, of a spread of 1 or so."""
+    """Draws smooth curves about 0, with a spread of about 1."""
     shape = (count, NUM_BUMPS, 1)
     centre_NB1, width_NB1 = rng.uniform(*WAVELENGTHS_UM, shape), rng.uniform(0.05, 0.4, shape)
     curve_NC: Floats = (rng.normal(size=shape) * _band(wave_C, centre_NB1, width_NB1)).sum(1)
@@ -117,7 +125,7 @@ def _bumps(rng: np.random.Generator, count: int, wave_C: Floats) -> Floats:
 
 
 def _noise(rng: np.random.Generator, num_bands: int) -> Floats:
-    """Spread of the noise in each band; ten times as large where water in the air leaves little light."""
+    """Returns the spread of the noise in each band; ten times as large where water in the air absorbs most light."""
     wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
     dark_C = sum(_band(wave_C, centre, 0.035) for centre in WATER_UM)
     return NOISE * rng.uniform(0.6, 1.4, num_bands) * (1 + 9 * dark_C)
@@ -129,20 +137,8 @@ def _band(wave_C: Floats, centre: float | Floats, width: float | Floats) -> Floa
 
 
 def _blurred(image_HWC: Floats) -> Floats:
-    """As a lens sees it: each pixel takes some light from those beside it."""
+    """Blurs the image: each pixel takes some light from its neighbours."""
     for axis in (0, 1):
         beside = np.roll(image_HWC, 1, axis) + np.roll(image_HWC, -1, axis)
         image_HWC = 0.7 * image_HWC + 0.15 * beside
     return image_HWC
-
-
-def _check(size: int, num_bands: int, num_classes: int) -> None:
-    faults = []
-    ranges = {"size": (size, 32, 512), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
-    for name, (value, low, high) in ranges.items():
-        if not low <= value <= high:
-            faults.append(
-                Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}.")
-            )
-    if faults:
-        raise ConfigError(faults)

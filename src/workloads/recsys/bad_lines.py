@@ -9,7 +9,7 @@ from wellfed.units import counted
 
 
 class BadLines:
-    """Lines that were skipped: counted, the first one kept, an error beyond ``limit`` over all files."""
+    """Skipped lines: counts them, keeps the first, raises an error beyond ``limit`` over all files."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -17,7 +17,7 @@ class BadLines:
         self._first = ""
 
     def add(self, file: Path, number: int, line: bytes, reason: str) -> None:
-        """Take note of line ``number`` (from 1).
+        """Records line ``number`` (from 1).
 
         Raises:
             DataError: there are more than ``limit`` now.
@@ -33,19 +33,19 @@ class BadLines:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence if lines were skipped."""
+        """Returns one sentence if lines were skipped."""
         if self.count == 0:
             return ()
         return (f"{counted(self.count, 'bad line')} skipped, the first: {self._first}",)
 
 
 def fetch_command(file: Path) -> str:
-    """What to type for the release that a file is of: the files of -1M end in .dat, those of -100K don't."""
+    """Returns the command that downloads the release of a file; the files of -1M end in .dat."""
     return f"python -m workloads.recsys.download {'ml-1m' if file.suffix == '.dat' else 'ml-100k'}"
 
 
 def read_file(file: Path) -> bytes:
-    """The bytes of a file in an 8-bit encoding; a UTF-8 byte order mark is dropped.
+    """Returns the bytes of a file in an 8-bit encoding, without a UTF-8 byte order mark.
 
     Raises:
         DataError: unreadable, empty, or UTF-16/32.
@@ -73,7 +73,7 @@ def _way_out(file: Path) -> str:
 
 
 def decode(line: bytes) -> str:
-    """Text of a line: UTF-8 where it is valid, else latin-1, in which MovieLens is written."""
+    """Returns the text of a line: UTF-8 where it is valid, else latin-1, the encoding of MovieLens."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,5 @@
-"""Makes the recommender's data of a MovieLens folder or the embedded set: triplets to train on, users to rank for."""
+"""Makes the recommender's data from MovieLens, a table or the embedded set: triplets for training, users for
+ranking."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from workloads.recsys.synthetic import synthetic_interactions
 from workloads.recsys.triplets import TripletData
 
 FULL_EPOCH = 200_000
-"""Passes an epoch are the square root of this number by the interactions; chosen by validation on real sets."""
+"""Passes in an epoch are the square root of this number divided by the interactions; chosen by validation on real
+sets."""
 FEW_PER_USER, MORE_L2, MOST_L2 = 20, 1.5, 0.05
-"""Training interactions a user below which the regularisation grows, by this power of their ratio, and its maximum."""
+"""Training interactions a user below which the regularisation grows, the exponent of that growth, and its maximum."""
 
 
 def datasets(
@@ -33,19 +35,19 @@ def datasets(
     avoid_held_out: bool = False,
     max_bad_lines: int = 100,
 ) -> Datasets:
-    """Training triplets, and one row per evaluated user for validation and test.
+    """Returns training triplets, and one row per evaluated user for validation and test.
 
     Args:
         path: a table of interactions (CSV, TSV), or a folder with MovieLens-1M or -100K files; None = the embedded set.
         scale: size of the embedded set as a share of a million ratings.
-        seed: of the embedded set, and of the order of a user's interactions in a table without times; not of the
-            training.
-        min_rating: from which a rating counts as an interaction; None = every rating above 0.
-        passes: how often an epoch has each interaction; None = the more, the fewer there are.
+        seed: seed of the embedded set, and of the order of a user's interactions in a table without times; the training
+            has its own.
+        min_rating: lowest rating that counts as an interaction; None = every rating above 0.
+        passes: passes over the interactions in an epoch; None = more for fewer interactions.
         avoid_held_out: never draw a user's validation or test item as a negative either. That tells the model which
             items are held out (all others are pushed down): for comparison with code that does so, not for figures.
-        max_bad_lines: unreadable lines to skip. 100 is 0.1 % of the smaller set: a few damaged lines should not cost
-            an evening, a wrong format should stop at once.
+        max_bad_lines: most unreadable lines to skip; 100 is 0.1 % of the smaller set. A wrong format exceeds it at
+            once.
 
     Raises:
         DataError: files missing, unreadable, with too many bad lines, or with nobody to evaluate.
@@ -53,7 +55,14 @@ def datasets(
     """
     file = None if path is None else Path(path).expanduser()
     is_table = file is not None and file.is_file()
-    _check(scale, min_rating, passes, max_bad_lines, has_stars=not is_table)
+    has_stars = is_table or min_rating is None or 1 <= min_rating <= 5
+    ConfigError.check(
+        "workload.data",
+        ("scale", scale, 0 < scale <= 4, "is not in (0, 4]", "scale=0.1 or so"),
+        ("passes", passes, passes is None or passes >= 1, "is below 1", "passes=null or 1"),
+        ("min_rating", min_rating, has_stars, "is not in 1..5", "min_rating=null or 4"),
+        ("max_bad_lines", max_bad_lines, max_bad_lines >= 0, "is negative", "0 to allow none"),
+    )
     if file is None:
         interactions = synthetic_interactions(scale, seed)
     elif is_table:
@@ -73,7 +82,7 @@ def build(
     *,
     is_embedded: bool = False,
 ) -> Datasets:
-    """Split and wrap interactions of any source; the embedded set is passed once, whatever size was asked for."""
+    """Splits and wraps interactions of any source; the embedded set has one pass, whatever its size."""
     derived: dict[str, tuple[Any, str]] = {}
     if min_rating is None:
         derived |= _least_rating(interactions)
@@ -131,7 +140,7 @@ def build(
 
 
 def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
-    """A note of users whose test item is the only one that they had not chosen."""
+    """Returns a note on the users whose test item is the only one they had not chosen."""
     count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
     if num := int((count_E == num_items).sum()):
         return [
@@ -142,13 +151,13 @@ def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
 
 
 def _passes(num_interactions: int) -> tuple[int, str]:
-    """More passes an epoch over fewer interactions."""
+    """Returns the passes in an epoch, more for fewer interactions, and the reason."""
     passes = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
     return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
 
 
 def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]:
-    """More regularisation where users have few interactions each, and for text vectors."""
+    """Returns the regularisation, more for few interactions a user and for text vectors, and the reason."""
     per_user = len(split.users) / max(1, len(np.unique(split.users)))
     factor = max(1.0, FEW_PER_USER / max(per_user, 1.0)) ** MORE_L2
     of_text = "sentences" if text == "gpt2" else "no sentences"
@@ -157,23 +166,9 @@ def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]
 
 
 def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:
-    """The lowest rating above 0, where some are not."""
+    """Returns the lowest rating above 0, if some ratings are not above 0."""
     ratings = interactions.ratings
     if ratings is None or ratings.min() > 0 or ratings.max() <= 0:
         return {}
     reason = f"ratings from {ratings.min():g} to {ratings.max():g}; those of 0 and below are no choice"
     return {"workload.data.min_rating": (float(ratings[ratings > 0].min()), reason)}
-
-
-def _check(scale: float, min_rating: float | None, passes: int | None, max_bad_lines: int, *, has_stars: bool) -> None:
-    faults = []
-    if not 0 < scale <= 4:
-        faults.append(Fault("workload.data.scale", f"{scale} is not in (0, 4].", "Write scale=0.1 or so."))
-    if passes is not None and passes < 1:
-        faults.append(Fault("workload.data.passes", f"{passes} is below 1.", "Write passes=null or 1."))
-    if has_stars and min_rating is not None and not 1 <= min_rating <= 5:
-        faults.append(Fault("workload.data.min_rating", f"{min_rating} is not in 1..5.", "Write min_rating=null or 4."))
-    if max_bad_lines < 0:
-        faults.append(Fault("workload.data.max_bad_lines", f"{max_bad_lines} is negative.", "Write 0 to allow none."))
-    if faults:
-        raise ConfigError(faults)

@@ -1,4 +1,4 @@
-"""Fetches MovieLens from GroupLens, checked: ``python -m workloads.recsys.download ml-100k data``.
+"""Downloads MovieLens from GroupLens and checks it: ``python -m workloads.recsys.download ml-100k data``.
 
 Licence: research use, no redistribution; https://grouplens.org/datasets/movielens/. Nothing calls this by itself.
 """
@@ -31,7 +31,8 @@ TIMEOUT_S = 60
 
 
 def download(release: str, folder: Path, url: str | None = None, md5: str | None = None) -> Path:
-    """Fetch, check and unpack a release into ``folder/<release>``, whose path is returned; an existing one is kept.
+    """Downloads, checks and unpacks a release into ``folder/<release>``, and returns that path; an existing one is
+    kept.
 
     Args:
         release: ``ml-100k`` or ``ml-1m``.
@@ -85,7 +86,7 @@ def _check(archive: Path, url: str, md5: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path, files: tuple[str, ...], url: str) -> None:
-    """Copy the wanted members out, whatever folder of the archive they are in."""
+    """Extracts the wanted members, whatever folder of the archive they are in."""
     folder.mkdir()
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -99,7 +100,7 @@ def _unpack(archive: Path, folder: Path, files: tuple[str, ...], url: str) -> No
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; prints what to type next."""
+    """Runs the command line, and prints the command to type next."""
     parser = argparse.ArgumentParser(
         prog="python -m workloads.recsys.download",
         description="Fetch MovieLens.",

@@ -1,4 +1,4 @@
-"""Encodes text by GPT-2: a small one of our own, or a pretrained one from a folder or the hub.
+"""Encodes text with GPT-2: a small one made here, or a pretrained one from a folder or the hub.
 
 Shapes: R texts, n rows asked for, T tokens, E width of the encoder.
 transformers costs about two seconds to import, so it is imported only where an encoder is built.
@@ -20,12 +20,12 @@ from wellfed import DataError
 from workloads.recsys.text import NUM_SPECIAL, PAD, UNKNOWN, build_vocabulary, pad_rows, words
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-"""A row of the table must be the same whenever it is computed."""
+"""No dropout: a row of the table must be the same whenever it is computed."""
 
 
 @dataclass(frozen=True)
 class GPT2Shape:
-    """Size of an encoder of our own."""
+    """Size of the small encoder."""
 
     layers: int
     heads: int
@@ -33,14 +33,14 @@ class GPT2Shape:
 
 
 class TextEncoder(nn.Module):
-    """Mean of GPT-2's last hidden states over the real tokens of a text.
+    """Encoder that takes the mean of GPT-2's last hidden states over the real tokens of a text.
 
     The token ids of all texts are buffers, so they move with the model; they are left out of checkpoints because the
     data brings them.
     """
 
     token_ids: Tensor
-    """Int32 [R, T]."""
+    """Token ids, int32 [R, T]."""
     lengths: Tensor
     """Real tokens of each text, int32 [R]."""
 
@@ -60,7 +60,7 @@ class TextEncoder(nn.Module):
         return self.token_ids.shape[0]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Float32 ``[n, E]``; with gradients only when the encoder is trained.
+        """Returns float32 ``[n, E]``, with gradients only if the encoder is trained.
 
         A frozen encoder runs in float32 under autocast too, so that a row computed per batch equals the cached one.
         """
@@ -85,7 +85,7 @@ class TextEncoder(nn.Module):
 def small_encoder(
     texts: Sequence[str], max_tokens: int, shape: GPT2Shape, *, train: bool, lora_rank: int
 ) -> TextEncoder:
-    """A GPT-2 of random weights over the words of ``texts``.
+    """Returns a GPT-2 of random weights over the words of ``texts``.
 
     Its weights come from a seed of their own: they stand for a fixed projection of the text, not for a part of the
     model that another run's seed should change.
@@ -115,7 +115,7 @@ def small_encoder(
 def pretrained_encoder(
     texts: Sequence[str], max_tokens: int, pretrained: str, *, train: bool, lora_rank: int
 ) -> TextEncoder:
-    """GPT-2 and its tokenizer from a folder or by hub name.
+    """Returns a GPT-2 and its tokenizer, from a folder or by hub name.
 
     Raises:
         DataError: no such folder or hub name, files missing or damaged, not a GPT-2, or no network.
@@ -137,7 +137,7 @@ def pretrained_encoder(
 
 
 def _check_folder(folder: Path, pretrained: str) -> None:
-    """Name what is missing before transformers guesses at it."""
+    """Raises an error that names missing files, before transformers reads the folder."""
     name = f"workload.model.pretrained={pretrained}"
     way_out = (
         "Name a folder written by save_pretrained (model and tokenizer), or pretrained=null for the small encoder."
@@ -161,7 +161,7 @@ def _check_folder(folder: Path, pretrained: str) -> None:
 
 
 def _load(source: str, pretrained: str) -> tuple[Any, Any]:
-    """Tokenizer and model; every failure of transformers as one readable error."""
+    """Returns tokenizer and model; raises every failure of transformers as one readable error."""
     from safetensors import SafetensorError
     from transformers.models.auto.tokenization_auto import AutoTokenizer
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model
@@ -181,7 +181,7 @@ def _load(source: str, pretrained: str) -> tuple[Any, Any]:
 
 
 def _adapt(gpt2: nn.Module, train: bool, lora_rank: int) -> nn.Module:
-    """Put LoRA matrices beside the attention's projections, when the encoder is trained that way."""
+    """Adds LoRA matrices to the attention's projections, if the encoder is trained that way."""
     if not train or lora_rank == 0:
         return gpt2
     from peft import LoraConfig, get_peft_model

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 TOP = 10
 ITEM_CHUNK = 1024
-"""Items whose text is encoded at once, where rows are not cached."""
+"""Items whose text is encoded at a time, if rows are not cached."""
 SPLITS = ("val", "test")
 
 
 class RankedUsers:
-    """One row per evaluated user: the held-out item and the items to leave out of the ranking.
+    """One row per evaluated user: the held-out item, and the items to leave out of the ranking.
 
     Args:
         user_E: the users; ``target_E`` their held-out items.
@@ -54,14 +54,12 @@ class RankedUsers:
         return len(self._user_E)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One row as scalars, ``seen`` padded to the longest list of the split so that rows can be stacked."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} users")
-        batch = self._fetch(torch.tensor([index % len(self)]), int(self._count_E.max()))
+        """Returns one row as scalars, ``seen`` padded to the longest list of the split so that rows can be stacked."""
+        batch = self._fetch(torch.tensor([range(len(self))[index]]), int(self._count_E.max()))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """``user``, ``target``, ``split`` [B] and ``seen`` [B, L], all int64.
+        """Returns ``user``, ``target``, ``split`` [B] and ``seen`` [B, L], all int64.
 
         Short lists repeat their first item, which masks nothing new.
         """
@@ -81,7 +79,7 @@ class RankedUsers:
 
 
 def rank_of_target(scores_BI: Tensor, target_B: Tensor, seen_BL: Tensor) -> Tensor:
-    """Place of each target among the unseen items, from 0, float32 [B]; overwrites ``scores_BI``.
+    """Returns the place of each target among the unseen items, from 0, float32 [B]; overwrites ``scores_BI``.
 
     An item scored higher counts 1, one scored equal counts 1/2: the expected place under random order of ties, so that
     a constant score ranks in the middle. NaN counts as higher; a target scored NaN is last.
@@ -94,13 +92,13 @@ def rank_of_target(scores_BI: Tensor, target_B: Tensor, seen_BL: Tensor) -> Tens
 
 
 def metrics_of_ranks(rank_E: Floats) -> dict[str, Floats]:
-    """Recall@10 and NDCG@10 of each user, [E]; with one relevant item NDCG is 1 / log2(place + 2)."""
+    """Returns Recall@10 and NDCG@10 of each user, [E]; with one relevant item NDCG is 1 / log2(place + 2)."""
     hit_E = (rank_E < TOP).astype(np.float64)
     return {"recall_at_10": hit_E, "ndcg_at_10": hit_E / np.log2(rank_E + 2)}
 
 
 def popularity_ranks(data: RankedUsers, item_N: Ints, num_items: int) -> Floats:
-    """Places of the targets [E] when everyone is recommended what ``item_N`` holds most often."""
+    """Returns the places of the targets [E] if all users are recommended the most frequent items of ``item_N``."""
     count_I = torch.from_numpy(np.bincount(item_N, minlength=num_items)).float()
     ranks = []
     for start in range(0, len(data), ITEM_CHUNK):
@@ -111,7 +109,7 @@ def popularity_ranks(data: RankedUsers, item_N: Ints, num_items: int) -> Floats:
 
 
 class Ranking:
-    """Recall@10 and NDCG@10 over the full catalogue, without the items a user has already chosen.
+    """Recall@10 and NDCG@10 over the full catalogue, without the items that a user has already chosen.
 
     ``update`` keeps the places on the device; ``compute`` moves them to the host at once.
     """
@@ -119,7 +117,7 @@ class Ranking:
     best_metric = "ndcg_at_10"
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
-    """Its batches have no negatives."""
+    """No loss: the batches have no negatives."""
 
     def __init__(self, num_users: int, num_items: int) -> None:
         self.num_users = num_users
@@ -127,13 +125,13 @@ class Ranking:
         self.reset()
 
     def reset(self) -> None:
-        """Forget places, and item vectors: the model may have changed."""
+        """Clears places and item vectors, since the model may have changed."""
         self._items: tuple[Tensor, Tensor] | None = None
         self._places: list[Tensor] = []
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Rank for the users of a batch.
+        """Ranks the targets for the users of a batch.
 
         Scores are float32 under autocast too: bfloat16 would tie much of the catalogue.
         """
@@ -150,24 +148,24 @@ class Ranking:
         self._places.append(torch.stack([user_B, batch["split"], (2 * rank_B).long()]))  # half places, as integers
 
     def state(self) -> list[Tensor]:
-        """Users, splits and places of each batch."""
+        """Returns users, splits and places of each batch."""
         return self._places
 
     def merge(self, states: Sequence[list[Tensor]]) -> None:
-        """The batches of all ranks, in the order of the split."""
+        """Takes over the batches of all ranks, in the order of the split."""
         in_turn = itertools.zip_longest(*states)
         self._places = [places for batches in in_turn for places in batches if places is not None]
 
     def compute(self) -> dict[str, float]:
-        """Means over the users since `reset`; NaN if there were none."""
+        """Returns means over the users since `reset`; NaN if there were none."""
         return {name: float(v.mean()) if len(v) else float("nan") for name, v in self.per_user().items()}
 
     def per_user(self) -> dict[str, Floats]:
-        """The metrics of each user ranked so far, [E]."""
+        """Returns the metrics of each user ranked so far, [E]."""
         return metrics_of_ranks(self._gather()[2])
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """``per_user_<split>.csv``: one row a user (place from 0), for paired comparisons between runs."""
+        """Writes ``per_user_<split>.csv``: one row a user (place from 0), for paired comparisons between runs."""
         user_E, split_E, rank_E = self._gather()
         if len(user_E) == 0:
             return {}
@@ -182,7 +180,7 @@ class Ranking:
     def _item_vectors(
         self, towers: TwoTowerRecommender, device: torch.device, source: FeatureSource | None
     ) -> tuple[Tensor, Tensor]:
-        """All items' vectors [I, D] and biases [I], float32; once a pass."""
+        """Computes all items' vectors [I, D] and biases [I], float32; once a pass."""
         vectors, biases = [], []
         for start in range(0, self.num_items, ITEM_CHUNK):
             item_C = torch.arange(start, min(start + ITEM_CHUNK, self.num_items), device=device)
@@ -193,7 +191,7 @@ class Ranking:
         return torch.cat(vectors), torch.cat(biases)
 
     def _gather(self) -> tuple[Ints, Ints, Floats]:
-        """User, split and place of everyone ranked so far, [E] each; one transfer."""
+        """Returns user, split and place of each ranking so far, [E] each, with one transfer from the device."""
         if not self._places:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         user_E, split_E, half_places_E = torch.cat(self._places, dim=1).cpu().numpy()

@@ -1,4 +1,5 @@
-"""Holds what users did with items, as arrays, and splits it by time. Every reader and the synthetic set end here."""
+"""Holds interactions of users with items as arrays, and splits them by time. Every reader and the synthetic set return
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Interactions:
     items: Ints
     """Row of the item, 0..I-1, [N]."""
     ratings: NDArray[np.float64] | Ints | None
-    """[N]; stars of 1..5 in MovieLens. None = the table has none."""
+    """Ratings [N]; stars of 1..5 in MovieLens. None = the table has none."""
     times: Ints
     """Seconds since 1970; only the order is used."""
     user_texts: list[str]
@@ -37,7 +38,7 @@ class Interactions:
 
 @dataclass(frozen=True)
 class LeaveLastOut:
-    """Per user the last interaction is the test item, the one before it the validation item, the rest is training."""
+    """Split by time: the last interaction of a user is the test item, the one before it the validation item."""
 
     users: Ints
     """Training pairs, sorted by user, then time."""
@@ -45,13 +46,13 @@ class LeaveLastOut:
     evaluated_users: Ints
     """Users with a validation and a test item, ascending."""
     val_items: Ints
-    """One for each of `evaluated_users`, as are `test_items`."""
+    """Validation item of each evaluated user."""
     test_items: Ints
     notes: tuple[str, ...]
 
 
 def leave_last_out(interactions: Interactions, min_rating: float | None) -> LeaveLastOut:
-    """Split by time; equal times are ordered by their place in the file.
+    """Splits by time; equal times keep their order in the file.
 
     A pair that occurs twice counts once, at its latest time. Users with fewer than three interactions stay in
     training and are not evaluated.
@@ -96,7 +97,7 @@ def leave_last_out(interactions: Interactions, min_rating: float | None) -> Leav
 
 
 def _last_of_each_pair(interactions: Interactions, ordered: Ints) -> Ints:
-    """The entries of ``ordered`` (by user, then time) that no later one repeats, in the same order."""
+    """Returns the entries of ``ordered`` (by user, then time) that no later one repeats, in the same order."""
     pair = interactions.users[ordered] * len(interactions.item_texts) + interactions.items[ordered]
     _, first_from_end = np.unique(pair[::-1], return_index=True)
     last: Ints = ordered[np.sort(len(ordered) - 1 - first_from_end)]

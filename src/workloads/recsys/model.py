@@ -1,4 +1,4 @@
-"""Scores users and items by two towers over ids and text and a dot product, so that the whole catalogue is one matmul.
+"""Scores users and items with two towers over ids and text and a dot product, so that ranking all items is one matmul.
 
 Shapes: B samples, U users, I items, D width of the towers, E width of the text rows.
 Loss: Rendle et al., BPR: Bayesian Personalized Ranking from Implicit Feedback, UAI 2009, https://arxiv.org/abs/1205.2618
@@ -12,11 +12,11 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import gelu, softplus
 
-from wellfed import ConfigError, Fault, Features, LossOutput
+from wellfed import ConfigError, Features, LossOutput
 from workloads.recsys.encoder import GPT2Shape, TextEncoder, pretrained_encoder, small_encoder
 
 TripletBatch = dict[str, Tensor]
-"""``user``, ``pos``, ``neg``: rows [B]; with text also ``user_text``, ``pos_text``, ``neg_text``: float [B, E]."""
+"""Rows ``user``, ``pos``, ``neg`` [B]; with text also ``user_text``, ``pos_text``, ``neg_text``: float [B, E]."""
 
 
 USUAL_L2 = {"gpt2": 0.005, "none": 0.0025}
@@ -24,12 +24,12 @@ USUAL_L2 = {"gpt2": 0.005, "none": 0.0025}
 
 
 def text_of(texts: Sequence[str]) -> Literal["gpt2", "none"]:
-    """What the model's ``text`` is for users and items with these sentences."""
+    """Returns the model's ``text`` for users and items with these sentences."""
     return "gpt2" if any(texts) else "none"
 
 
 class TwoTowerRecommender(nn.Module):
-    """Score = user vector . item vector + item bias; a vector = id embedding + MLP of the text row.
+    """Two towers: score = user vector . item vector + item bias; a vector = id embedding + MLP of the text row.
 
     Args:
         texts: sentences of the U users, then of the I items; not looked at with ``text="none"``.
@@ -69,16 +69,27 @@ class TwoTowerRecommender(nn.Module):
     ) -> None:
         super().__init__()
         text = text_of(texts) if text is None else text
-        sizes = {
-            "dim": dim,
-            "lora_rank": lora_rank or 0,
-            "encoder_layers": encoder_layers,
-            "encoder_heads": encoder_heads,
-            "encoder_dim": encoder_dim,
-            "max_tokens": max_tokens,
-            "mlp_hidden": mlp_hidden,
-        }
-        _check(text, pretrained, train_encoder, sizes)
+        sizes = {"dim": dim, "encoder_layers": encoder_layers, "encoder_heads": encoder_heads}
+        sizes |= {"encoder_dim": encoder_dim, "max_tokens": max_tokens, "mlp_hidden": mlp_hidden}
+        is_multiple = encoder_heads < 1 or encoder_dim % encoder_heads == 0
+        ConfigError.check(
+            "workload.model",
+            ("text", text, text in ("gpt2", "none"), "is neither gpt2 nor none", "text=gpt2 or text=none"),
+            (
+                *("train_encoder", train_encoder, text != "none" or not train_encoder),
+                *("needs an encoder, and text=none has none", "text=gpt2 or train_encoder=false"),
+            ),
+            (
+                *("pretrained", pretrained, text != "none" or pretrained is None),
+                *("needs an encoder, and text=none has none", "text=gpt2 or pretrained=null"),
+            ),
+            *((name, size, size >= 1, "is below 1", f"{name}=8 or so") for name, size in sizes.items()),
+            ("lora_rank", lora_rank, (lora_rank or 0) >= 0, "is below 0", "lora_rank=8 or so"),
+            (
+                *("encoder_dim", encoder_dim, is_multiple),
+                *(f"is no multiple of encoder_heads={encoder_heads}", "a multiple of it"),
+            ),
+        )
         self.num_users, self.num_items = num_users, num_items
         self.l2 = USUAL_L2[text] if l2 is None else l2
         self.user_embedding = nn.Embedding(num_users, dim)
@@ -99,14 +110,14 @@ class TwoTowerRecommender(nn.Module):
             self.item_mlp = TextMlp(self.encoder.dim, mlp_hidden, dim, dropout)
 
     def train(self, mode: bool = True) -> TwoTowerRecommender:
-        """As `nn.Module.train`; a frozen encoder stays in evaluation mode."""
+        """Sets the mode as `nn.Module.train`; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.encoder is not None and not self.encoder.trainable:
             self.encoder.eval()
         return self
 
     def features(self) -> Features | None:
-        """The text rows: users at 0..U-1, items at U..U+I-1; None without text."""
+        """Returns the text rows: users at 0..U-1, items at U..U+I-1; None without text."""
         if self.encoder is None:
             return None
         return Features(
@@ -117,38 +128,39 @@ class TwoTowerRecommender(nn.Module):
         )
 
     def user_vectors(self, user_B: Tensor, text_BE: Tensor | None = None) -> Tensor:
-        """[B, D]."""
+        """Returns user vectors [B, D]."""
         vector_BD: Tensor = self.user_embedding(user_B)
         return vector_BD if self._lacks_text(text_BE) else vector_BD + self.user_mlp(text_BE)
 
     def item_vectors(self, item_B: Tensor, text_BE: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, D] and biases [B]."""
+        """Returns item vectors [B, D] and biases [B]."""
         vector_BD = self.item_embedding(item_B)
         if not self._lacks_text(text_BE):
             vector_BD = vector_BD + self.item_mlp(text_BE)
         return vector_BD, self.item_bias(item_B).squeeze(1)
 
     def forward(self, batch: TripletBatch) -> tuple[Tensor, Tensor]:
-        """Scores of the positive and of the negative items, [B] each."""
+        """Returns the scores of the positive and of the negative items, [B] each."""
         pos_B, neg_B, _ = self._score(batch)
         return pos_B, neg_B
 
     def loss(self, batch: TripletBatch) -> LossOutput:
-        """BPR: the positive item should score above the negative one; ``auc`` is the share that does."""
+        """Returns the BPR loss: the positive item should score above the negative one. ``auc`` is the share that
+        does."""
         pos_B, neg_B, squares_B = self._score(batch)
         margin_B = (pos_B - neg_B).float()
         loss = (softplus(-margin_B) + self.l2 * squares_B).mean()
         return LossOutput(loss, {"auc": (margin_B.detach() > 0).float().mean()}, num_samples=len(margin_B))
 
     def _lacks_text(self, text_BE: Tensor | None) -> bool:
-        """True for a model without text; text rows that were forgotten are an error, not a smaller model."""
+        """Returns whether the model has no text; missing or superfluous text rows are an error."""
         if (text_BE is None) != (self.encoder is None):
             wrong = "missing" if text_BE is None else "given to a model without text"
             raise ValueError(f"text rows {wrong}; they come from on_device(batch, rng, features)")
         return text_BE is None
 
     def _score(self, batch: TripletBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Both scores and the summed squared lengths of the three vectors, [B] each."""
+        """Returns both scores and the summed squared lengths of the three vectors, [B] each."""
         user_BD = self.user_vectors(batch["user"], batch.get("user_text"))
         pos_BD, pos_bias_B = self.item_vectors(batch["pos"], batch.get("pos_text"))
         neg_BD, neg_bias_B = self.item_vectors(batch["neg"], batch.get("neg_text"))
@@ -158,7 +170,7 @@ class TwoTowerRecommender(nn.Module):
 
 
 class TextMlp(nn.Module):
-    """From a text row to a tower's vector; the norm takes out the encoder's own scale."""
+    """Maps a text row to a vector of a tower; the norm removes the encoder's own scale."""
 
     def __init__(self, text_dim: int, hidden: int, dim: int, dropout: float) -> None:
         super().__init__()
@@ -168,31 +180,7 @@ class TextMlp(nn.Module):
         self.second = nn.Linear(hidden, dim)
 
     def forward(self, text_BE: Tensor) -> Tensor:
-        """[B, D], in the parameters' dtype: text rows are float32 even where the model is bfloat16 throughout."""
+        """Returns [B, D] in the parameters' dtype: text rows are float32 even if the model is bfloat16 throughout."""
         hidden_BH = gelu(self.first(self.norm(text_BE.to(self.first.weight.dtype))))
         vector_BD: Tensor = self.second(self.dropout(hidden_BH))
         return vector_BD
-
-
-def _check(text: str, pretrained: str | None, train_encoder: bool, sizes: dict[str, int]) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-
-    def fault(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.model.{name}", problem, way_out))
-
-    if text not in ("gpt2", "none"):
-        fault("text", f"{text!r} is neither gpt2 nor none.", "Write text=gpt2 or text=none.")
-    if text == "none" and train_encoder:
-        fault("train_encoder", "true, but text=none has no encoder.", "Write text=gpt2 or train_encoder=false.")
-    if text == "none" and pretrained is not None:
-        fault("pretrained", f"{pretrained}, but text=none has no encoder.", "Write text=gpt2 or pretrained=null.")
-    for name, value in sizes.items():
-        lowest = 0 if name == "lora_rank" else 1
-        if value < lowest:
-            fault(name, f"{value} is below {lowest}.", f"Write {name}=8 or so.")
-    heads = sizes["encoder_heads"]
-    if heads > 0 and sizes["encoder_dim"] % heads:
-        fault("encoder_dim", f"{sizes['encoder_dim']} is no multiple of encoder_heads={heads}.", "Make it one.")
-    if faults:
-        raise ConfigError(faults)

@@ -30,25 +30,25 @@ GENRES_100K = (
 )  # fmt: skip
 """The 19 flags at the end of a u.item line."""
 AGES = (1, 18, 25, 35, 45, 50, 56)
-"""Age groups of -1M, named by their youngest; -100K's years are put into the same."""
+"""Age groups of -1M, named by their youngest; the years of -100K are put into the same groups."""
 
 _TITLE_YEAR = re.compile(r"^(.*\S)\s*\((\d{4})\)$")
 _ARTICLE_LAST = re.compile(r"^(.*), (The|A|An|Les|La|Le|L'|Il|El|Das|Der|Die)(?= \(|$)")
 MAX_DIGITS = 18
-"""Numbers this long still fit int64."""
+"""Most digits of a number that fits int64."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one release of MovieLens is written."""
+    """File names and line format of a release of MovieLens."""
 
     ratings: str
     users: str
     items: str
     separator: bytes
-    """Between the fields of a rating."""
+    """Separator between the fields of a rating."""
     user: Callable[[bytes], tuple[int, str]]
-    """A line to id and sentence; raises ValueError saying what is wrong."""
+    """Parses a line to id and sentence; raises ValueError with the fault."""
     item: Callable[[bytes], tuple[int, str]]
 
     @property
@@ -58,7 +58,7 @@ class Layout:
 
 
 def read_movielens(folder: Path, max_bad_lines: int) -> Interactions:
-    """Read the folder, whichever release it holds.
+    """Reads the folder, whichever release it holds.
 
     Raises:
         DataError: naming file, line and way out.
@@ -83,7 +83,7 @@ def read_movielens(folder: Path, max_bad_lines: int) -> Interactions:
 
 
 def read_ratings(file: Path, separator: bytes, user_ids: Ints, item_ids: Ints, bad: BadLines) -> Ints:
-    """User id, item id, stars and time, int64 [N, 4] in file order, of all good lines."""
+    """Returns user id, item id, stars and time of all good lines, int64 [N, 4] in file order."""
     content = read_file(file)
     fields = b"\t" if separator != b"\t" else b""
     tabbed = content.replace(separator, fields) if fields else content
@@ -106,7 +106,7 @@ def read_ratings(file: Path, separator: bytes, user_ids: Ints, item_ids: Ints, b
 
 
 def _parse_clean(tabbed: bytes) -> Ints | None:
-    """All of a file whose every line is four plain numbers, at C speed; None if any line is not."""
+    """Parses a file whose lines are all four plain numbers, at the speed of C; returns None if any line is not."""
     content = tabbed.replace(b"\r\n", b"\n")
     if not content.endswith(b"\n"):
         content += b"\n"
@@ -123,7 +123,7 @@ def _parse_clean(tabbed: bytes) -> Ints | None:
 
 
 def _parse_lines(file: Path, content: bytes, separator: bytes, bad: BadLines) -> tuple[Ints, Ints]:
-    """Good lines as int64 [N, 4] and their numbers [N]; blank lines are passed over."""
+    """Returns good lines as int64 [N, 4] and their numbers [N]; skips blank lines."""
     rows, numbers = [], []
     for number, line in enumerate(content.split(b"\n"), 1):
         stripped = line.rstrip(b"\r")
@@ -143,7 +143,7 @@ def _parse_lines(file: Path, content: bytes, separator: bytes, bad: BadLines) ->
 def _read_people_or_films(
     file: Path, parse: Callable[[bytes], tuple[int, str]], bad: BadLines
 ) -> tuple[Ints, list[str]]:
-    """Ids, ascending, and their sentences."""
+    """Returns ids, ascending, and their sentences."""
     texts: dict[int, str] = {}
     for number, line in enumerate(read_file(file).split(b"\n"), 1):
         if not line.strip():
@@ -183,7 +183,7 @@ def _age_group(years: int) -> int:
 
 
 def _film(title: str, genres: list[str]) -> str:
-    """``Heat (1995)`` to its sentence; ``Misérables, Les`` becomes ``Les Misérables``."""
+    """Turns ``Heat (1995)`` into its sentence, and ``Misérables, Les`` into ``Les Misérables``."""
     match = _TITLE_YEAR.match(title.strip())
     name, year = (match[1], int(match[2])) if match else (title.strip(), None)
     return item_text(_ARTICLE_LAST.sub(r"\2 \1", name), year, genres)
@@ -222,7 +222,7 @@ LAYOUTS = {
 
 
 def _recognise(folder: Path) -> Layout:
-    """The release whose files the folder holds."""
+    """Returns the layout of the release whose files the folder holds."""
     name = f"workload.data.path={folder}"
     expected = " or ".join(f"{', '.join(layout.files)} ({release})" for release, layout in LAYOUTS.items())
     if not folder.is_dir():

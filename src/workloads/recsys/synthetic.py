@@ -1,8 +1,8 @@
-"""Makes a set of MovieLens-1M's shape, so that all runs offline.
+"""Draws a set of MovieLens-1M's shape, so that the example runs offline.
 
 Every user and film has a hidden taste vector. Part of it follows from the metadata (genre, theme word of the title;
 occupation, age, gender), so text helps; part belongs to the person and the film alone, so ids help too. Film popularity
-has a long tail, so that recommending what is popular is a fair opponent.
+has a long tail, so that recommending popular films is a fair baseline.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Floats = NDArray[np.float32]
 
 
 def synthetic_interactions(scale: float, seed: int) -> Interactions:
-    """Draw the set.
+    """Draws the set.
 
     Args:
         scale: share of MovieLens-1M's million ratings. Users, items and ratings per user shrink by its square root, so
             the density stays.
-        seed: another seed is another world; equal seeds give equal sets.
+        seed: seed of the set; equal seeds give equal sets.
     """
     rng = np.random.default_rng(seed)
     num_users = max(30, round(FULL_USERS * scale**0.5))
@@ -75,7 +75,7 @@ def synthetic_interactions(scale: float, seed: int) -> Interactions:
 
 
 def _items(rng: np.random.Generator, num_items: int) -> tuple[Floats, list[str]]:
-    """Taste vectors [I, K] and sentences of the films."""
+    """Draws taste vectors [I, K] and sentences of the films."""
     genre_GK = _directions(rng, len(GENRES), 1.9)
     theme_HK = _directions(rng, len(THEMES), 1.4)
     first, second = rng.integers(len(GENRES), size=num_items), rng.integers(len(GENRES), size=num_items)
@@ -90,7 +90,7 @@ def _items(rng: np.random.Generator, num_items: int) -> tuple[Floats, list[str]]
 
 
 def _users(rng: np.random.Generator, num_users: int) -> tuple[Floats, list[str]]:
-    """Taste vectors [U, K] and sentences of the users."""
+    """Draws taste vectors [U, K] and sentences of the users."""
     job_GK = _directions(rng, len(OCCUPATIONS), 1.3)
     age_GK = _directions(rng, len(AGES), 1.0)
     gender_GK = _directions(rng, 2, 0.7)
@@ -102,5 +102,5 @@ def _users(rng: np.random.Generator, num_users: int) -> tuple[Floats, list[str]]
 
 
 def _directions(rng: np.random.Generator, count: int, length: float) -> Floats:
-    """Random vectors [count, TASTE_DIM] of about this length."""
+    """Draws random vectors [count, TASTE_DIM] of about this length."""
     return rng.normal(0.0, length / TASTE_DIM**0.5, size=(count, TASTE_DIM)).astype(np.float32)

@@ -21,17 +21,17 @@ NAMES = {
     "rating": ("rating", "ratings", "score", "stars", "value", "count"),
     "time": ("timestamp", "time", "date", "datetime"),
 }
-"""Names of columns, in small letters without what is no letter."""
+"""Names of columns, in lower case, letters only."""
 WAY_OUT = "Name the columns user and item in the first line, and rating and time where there are any."
 
 
 def read_table(file: Path, max_bad_lines: int, seed: int) -> Interactions:
     """Returns the interactions of a CSV or TSV file; users and items have no sentences.
 
-    Rows of one user at one time are put in a random order, since the order of a file may tell what comes last.
+    Rows of one user at one time are put in a random order, since the order of a file may reveal which is the last.
 
     Args:
-        seed: of that order.
+        seed: seed of that order.
 
     Raises:
         DataError: naming file, line and way out.
@@ -84,13 +84,13 @@ def read_table(file: Path, max_bad_lines: int, seed: int) -> Interactions:
 
 
 def _separator(text: str) -> str:
-    """The character that parts the fields of the first line."""
+    """Returns the character that separates the fields of the first line."""
     first = next(line for line in text.splitlines() if line.strip())
     return max("\t,;|", key=lambda each: (first.count(each), each == ","))
 
 
 def _names(file: Path, first: Sequence[str]) -> tuple[dict[str, int], bool]:
-    """The place of each kind of column, and whether the first line names them."""
+    """Returns the place of each kind of column, and whether the first line names them."""
     bare = [re.sub("[^a-z]", "", name.lower().partition(":")[0]) for name in first]
     found = {kind: place for kind, known in NAMES.items() for place in [_first_of(bare, known)] if place is not None}
     if "user" in found and "item" in found:
@@ -106,7 +106,7 @@ def _first_of(bare: Sequence[str], known: Sequence[str]) -> int | None:
 
 
 def _times(cells: pd.Series) -> pd.Series:
-    """Numbers, or microseconds of dates; NaN where it is neither."""
+    """Returns numbers, or microseconds of dates; NaN for other cells."""
     numbers = pd.to_numeric(cells, errors="coerce")
     if 2 * numbers.notna().sum() >= len(cells):
         return numbers
@@ -117,7 +117,7 @@ def _times(cells: pd.Series) -> pd.Series:
 def _good_rows(
     file: Path, table: pd.DataFrame, wrong: dict[str, pd.Series], most: int, has_header: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which rows can be used, and a note of those that can't."""
+    """Returns which rows can be used, and a note on the others."""
     bad_N = np.logical_or.reduce([each.to_numpy() for each in wrong.values()])
     if not len(table) or bad_N.all():
         raise DataError(f"{file} holds no row that can be used. {WAY_OUT}")

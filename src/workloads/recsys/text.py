@@ -15,30 +15,30 @@ PAD, UNKNOWN = 0, 1
 
 
 def user_text(age: int, gender: str, occupation: str) -> str:
-    """A sentence such as ``male, age group 25, programmer``; ``gender`` is M or F as in MovieLens."""
+    """Returns a sentence such as ``male, age group 25, programmer``; ``gender`` is M or F as in MovieLens."""
     return f"{'female' if gender == 'F' else 'male'}, age group {age}, {occupation}"
 
 
 def item_text(title: str, year: int | None, genres: Iterable[str]) -> str:
-    """A sentence such as ``Heat, 1990s. Action, Crime``."""
+    """Returns a sentence such as ``Heat, 1990s. Action, Crime``."""
     decade = "" if year is None else f", {year // 10 * 10}s"
     return f"{title}{decade}. {', '.join(genres)}"
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words without punctuation."""
+    """Returns lower-case words without punctuation."""
     return _WORD.findall(text.lower())
 
 
 def build_vocabulary(texts: Sequence[str], max_words: int = 20_000) -> dict[str, int]:
-    """Ids of the most frequent words, from `NUM_SPECIAL` on; equal counts in alphabetical order: repeatable."""
+    """Returns ids of the most frequent words, from `NUM_SPECIAL` on; equal counts in alphabetical order."""
     counts = Counter(word for text in texts for word in words(text))
     kept = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
     return {word: number for number, word in enumerate(kept, NUM_SPECIAL)}
 
 
 def pad_rows(rows: Sequence[Sequence[int]], max_tokens: int, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids, int32 ``[len(rows), T]`` padded on the right, and lengths, int32 ``[len(rows)]``.
+    """Returns token ids, int32 ``[len(rows), T]`` padded on the right, and lengths, int32 ``[len(rows)]``.
 
     T is the longest row's length, at most ``max_tokens``; longer rows lose their end. A row without any token
     becomes one ``pad_id`` that counts as a token, so that means over tokens stay finite.

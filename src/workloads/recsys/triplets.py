@@ -1,4 +1,4 @@
-"""Gives triplets to train on (user, item it chose, item it did not choose), a whole batch by one lookup each."""
+"""Gives triplets for training (user, chosen item, other item), a whole batch with one lookup each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wellfed.units import counted, show_count
 from workloads.recsys.interactions import Ints
 
 TABLE_CELLS = 2**26
-"""Users x items up to which all free items are listed: at most 128 MiB of int16 (int32 from 32,768 items on).
+"""Largest users x items for which all free items are listed: at most 128 MiB of int16 (int32 from 32,768 items on).
 
 One lookup then replaces a search of 0.25-0.5 ms a batch (`benchmarks/recsys_fetch.py`)."""
 
 
 class NegativeSampler:
-    """Draws uniformly from the items a user never chose, with one random number and no rejection.
+    """Sampler that draws uniformly from the items a user never chose, with one random number and no rejection.
 
     With a user's chosen items in order p_0 < p_1 < ..., the r-th item (from 0) that the user did not choose is r plus
     the count of k with p_k - k <= r. The values p_k - k never fall within a user, so the keys user * I + p_k - k are
@@ -44,7 +44,7 @@ class NegativeSampler:
             self._free_start_U = self.num_free_U.cumsum(0) - self.num_free_U
 
     def draw(self, user_B: Tensor, indices_B: Tensor, rng: SampleRng) -> Tensor:
-        """Items, int64 [B]; a function of the rng's (seed, epoch), the sample's index and its user."""
+        """Draws items, int64 [B]: a function of the rng's (seed, epoch), the sample's index and its user."""
         rank_B = rng.randint_at(indices_B, self.num_free_U.index_select(0, user_B))
         if self._free_F is not None:
             rank_B += self._free_start_U.index_select(0, user_B)
@@ -54,10 +54,10 @@ class NegativeSampler:
 
 
 class TripletData:
-    """``passes`` samples per training interaction, each with a negative of its own.
+    """Training samples, ``passes`` for each interaction, each with its own negative.
 
     Args:
-        user_N: user of each training interaction, as ``item_N`` its item.
+        user_N: user of each training interaction; ``item_N`` its item.
         avoid: users [M] and items [M] that are never drawn as a negative; None = the training interactions.
     """
 
@@ -79,7 +79,7 @@ class TripletData:
         )
         has_free_N = (self.sampler.num_free_U.numpy() > 0)[user_N]
         self.notes: tuple[str, ...] = ()
-        """What was left out."""
+        """Notes on what was left out."""
         if dropped := int((~has_free_N).sum()):
             text = "of users who chose every item, left out of training: no negatives"
             self.notes = (f"{counted(dropped, 'interaction')} {text}",)
@@ -95,14 +95,12 @@ class TripletData:
         return self.passes * len(self._user_N)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """One sample as scalars, equal to the row that `fetch` gives; without ``rng`` that of seed 0, epoch 0."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} samples")
-        batch = self.fetch(torch.tensor([index % len(self)]), rng or SampleRng(0, 0))
+        """Returns one sample as scalars, equal to the row that `fetch` gives; without ``rng`` for seed 0, epoch 0."""
+        batch = self.fetch(torch.tensor([range(len(self))[index]]), rng or SampleRng(0, 0))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
-        """``user``, ``pos``, ``neg``: int64 [B]."""
+        """Returns ``user``, ``pos``, ``neg``: int64 [B]."""
         place_B = indices % len(self._user_N)
         user_B = self._user_N.index_select(0, place_B).long()
         neg_B = self.sampler.draw(user_B, indices, rng)
@@ -111,7 +109,7 @@ class TripletData:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """The batch with its text rows [B, E], when there is text."""
+        """Adds text rows [B, E] to the batch, if there is text."""
         if features is None:
             return batch
         text = {

@@ -1,4 +1,4 @@
-"""Counts the files that can't be used, and gives up beyond a limit."""
+"""Counts the files that can't be used, and raises an error beyond a limit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from wellfed.units import counted
 
 
 class BadFiles:
-    """Files that were skipped: an error beyond ``limit``.
+    """Skipped files, with an error beyond ``limit``.
 
     Args:
-        folder: that they lie in.
-        known: name and reason of those that were found before.
+        folder: folder of the files.
+        known: name and reason of files that were found before.
 
     Raises:
         DataError: there are more than ``limit`` known.
@@ -27,7 +27,7 @@ class BadFiles:
             self.add(name, reason)
 
     def add(self, name: str, reason: str) -> None:
-        """Take note of a file.
+        """Records a file.
 
         Raises:
             DataError: there are more than ``limit`` now.
@@ -41,7 +41,7 @@ class BadFiles:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence if files were skipped."""
+        """Returns one sentence if files were skipped."""
         if not self.files:
             return ()
         return (f"{counted(len(self.files), 'bad file')} skipped, the first: {self._first()}",)

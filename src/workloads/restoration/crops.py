@@ -1,4 +1,4 @@
-"""Gives random crops of images to train on, as uint8, and what makes clean and degraded float patches of them.
+"""Gives random uint8 crops of images for training, and turns them into clean and degraded float patches.
 
 Shapes: B samples, P side of a crop, I images, S samples of an epoch.
 """
@@ -16,18 +16,18 @@ from wellfed import FeatureModeName, Features, FeatureSource, SampleRng
 from workloads.restoration.images import ImagePixels, StoredImage, cut_rows
 
 PLACE_DRAW, TURN_DRAW = 0, 1
-"""Which of a sample's random numbers these are; those of its degradation are above."""
+"""Draws of a sample's random numbers for place and orientation; `Degradation` uses higher ones."""
 
 Degrade = Callable[[Tensor, Tensor, SampleRng], Tensor]
-"""Clean patches [B, 3, P, P] in 0..1, keys [B] and the batch's generator to degraded ones."""
+"""Function from clean patches [B, 3, P, P] in 0..1, keys [B] and the batch's generator to degraded patches."""
 
 
 class CropData:
-    """Crops of ``patch_size`` at places, and turned in ways, that are functions of (seed, epoch, sample index).
+    """Crops of ``patch_size`` whose place and orientation are functions of (seed, epoch, sample index).
 
     Args:
-        images: to crop, none of them smaller than a crop; they lie within the first ``pixels.num_bytes``.
-        patches_per_image: of each epoch.
+        images: images, none of them smaller than a crop, within the first ``pixels.num_bytes``.
+        patches_per_image: crops of an image in an epoch.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class CropData:
         self.images, self.patch_size, self.degrade = tuple(images), patch_size, degrade
         self._pixels = pixels
         self._read: ImagePixels | None = pixels
-        """Where `fetch` cuts crops out of; None = it leaves that to `on_device`."""
+        """Pixels from which `fetch` cuts crops; None = `on_device` looks them up."""
         self._image_I4 = torch.tensor(
             [
                 (image.offset, 3 * image.width, image.height - patch_size + 1, image.width - patch_size + 1)
                 for image in images
             ]
         )
-        """First byte, bytes of a line, and how many places for a crop there are down and across."""
+        """First byte, bytes of a line, and number of crop positions down and across."""
         self._image_S = torch.arange(len(images), dtype=torch.int32).repeat_interleave(patches_per_image)
         self._line_P = torch.arange(patch_size)
 
@@ -57,15 +57,13 @@ class CropData:
         return len(self._image_S)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """One sample, equal to the row that `fetch` gives; without ``rng`` that of seed 0, epoch 0."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} crops")
-        batch = self.fetch(torch.tensor([index % len(self)]), rng or SampleRng(0, 0))
+        """Returns one sample, equal to the row that `fetch` gives; without ``rng`` for seed 0, epoch 0."""
+        batch = self.fetch(torch.tensor([range(len(self))[index]]), rng or SampleRng(0, 0))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
-        """``index`` int64 [B]; ``crop`` uint8 [B, P, P, 3], or in mode ``cache`` ``line`` int64 [B, P], the first byte
-        of each line of it."""
+        """Returns ``index`` int64 [B] and ``crop`` uint8 [B, P, P, 3], or in mode ``cache`` ``line`` int64 [B, P], the
+        first byte of each line."""
         line_BP = self._lines(indices, rng)
         if self._read is None:
             return {"index": indices, "line": line_BP}
@@ -76,8 +74,8 @@ class CropData:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """``clean`` and ``degraded``, float32 [B, 3, P, P]: the crop, mirrored or turned in one of eight ways, in 0..1,
-        and what the degradation makes of it."""
+        """Returns ``clean`` and ``degraded``, float32 [B, 3, P, P]: the crop in 0..1, mirrored or turned in one of
+        eight ways, and its degradation."""
         crop = batch.get("crop")
         if crop is None:
             if features is None:
@@ -88,27 +86,27 @@ class CropData:
         return {"clean": clean, "degraded": self.degrade(clean, batch["index"], rng)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"degrade": copy.copy(self.degrade)}  # what it keeps on a device stays with this one
+        return vars(self) | {"degrade": copy.copy(self.degrade)}  # its tensors on a device are not sent
 
     def for_features(self, mode: FeatureModeName) -> Self:
-        """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
+        """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
         other = copy.copy(self)
         other._read = None if mode == "cache" else self._pixels if mode == "dynamic" else self._pixels.in_memory()
         return other
 
     def _lines(self, indices: Tensor, rng: SampleRng) -> Tensor:
-        """First byte of each line, int64 [B, P]."""
+        """Returns the first byte of each line, int64 [B, P]."""
         image_B4 = self._image_I4.index_select(0, self._image_S.index_select(0, indices))
         offset_B, pitch_B, down_B, across_B = image_B4.unbind(1)
-        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63, of which each direction takes its own
+        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63 bits, the lower for down, the upper for across
         start_B = offset_B + (bits_B & 0x7FFFFFFF) % down_B * pitch_B + (bits_B >> 31) % across_B * 3
         return torch.addcmul(start_B[:, None], pitch_B[:, None], self._line_P)
 
 
 def turned(image_BCPP: Tensor, way_B: Tensor) -> Tensor:
-    """Square images of whole numbers mirrored or turned in one of eight ways each, by the lowest bits of ``way_B``."""
+    """Mirrors or turns square integer images in one of eight ways each, by the lowest bits of ``way_B``."""
     for bit, of_image in enumerate((_mirrored, _upside_down, _transposed)):
-        # As torch.where does, in a twentieth of its time for bytes on a CPU: a mask of all ones takes the other image.
+        # Equals torch.where, in a twentieth of its time for bytes on a CPU: a mask of all ones takes the other image.
         mask_B111 = -(way_B >> bit & 1).to(image_BCPP.dtype)[:, None, None, None]
         image_BCPP = image_BCPP ^ (image_BCPP ^ of_image(image_BCPP)) & mask_B111
     return image_BCPP
@@ -127,7 +125,7 @@ def _transposed(image: Tensor) -> Tensor:
 
 
 def crop_features(pixels: ImagePixels, patch_size: int) -> Features:
-    """Lines of crops: row i is the ``3 * patch_size`` bytes that begin at byte i of the images."""
+    """Returns the features: row i is the ``3 * patch_size`` bytes that begin at byte i of the images."""
     width = 3 * patch_size
 
     def cut(store: Tensor, indices: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Makes data for restoration of a folder of images or the embedded set: crops to train on, tiles to evaluate on."""
+"""Makes the data of restoration from a folder of images or the embedded set: crops for training, tiles for
+evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed import ConfigError, DataError, Datasets, prepared
 from wellfed.units import counted, show_bytes, show_count
 from workloads.restoration import degradations
 from workloads.restoration.bad_files import BadFiles
@@ -32,23 +33,23 @@ from workloads.restoration.synthetic import dead_leaves
 from workloads.restoration.tiles import CORE, HALO, TileData
 
 VERSION = 1
-"""Of what is written for a folder; another one is decoded anew."""
+"""Version of the prepared images; others are decoded anew."""
 SIDE = 128
-"""Of the embedded images; those of larger crops are half as large again as a crop."""
+"""Side of the embedded images. Larger crops get images that are half as large again."""
 EVAL_TILES = 8
-"""In a batch of validation: about the pixels of 70 crops of the default size, without gradients."""
+"""Tiles in a batch of validation: about the pixels of 70 default crops, without gradients."""
 SMALLEST_PATCH, USUAL_PATCH = 16, 64
-"""Sides of crops in pixels: the least that is allowed, and the derived one of pictures that are large enough."""
+"""Sides of crops in pixels: the smallest allowed, and the derived one for images that are large enough."""
 LEFT_OUT_FRAC = 0.1
 """Largest share of the pictures that a derived patch size may leave out as too small."""
 FULL_EPOCH = 1536
 """Crops in a derived epoch, or one of each picture where there are more: 96 steps, as of the embedded set."""
 USUAL_CROPS = 8
-"""Of each image of the embedded set in an epoch."""
+"""Crops of each embedded image in an epoch."""
 VAL_TILES = 128
 """Most tiles of a derived validation: it then costs less than an epoch, however large the pictures are."""
 MANY = 200
-"""Images whose decoding takes long enough to be told: seconds, or minutes."""
+"""Images from which on decoding takes seconds or minutes, so that a line announces it."""
 NUMBERS: Mapping[str, tuple[range, int | None]] = {
     "patch_size": (range(SMALLEST_PATCH, 1025), None),
     "patches_per_image": (range(1, 1_000_001), None),
@@ -58,7 +59,7 @@ NUMBERS: Mapping[str, tuple[range, int | None]] = {
     "halo": (range(8, CORE + 1, 2), HALO),
     "seed": (range(2**63), 0),
 }
-"""What the arguments that are whole numbers may be, and what they are unless they are set."""
+"""Allowed range and default of the arguments that are whole numbers."""
 
 
 def datasets(
@@ -88,7 +89,7 @@ def datasets(
         task: ``denoise``, ``deblur`` or ``super_resolve``; this and the next three as `Degradation` has them.
         patch_size: side of a crop in pixels; images with a shorter side are left out. None = 64, or less where more
             than a tenth of the images are smaller.
-        patches_per_image: crops of each image in an epoch; None = the more, the fewer images there are.
+        patches_per_image: crops of each image in an epoch; None = more for fewer images.
         grey_noise: the same noise in all three colours; None = where all images are grey.
         max_bad_files: files to skip that can't be decoded.
         val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
@@ -97,26 +98,31 @@ def datasets(
         num_images: size of the embedded set.
         halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
             images that are restored in one piece, mirrored at their edges.
-        seed: of the split and of the embedded set; not of the training.
+        seed: seed of the split and of the embedded set; the training has its own.
         cache_dir: where decoded images are kept.
 
     Raises:
         DataError: folder missing, without images, with too many damaged ones or too few to split; nowhere to keep them.
         ConfigError: an argument out of its range.
     """
-    numbers = {
-        "patch_size": patch_size,
-        "patches_per_image": patches_per_image,
-        "max_bad_files": max_bad_files,
-        "val_tiles": val_tiles,
-        "num_images": num_images,
-        "halo": halo,
-        "seed": seed,
-    }
+    numbers = {"patch_size": patch_size, "patches_per_image": patches_per_image, "max_bad_files": max_bad_files}
+    numbers |= {"val_tiles": val_tiles, "num_images": num_images, "halo": halo, "seed": seed}
     shares = {"val_frac": val_frac, "test_frac": test_frac}
-    of_degradation = degradations.faults(task, sigma, blur_sigma, scale)
-    least_patch = max(SMALLEST_PATCH, degradations.blur_reach(blur_sigma) + 1) if task == "deblur" else SMALLEST_PATCH
-    _check(numbers, shares, of_degradation or _too_wide_a_blur(task, blur_sigma, patch_size))
+    ConfigError.check(
+        "workload.data",
+        *degradations.rules(task, sigma, blur_sigma, scale),
+        *map(_whole_number, numbers, numbers.values()),
+        *(
+            (name, share, isinstance(share, int | float) and 0 <= share <= 0.5, "is not in 0..0.5", f"{name}=0.1, or 0")
+            for name, share in shares.items()
+        ),
+    )
+    reach = degradations.blur_reach(blur_sigma)
+    least_patch = max(SMALLEST_PATCH, reach + 1) if task == "deblur" else SMALLEST_PATCH
+    is_covered = task != "deblur" or patch_size is None or reach < patch_size
+    problem = f"pixels blur over {reach} to each side, and a crop has patch_size={patch_size}"
+    way_out = f"patch_size={reach + 1} or more, or a smaller blur"
+    ConfigError.check("workload.data", ("blur_sigma", blur_sigma, is_covered, problem, way_out))
     if path is None:
         made = _embedded(num_images, max(SIDE, (patch_size or USUAL_PATCH) * 3 // 2), seed, cache_dir)
     else:
@@ -168,17 +174,17 @@ def datasets(
 
 @dataclass(frozen=True)
 class _Made:
-    """Images that lie decoded on disk."""
+    """Decoded images on disk."""
 
     file: Path
     index: ImageIndex
     split_folders: frozenset[str] = frozenset()
-    """Splits that had a folder of their own."""
+    """Splits with a folder of their own."""
     notes: tuple[str, ...] = ()
 
 
 def _embedded(num_images: int, side: int, seed: int, cache_dir: str) -> _Made:
-    """Images of dead leaves."""
+    """Draws the embedded images."""
     settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
     build = partial(_write_embedded, num_images=num_images, side=side, seed=seed)
     folder = prepared(cache_dir, "images", (), settings, build)
@@ -191,7 +197,7 @@ def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> N
 
 
 def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made:
-    """Those of a folder."""
+    """Decodes the images of a folder."""
     found = find_images(path, seed)
 
     def build(folder: Path) -> None:
@@ -210,7 +216,7 @@ def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made
 
 
 def _patch_size(images: Sequence[StoredImage], least: int) -> tuple[int, str]:
-    """The usual side, or that of the smaller images, which most of them have."""
+    """Returns the usual side, or a smaller one that nine of ten images have."""
     sides = sorted(min(image.height, image.width) for image in images)
     usable = [side for side in sides if side >= least]
     usual = max(USUAL_PATCH, least)
@@ -222,31 +228,10 @@ def _patch_size(images: Sequence[StoredImage], least: int) -> tuple[int, str]:
     return side, f"the shorter sides are {sides[0]} to {sides[-1]} pixels, and nine of ten images shall have a crop"
 
 
-def _too_wide_a_blur(task: str, blur_sigma: float, patch_size: int | None) -> list[Fault]:
-    """A fault where a crop is no larger than what the blur mirrors at its edges."""
-    reach = degradations.blur_reach(blur_sigma)
-    if task != "deblur" or type(patch_size) is not int or reach < patch_size:
-        return []
-    problem = f"{blur_sigma:g} pixels blur over {reach} to each side, and a crop has patch_size={patch_size}."
-    return [Fault("workload.data.blur_sigma", problem, f"Write patch_size={reach + 1} or more, or a smaller blur.")]
-
-
-def _check(numbers: Mapping[str, int | None], shares: Mapping[str, float], others: Sequence[Fault]) -> None:
-    """Raise ConfigError with all that is wrong."""
-    faults = list(others)
-    for name, number in numbers.items():
-        span, usual = NUMBERS[name]
-        if number is None and usual is None:
-            continue
-        if type(number) is not int or number not in span:
-            kind = "even" if span.step == 2 else "whole"
-            problem = f"{number!r} is no {kind} number in {span[0]:,}..{span[-1]:,}."
-            faults.append(
-                Fault(f"workload.data.{name}", problem, f"Write {name}={'null' if usual is None else usual}.")
-            )
-    for name, share in shares.items():
-        if not isinstance(share, (int, float)) or not 0 <= share <= 0.5:
-            problem = f"{share!r} is not in 0..0.5."
-            faults.append(Fault(f"workload.data.{name}", problem, f"Write {name}=0.1, or 0 for none."))
-    if faults:
-        raise ConfigError(faults)
+def _whole_number(name: str, number: int | None) -> degradations.Rule:
+    """Returns the rule for an argument of `NUMBERS`, for `ConfigError.check`."""
+    span, usual = NUMBERS[name]
+    is_fine = (number is None and usual is None) or (type(number) is int and number in span)
+    kind = "even" if span.step == 2 else "whole"
+    problem = f"is no {kind} number in {span[0]:,}..{span[-1]:,}"
+    return name, number, is_fine, problem, f"{name}={'null' if usual is None else usual}"

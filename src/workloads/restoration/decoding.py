@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Pillow knows the last three once they are imported; threads that would make it look for them disturb one another.
+# Importing the last three registers them; a search for plugins by several threads at once fails.
 from PIL import BmpImagePlugin, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
 
 from wellfed import first_line
@@ -20,30 +20,31 @@ from wellfed.units import show_count
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-"""What Pillow may take a file for, whatever its name: none of them runs a program."""
+"""Formats that Pillow may recognise, whatever the name of a file: none of them runs a program."""
 MAX_PIXELS = 150_000_000
-"""Above what any camera gives; a larger image takes more than 450 MB to decode."""
+"""Largest number of pixels, above that of any camera; a larger image takes more than 450 MB to decode."""
 _ORIENTATION = 0x0112
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
 class DamagedImage(Exception):
-    """A file whose image can't be had; the text is the reason."""
+    """A file without a usable image; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image, and what became of it."""
+    """An image, and the conversions that were made."""
 
     pixels: Pixels
-    """``[height, width, 3]``."""
+    """Pixels ``[height, width, 3]``."""
     turned: tuple[str, ...]
-    """What it was before it was made 8-bit RGB, and what was left out: ``grey``, ``CMYK``, ``16 bits``."""
+    """Kind of the image before it was made 8-bit RGB, and omissions: ``grey``, ``CMYK``, ``16 bits``."""
 
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Pillow warns of odd metadata and of large images, which `decode` judges by itself. Not within a thread."""
+    """Silences Pillow's warnings of odd metadata and large images, which `decode` checks itself. Not within a
+    thread."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -51,7 +52,7 @@ def quiet_pillow() -> Iterator[None]:
 
 
 def size_of(path: Path) -> int:
-    """Pixels of an image, from its header.
+    """Returns the pixels of an image, from its header.
 
     Raises:
         DamagedImage: there is none, or it is larger than `MAX_PIXELS`.
@@ -61,13 +62,13 @@ def size_of(path: Path) -> int:
 
 
 def decode(path: Path) -> Decoded:
-    """The first image of a file, upright as its EXIF orientation says.
+    """Decodes the first image of a file, upright as its EXIF orientation says.
 
     Raises:
         DamagedImage: unreadable, cut short, too large.
     """
     with _opened(path) as image:
-        depth = _raw_mode(image)  # gone once the pixels are there, which the EXIF of a PNG lies behind
+        depth = _raw_mode(image)  # before the pixels are loaded, which the EXIF of a PNG needs
         turned = ["more than one frame"] if getattr(image, "n_frames", 1) > 1 and image.format != "MPO" else []
         if image.getexif().get(_ORIENTATION, 1) != 1:
             turned.append("turned by EXIF")
@@ -82,7 +83,7 @@ def decode(path: Path) -> Decoded:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The image with its header read; whatever goes wrong with it is its damage."""
+    """Opens the image with its header read; any error becomes `DamagedImage`."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             num_pixels = image.width * image.height
@@ -104,7 +105,7 @@ def _too_large(size: str) -> str:
 
 
 def _raw_mode(image: Image.Image) -> str:
-    """How the file holds its samples, as ``RGB;16B``; Pillow shortens colours of 16 bits without a word."""
+    """Returns the sample format of the file, as ``RGB;16B``; Pillow reduces 16-bit colours silently."""
     tiles: Any = getattr(image, "tile", None)
     arguments = tiles[0][3] if tiles else ""
     first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
@@ -112,7 +113,7 @@ def _raw_mode(image: Image.Image) -> str:
 
 
 def _rgb(image: Image.Image) -> tuple[Pixels, str]:
-    """Pixels ``[height, width, 3]``, and what they were; empty = RGB before."""
+    """Returns pixels ``[height, width, 3]``, and their kind before; empty = RGB."""
     mode = image.mode
     if mode.startswith("I"):
         return _of_16_bits(image), "16 bits"
@@ -127,7 +128,7 @@ def _rgb(image: Image.Image) -> tuple[Pixels, str]:
 
 
 def _of_16_bits(image: Image.Image) -> Pixels:
-    """The upper 8 of 16 bits, as grey."""
+    """Returns the upper 8 of 16 bits, as grey."""
     values_HW = np.asarray(image).astype(np.int64)
     if values_HW.min() < 0 or values_HW.max() > 0xFFFF:
         raise DamagedImage(f"its samples reach from {values_HW.min()} to {values_HW.max()}; save it with 8 or 16 bits")

@@ -1,4 +1,4 @@
-"""Makes the input of the model from a clean image: noise, blur, or a loss of resolution.
+"""Degrades clean images for the input of the model: noise, blur, or a loss of resolution.
 
 Shapes: B images, C channels, H height, W width, M numbers of one image (C H W).
 """
@@ -12,33 +12,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wellfed import ConfigError, Fault, SampleRng, seed_from
+from wellfed import ConfigError, SampleRng, seed_from
 
+Rule = tuple[str, object, bool, str, str]
 Task = Literal["denoise", "deblur", "super_resolve"]
 TASKS: tuple[Task, ...] = get_args(Task)
 USUAL_SIGMA: dict[str, float] = {"denoise": 25.0, "deblur": 2.0, "super_resolve": 0.0}
-"""Spread of the noise where none is asked for, as the literature of each task has it, of 255."""
+"""Default spread of the noise by task, of 255, as usual in the literature."""
 BANK_NUMBERS = 2**22
-"""Normal numbers, 16 MiB, that training noise is cut out of at a random place with a random sign: drawing them anew for
-each patch would cost more than all else that is done to it. An image asks for a fourth of the bank at most."""
+"""Normal numbers, 16 MiB, from which training noise is cut at a random place with a random sign. Drawing new ones for
+each patch would cost more than all other work on it. An image needs at most a fourth of the bank."""
 PLACE_DRAW, SIGN_DRAW = 64, 65
-"""Which of a sample's random numbers are the noise's; those of crops and flips are below."""
+"""Draws of a sample's random numbers for the noise; crops use lower ones."""
 NOISE_SEED = 0x5EED
 
 
 class Degradation:
-    """What is done to clean images, in training to batches and in evaluations to whole images.
+    """Degradation of clean images: batches in training, whole images in evaluations.
 
     Args:
         task: ``denoise`` adds noise; ``deblur`` blurs by a Gaussian first; ``super_resolve`` shrinks and enlarges again
             by bicubic interpolation first, so that the size stays.
         sigma: spread of the white noise, of 255; None = 25, 2 and 0 for the three tasks.
         blur_sigma: spread of the blur in pixels.
-        scale: by how much the image is shrunk.
+        scale: factor by which the image is shrunk.
         is_grey: the same noise in all colours.
 
     Raises:
-        ConfigError: see `faults`.
+        ConfigError: see `rules`.
     """
 
     def __init__(
@@ -50,15 +51,14 @@ class Degradation:
         *,
         is_grey: bool = False,
     ) -> None:
-        if found := faults(task, sigma, blur_sigma, scale):
-            raise ConfigError(found)
+        ConfigError.check("workload.data", *rules(task, sigma, blur_sigma, scale))
         self.task = task
         self.sigma = USUAL_SIGMA[task] if sigma is None else float(sigma)
         self.blur_sigma, self.scale, self.is_grey = float(blur_sigma), int(scale), is_grey
         self._banks: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, clean_BCHW: Tensor, key_B: Tensor, rng: SampleRng) -> Tensor:
-        """Degraded float32 [B, C, H, W] of clean ones in 0..1; unclipped, as what a sensor's noise does is symmetrical.
+        """Degrades clean images in 0..1 to float32 [B, C, H, W]; unclipped, since the noise of a sensor is symmetrical.
 
         The noise is a function of the rng's (seed, epoch) and of ``key_B`` (int64 [B], such as the samples' indices).
         """
@@ -76,20 +76,20 @@ class Degradation:
         return torch.addcmul(degraded_BCHW, noise_BCHW, (sign_B * (self.sigma / 255)).float().view(-1, 1, 1, 1))
 
     def for_evaluation(self, image_CHW: Tensor, image_index: int) -> Tensor:
-        """Degraded float32 [C, H, W] of a uint8 image of any size; the noise belongs to ``image_index`` for ever."""
+        """Degrades a uint8 image of any size to float32 [C, H, W]; the noise depends on ``image_index`` alone."""
         degraded_CHW = self.without_noise(image_CHW.float().div(255).unsqueeze(0)).squeeze(0)
         generator = torch.Generator().manual_seed(seed_from(NOISE_SEED, image_index))
         shape = (1, *image_CHW.shape[1:]) if self.is_grey else image_CHW.shape
         return degraded_CHW + torch.randn(shape, generator=generator) * (self.sigma / 255)
 
     def without_noise(self, clean_BCHW: Tensor) -> Tensor:
-        """Blurred or coarse images as ``task`` says; with ``denoise`` the same."""
+        """Returns blurred or coarse images as ``task`` says; with ``denoise`` the same images."""
         if self.task == "deblur":
             return blur(clean_BCHW, self.blur_sigma)
         return shrink_and_enlarge(clean_BCHW, self.scale) if self.task == "super_resolve" else clean_BCHW
 
     def _bank(self, numbers: int, device: torch.device) -> Tensor:
-        """Normal numbers for images of so many; the same on each device."""
+        """Returns the bank of normal numbers for images of this size; the same numbers on each device."""
         length = max(BANK_NUMBERS, 4 * numbers)
         bank_N = self._banks.get((str(device), length))
         if bank_N is None:
@@ -102,7 +102,7 @@ class Degradation:
 
 
 def blur(image_BCHW: Tensor, sigma: float) -> Tensor:
-    """Convolved with a Gaussian of spread ``sigma`` pixels, reflected at the edges of an image larger than 3 sigma."""
+    """Convolves with a Gaussian of spread ``sigma`` pixels; edges of images larger than 3 sigma are reflected."""
     reach = blur_reach(sigma)
     weight_K = gaussian_window(reach, sigma).to(image_BCHW)
     channels = image_BCHW.shape[1]
@@ -112,19 +112,19 @@ def blur(image_BCHW: Tensor, sigma: float) -> Tensor:
 
 
 def blur_reach(sigma: float) -> int:
-    """Pixels that `blur` looks at to each side; an image has to be larger."""
+    """Returns the pixels that `blur` covers to each side; an image must be larger."""
     return math.ceil(3 * sigma)
 
 
 def gaussian_window(reach: int, sigma: float) -> Tensor:
-    """Weights at -reach..reach that sum to 1, float32 [2 reach + 1]."""
+    """Returns weights at -reach..reach that sum to 1, float32 [2 reach + 1]."""
     place_K = torch.arange(-reach, reach + 1, dtype=torch.float64)
     weight_K = torch.exp(-0.5 * (place_K / sigma) ** 2)
     return (weight_K / weight_K.sum()).float()
 
 
 def shrink_and_enlarge(image_BCHW: Tensor, scale: int) -> Tensor:
-    """Bicubic to 1 / scale of the size (each pixel a mean over what it covers) and back; the edges are reflected."""
+    """Shrinks to 1 / scale of the size (each pixel is a mean) and enlarges again, both bicubic; edges are reflected."""
     height, width = image_BCHW.shape[-2:]
     padded = functional.pad(image_BCHW, (0, -width % scale, 0, -height % scale), mode="reflect")
     small_size = (padded.shape[-2] // scale, padded.shape[-1] // scale)
@@ -133,18 +133,13 @@ def shrink_and_enlarge(image_BCHW: Tensor, scale: int) -> Tensor:
     return large[..., :height, :width]
 
 
-def faults(task: str, sigma: float | None, blur_sigma: float, scale: int) -> list[Fault]:
-    """All that is wrong with the arguments of `Degradation`, as knobs of ``workload.data``."""
-    found = []
-    if task not in TASKS:
-        found.append(Fault("workload.data.task", f"{task!r} is none of {', '.join(TASKS)}.", "Write task=denoise."))
-    if sigma is not None and not 0 <= sigma <= 255:
-        found.append(Fault("workload.data.sigma", f"{sigma} is not in 0..255.", "Write sigma=25, or null."))
-    if task == "denoise" and sigma == 0:
-        found.append(Fault("workload.data.sigma", "0 leaves nothing to remove with task=denoise.", "Write sigma=25."))
-    if not 0.1 <= blur_sigma <= 10:
-        problem = f"{blur_sigma} pixels are not in 0.1..10."
-        found.append(Fault("workload.data.blur_sigma", problem, "Write blur_sigma=1.6."))
-    if not 2 <= scale <= 8 or scale != int(scale):
-        found.append(Fault("workload.data.scale", f"{scale} is no whole number in 2..8.", "Write scale=2."))
-    return found
+def rules(task: str, sigma: float | None, blur_sigma: float, scale: int) -> list[Rule]:
+    """Returns the rules for the arguments of `Degradation`, for `ConfigError.check`."""
+    has_sigma = sigma is None or 0 <= sigma <= 255
+    return [
+        ("task", task, task in TASKS, f"is none of {', '.join(TASKS)}", "task=denoise"),
+        ("sigma", sigma, has_sigma, "is not in 0..255", "sigma=25, or null"),
+        ("sigma", sigma, task != "denoise" or sigma != 0, "leaves nothing to remove with task=denoise", "sigma=25"),
+        ("blur_sigma", blur_sigma, 0.1 <= blur_sigma <= 10, "is not in 0.1..10 pixels", "blur_sigma=1.6"),
+        ("scale", scale, 2 <= scale <= 8 and scale == int(scale), "is no whole number in 2..8", "scale=2"),
+    ]

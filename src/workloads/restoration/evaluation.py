@@ -1,4 +1,4 @@
-"""Measures restored photographs against the clean ones, whole image by whole image, from tiles of one size.
+"""Measures restored photographs against the clean ones, image by image, from tiles of one size.
 
 Shapes: B tiles, T side of a tile, S side of the square in it that cores lie in, I images.
 SSIM: Wang, Bovik, Sheikh, Simoncelli, IEEE TIP 2004, https://doi.org/10.1109/TIP.2003.819861
@@ -22,12 +22,12 @@ from wellfed import FeatureSource
 from workloads.restoration.degradations import gaussian_window
 
 WINDOW_REACH, WINDOW_SIGMA = 5, 1.5
-"""Of SSIM's Gaussian window: 11 pixels wide."""
+"""Reach and spread of SSIM's Gaussian window: 11 pixels wide."""
 SSIM_FLOORS = (0.01**2, 0.03**2)
-"""Added to means and variances, for values in 0..1."""
+"""Constants added to means and variances, for values in 0..1."""
 NUM_PICTURES = 4
 NUM_CANDIDATES = 32
-"""Tiles that are kept to choose pictures from, uint8: 32 x 144 KiB of cores of 128 pixels, three times."""
+"""Tiles kept as candidates for pictures, uint8: 32 x 144 KiB of cores of 128 pixels, three times."""
 SUMS = ("pixels", "error", "error_degraded", "ssim")
 
 
@@ -38,7 +38,7 @@ class ImageQuality:
     into its mirror image. Sums stay on the device; ``compute`` moves them to the host at once.
 
     Args:
-        names: of all images that batches may number.
+        names: names of all images, by the numbers in the batches.
         halo: pixels of a tile around the place of its core; at least 5, and the model's reach + 5 for the figures of
             images that are restored in one piece, mirrored at their edges.
     """
@@ -46,7 +46,7 @@ class ImageQuality:
     best_metric = "psnr"
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
-    """Tiles are no crops: the loss of their halo would count."""
+    """No loss: it would count the halo of the tiles."""
 
     def __init__(self, names: Sequence[str], halo: int) -> None:
         if halo < WINDOW_REACH:
@@ -55,18 +55,18 @@ class ImageQuality:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all sums and pictures."""
+        """Clears all sums and pictures."""
         self._sums_SI: Tensor | None = None
         self._candidates: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Restore the tiles of a batch.
+        """Restores the tiles of a batch.
 
         Args:
             batch: ``clean`` uint8 and ``degraded`` float [B, 3, T, T]; ``image`` int64 [B], its number; ``valid`` int64
                 [B, 4], y0, y1, x0 and x1 of the core, which lies ``halo`` within the tile.
-            features: of the crops that are trained on; tiles bring their pixels.
+            features: unused, since tiles bring their pixels.
         """
         degraded = batch["degraded"].float()
         clean = batch["clean"].float() / 255
@@ -88,11 +88,11 @@ class ImageQuality:
             self._candidates.append((place, (shown * 255).round().byte()))
 
     def state(self) -> tuple[Tensor | None, list[tuple[Tensor, Tensor]]]:
-        """Sums of each image, and tiles for pictures."""
+        """Returns the sums of each image, and tiles for pictures."""
         return self._sums_SI, self._candidates
 
     def merge(self, states: Sequence[tuple[Tensor | None, list[tuple[Tensor, Tensor]]]]) -> None:
-        """The sums of all ranks, and the tiles in the order of their batches."""
+        """Adds the sums of all ranks, and collects the tiles in the order of their batches."""
         sums = [each for each, _ in states if each is not None]
         self._sums_SI = torch.stack(sums).sum(0) if sums else None
         in_turn = itertools.zip_longest(*(candidates for _, candidates in states))
@@ -100,7 +100,7 @@ class ImageQuality:
         self._candidates = found[:NUM_CANDIDATES]
 
     def compute(self) -> dict[str, float]:
-        """Means over the images since `reset`; NaN if there were none."""
+        """Returns means over the images since `reset`; NaN if there were none."""
         figures = self.per_image()
         names = ("psnr", "ssim", "psnr_degraded")
         return {
@@ -108,7 +108,7 @@ class ImageQuality:
         }
 
     def per_image(self) -> dict[str, dict[str, float]]:
-        """The figures of each image that was seen, by its name; one transfer."""
+        """Returns the metrics of each image by its name, with one transfer from the device."""
         if self._sums_SI is None:
             return {}
         found = {}
@@ -123,7 +123,7 @@ class ImageQuality:
         return found
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """``per_image.csv``: one row an image; and a tile of some as PNG: degraded, restored and clean in a row."""
+        """Writes ``per_image.csv`` (one row an image), and some tiles as PNG: degraded, restored and clean in a row."""
         figures = self.per_image()
         if not figures:
             return {}
@@ -146,12 +146,12 @@ class ImageQuality:
 
 
 def psnr_of(mean_squared_error: float) -> float:
-    """Decibels for values in 0..1; 100 for equal images, so that means stay finite."""
+    """Returns decibels for values in 0..1; 100 for equal images, so that means stay finite."""
     return -10 * math.log10(max(mean_squared_error, 1e-10))
 
 
 def ssim_map(one_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
-    """SSIM of each colour in the window around each pixel that has a whole one, [B, C, H - 10, W - 10]."""
+    """Returns the SSIM of each colour around each pixel with a whole window, [B, C, H - 10, W - 10]."""
     values = torch.stack([one_BCHW, other_BCHW, one_BCHW.square(), other_BCHW.square(), one_BCHW * other_BCHW])
     mean_1, mean_2, square_1, square_2, product = _windowed(values)
     floor_1, floor_2 = SSIM_FLOORS
@@ -164,7 +164,7 @@ def ssim_map(one_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
 
 
 def _windowed(values_VBCHW: Tensor) -> Tensor:
-    """Means under the window, where it is whole.
+    """Returns means under the window, wherever it is whole.
 
     Sums of shifted images: convolutions and products of matrices may be TF32 on a GPU, too coarse for variances.
     """
@@ -179,7 +179,7 @@ def _windowed(values_VBCHW: Tensor) -> Tensor:
 
 
 def _cores(valid_B4: Tensor, side: int) -> Tensor:
-    """True where a pixel is of the tile's core, [B, T, T]."""
+    """Returns True for the pixels of a tile's core, [B, T, T]."""
     place_T = torch.arange(side, device=valid_B4.device)
     top, bottom, left, right = (each[:, None] for each in valid_B4.unbind(1))
     rows_BT, columns_BT = (place_T >= top) & (place_T < bottom), (place_T >= left) & (place_T < right)
@@ -187,6 +187,6 @@ def _cores(valid_B4: Tensor, side: int) -> Tensor:
 
 
 def _total(values_BCSS: Tensor, mask_BSS: Tensor) -> Tensor:
-    """Sums over colours and the pixels of the mask, float64 [B]."""
+    """Returns sums over colours and the pixels of the mask, float64 [B]."""
     total_B: Tensor = torch.where(mask_BSS, values_BCSS.sum(1), 0).flatten(1).double().sum(1)
     return total_B

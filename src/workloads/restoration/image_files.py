@@ -1,4 +1,4 @@
-"""Finds the image files of a folder, and which of them are for training, validation and test."""
+"""Finds the image files of a folder, and the split of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wellfed import DataError
 from wellfed.units import counted, show_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-"""Of files that are read, in any case of letters."""
+"""Endings of the files that are read, in any case of letters."""
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Names of folders that are used as a split, in any case of letters."""
 SPLITS = ("train", "val", "test")
@@ -22,32 +22,32 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file that should hold an image."""
+    """A file expected to hold an image."""
 
     name: str
-    """Path within the folder, with slashes, in characters that can be shown."""
+    """Path within the folder, with slashes, in printable characters."""
     path: Path
     split: str
-    """``train``, ``val`` or ``test``; ``train`` for all of a folder that has no such folders inside."""
+    """Split of the file: ``train``, ``val`` or ``test``; ``train`` if the folder has no such folders."""
 
 
 @dataclass(frozen=True)
 class FoundImages:
-    """What lies in a folder."""
+    """Files of a folder."""
 
     folder: Path
     files: tuple[ImageFile, ...]
-    """Training first, then validation and test; within each in an order that belongs to (seed, name)."""
+    """Files in the order training, validation, test; within each by (seed, name)."""
     split_folders: frozenset[str]
-    """Splits that have a folder of their own."""
+    """Splits with a folder of their own."""
     unreadable: tuple[tuple[str, str], ...]
     """Name and reason of files and folders that can't be opened."""
     notes: tuple[str, ...]
-    """What was left out."""
+    """Notes on what was left out."""
 
 
 def find_images(folder: Path, seed: int) -> FoundImages:
-    """Image files in the folder and all folders in it, links followed.
+    """Returns the image files in the folder and all folders below it; follows links.
 
     Raises:
         DataError: no such folder, no image in it or in one of its splits, validation or test images without training.
@@ -81,7 +81,7 @@ def find_images(folder: Path, seed: int) -> FoundImages:
 
 
 def _shown(path: Path) -> str:
-    """A name that has bytes of no text, or line breaks, with these written out."""
+    """Returns a printable name: bytes that are no text and line breaks are escaped."""
     return show_line(os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace"))
 
 
@@ -96,7 +96,7 @@ def _rank(seed: int, name: str) -> bytes:
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Name of a folder to the split that it is; empty where the folder has none of them."""
+    """Returns the split of each folder that is named as one; empty if there is none."""
     try:
         inside = sorted(folder.iterdir())
     except OSError as error:
@@ -111,7 +111,7 @@ def _is_split(path: Path) -> bool:
 
 
 def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list[tuple[str, str]]) -> Iterator[Path]:
-    """Files within, hidden ones left out; a link to a folder that it lies in is not followed."""
+    """Yields the files below a folder without hidden ones; skips links to a folder above."""
     try:
         state = folder.stat()
         inside = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -132,7 +132,7 @@ def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list
 
 
 def _problem(path: Path) -> str:
-    """Why a file can't be opened; empty = it can."""
+    """Returns why a file can't be opened; empty = it can."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return "a named pipe, a socket or a device, not a file"
@@ -151,7 +151,7 @@ def _refuse_missing(
     unreadable: list[tuple[str, str]],
     others: Counter[str],
 ) -> None:
-    """Raise DataError where there is nothing to train on, or a split is empty."""
+    """Raises DataError if there is nothing to train on, or a split is empty."""
     if of_split and "train" not in of_split.values():
         raise DataError(
             f"{name} holds {_listed(of_split)} but no train/. "

@@ -1,4 +1,4 @@
-"""Keeps decoded images one after the other in one file, uint8, which is mapped into memory.
+"""Stores decoded images one after the other in one uint8 file, which is mapped into memory.
 
 Shapes: N bytes of all images, R rows of bytes, W width of a row.
 """
@@ -31,37 +31,37 @@ INDEX_FILE = "images.json"
 
 @dataclass(frozen=True)
 class StoredImage:
-    """Where an image lies in the file of all pixels."""
+    """Position of an image in the file of all pixels."""
 
     name: str
     split: str
-    """Of `ImageFile`."""
+    """Split of the `ImageFile`."""
     offset: int
-    """Of its first byte."""
+    """First byte of the image."""
     height: int
     width: int
     digest: str
-    """Of its pixels and size: equal images have equal ones."""
+    """Hash of its pixels and size."""
 
     @property
     def end(self) -> int:
-        """Byte behind its last."""
+        """First byte after the image."""
         return self.offset + 3 * self.height * self.width
 
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """What a folder of decoded images holds."""
+    """Index of a folder of decoded images."""
 
     images: tuple[StoredImage, ...]
     damaged: tuple[tuple[str, str], ...] = ()
     """Name and reason of files that could not be decoded."""
     turned: tuple[tuple[str, int], ...] = ()
-    """What images were before they became 8-bit RGB, with their number."""
+    """Kinds of images before they became 8-bit RGB, with their number."""
 
 
 class ImagePixels:
-    """The bytes of decoded images, in a file that is mapped or in a copy of it in RAM.
+    """Bytes of decoded images, in a file that is mapped or in a copy of it in RAM.
 
     A process that it is sent to maps or reads the file anew; nothing of its content is sent. A forked one shares what
     was there before.
@@ -77,7 +77,7 @@ class ImagePixels:
     def flat(self) -> Tensor:
         """All bytes, uint8 [N]; not to be written to."""
         if self._flat is None:
-            with self._opening:  # threads that build the first batches want one copy, not one each
+            with self._opening:  # one copy for all threads that build the first batches
                 self._flat = self._open() if self._flat is None else self._flat
         return self._flat
 
@@ -88,7 +88,7 @@ class ImagePixels:
         return torch.from_numpy(np.memmap(self.file, dtype=np.uint8, mode="c", shape=(self.num_bytes,)))
 
     def in_memory(self) -> ImagePixels:
-        """The same, read into RAM at first use; one copy for all who ask for it while any of them holds it."""
+        """Returns the same bytes, read into RAM at first use. All callers share one copy while any of them holds it."""
         copied = self._copied() if self._copied is not None else None
         if copied is None:
             copied = ImagePixels(self.file, self.num_bytes, in_memory=True)
@@ -96,12 +96,12 @@ class ImagePixels:
         return copied
 
     def image(self, image: StoredImage) -> Pixels:
-        """``[height, width, 3]``; a view."""
+        """Returns a view ``[height, width, 3]`` of an image."""
         flat: Pixels = self.flat[image.offset : image.end].numpy()
         return flat.reshape(image.height, image.width, 3)
 
     def is_grey(self, image: StoredImage) -> bool:
-        """Whether all pixels have three equal values."""
+        """Returns whether all pixels have three equal values."""
         whole = self.image(image)
         bands = (whole[top : top + 256] for top in range(0, image.height, 256))
         return all(bool((band == band[..., :1]).all()) for band in bands)
@@ -111,12 +111,13 @@ class ImagePixels:
 
 
 def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
-    """Rows ``[R, width]`` of bytes that begin at ``start_R``, which may overlap; nothing else is copied."""
+    """Returns rows ``[R, width]`` of bytes that begin at ``start_R``; only these rows, which may overlap, are
+    copied."""
     return bytes_N.as_strided((len(bytes_N) - width + 1, width), (1, 1)).index_select(0, start_R)
 
 
 def read_index(folder: Path) -> ImageIndex:
-    """What `write_images` or `decode_into` has left."""
+    """Returns the index that `write_images` or `decode_into` has written."""
     content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
     return ImageIndex(
         tuple(StoredImage(**image) for image in content["images"]),
@@ -126,7 +127,7 @@ def read_index(folder: Path) -> ImageIndex:
 
 
 def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | DamagedImage]]) -> None:
-    """Write images, each with its name and split, in this order."""
+    """Writes images, each with its name and split, in this order."""
     images, damaged, turned, offset = list[StoredImage](), list[tuple[str, str]](), Counter[str](), 0
     with (folder / PIXELS_FILE).open("wb") as file:
         for name, split, each in decoded:
@@ -144,7 +145,7 @@ def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | Damag
 
 
 def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None:
-    """Decode files in several threads and write what they hold, in their order.
+    """Decodes files in several threads and writes the images in the order of the files.
 
     Raises:
         DataError: more of them are damaged than ``bad`` allows.
@@ -161,7 +162,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
 
 
 def decoded_in_order(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
-    """Images in the order of files; those decoded ahead have no more than `MAX_PIXELS` together."""
+    """Yields images in the order of files; those decoded ahead have at most `MAX_PIXELS` together."""
     num_threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ahead: deque[tuple[ImageFile, int, Future[Decoded | DamagedImage]]] = deque()
     with ThreadPoolExecutor(num_threads, "decode") as pool:

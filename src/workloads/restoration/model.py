@@ -1,4 +1,4 @@
-"""Restores images by a residual network that works at half their resolution, so that each layer costs a fourth.
+"""Restores images with a residual network at half their resolution, so that each layer costs a fourth.
 
 Shapes: B images, H height, W width, C channels of the network; 3 colours, 12 = 4 x 3 of the half-size image.
 Half resolution: Zhang, Zuo, Zhang, FFDNet, IEEE TIP 2018, https://arxiv.org/abs/1710.04026
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 from workloads.restoration.perceptual import PERCEPTUAL, FixedFeatures, vgg_features
 
 GREY = 0.5
-"""Is taken off before the first layer."""
+"""Value subtracted before the first layer."""
 SHRINK = 2
-"""Blocks of 2 x 2 pixels become channels."""
+"""Side of the blocks of pixels that become channels."""
 COLOURS = 3
 
 
 class RestorationCNN(nn.Module):
-    """Clean image = degraded image + what convolutions find in it; images of any size.
+    """Network that adds a correction to the degraded image; images of any size.
 
-    There is no normalisation: the input's own scale says how strong the noise is, and each block starts as identity.
+    There is no normalisation: the input's own scale shows the strength of the noise, and each block starts as identity.
     The first layer is given brightness, colours and details apart (`frequencies`): brightness is large and would drown
     the rest, which learns far more slowly then.
 
@@ -38,7 +38,7 @@ class RestorationCNN(nn.Module):
     """
 
     frequencies: Tensor
-    """[12, 12, 1, 1]."""
+    """Matrix [12, 12, 1, 1] of `frequencies`."""
 
     def __init__(
         self,
@@ -49,7 +49,15 @@ class RestorationCNN(nn.Module):
         perceptual: str = "fixed",
     ) -> None:
         super().__init__()
-        _check(base_channels, num_blocks, perceptual_weight, perceptual)
+        sizes = {"base_channels": base_channels, "num_blocks": num_blocks}
+        weight = "perceptual_weight", perceptual_weight, perceptual_weight >= 0
+        known = "perceptual", perceptual, perceptual in PERCEPTUAL
+        ConfigError.check(
+            "workload.model",
+            *((name, size, size >= 1, "is below 1", f"{name}=8 or so") for name, size in sizes.items()),
+            (*weight, "is negative", "perceptual_weight=0.1, or 0 for none"),
+            (*known, f"is none of {', '.join(PERCEPTUAL)}", "perceptual=fixed"),
+        )
         self.num_blocks, self.perceptual_weight = num_blocks, perceptual_weight
         inner = COLOURS * SHRINK**2
         self.register_buffer("frequencies", frequencies(), persistent=False)
@@ -63,11 +71,11 @@ class RestorationCNN(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Pixels beyond which the input changes nothing in the output; tiles with a halo of so many are exact."""
+        """Distance in pixels beyond which the input does not change the output; tiles with such a halo are exact."""
         return SHRINK * (2 + 2 * self.num_blocks) + SHRINK - 1
 
     def forward(self, degraded_BCHW: Tensor) -> Tensor:
-        """Restored images [B, 3, H, W] of the input's dtype, unclipped; the parameters' dtype may be another."""
+        """Returns restored images [B, 3, H, W] in the input's dtype, unclipped; parameters may have another dtype."""
         height, width = degraded_BCHW.shape[-2:]
         even = functional.pad(degraded_BCHW, (0, width % SHRINK, 0, height % SHRINK), mode="replicate")
         pixels = functional.pixel_unshuffle(even.to(self.head.weight.dtype) - GREY, SHRINK)
@@ -76,7 +84,7 @@ class RestorationCNN(nn.Module):
         return degraded_BCHW + found[..., :height, :width].to(degraded_BCHW.dtype)
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Mean absolute difference of pixels, and of fixed features where they are asked for.
+        """Returns the mean absolute difference of pixels, and of fixed features if they are configured.
 
         Args:
             batch: ``degraded`` and ``clean``, float [B, 3, H, W] in 0..1.
@@ -93,7 +101,7 @@ class RestorationCNN(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Adds what two convolutions find; nothing, to begin with."""
+    """Residual block of two convolutions, zero at initialisation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -102,7 +110,7 @@ class ResidualBlock(nn.Module):
         _silence(self.second)
 
     def forward(self, hidden_BCHW: Tensor) -> Tensor:
-        """The same shape."""
+        """Returns a tensor of the same shape."""
         found: Tensor = self.second(functional.relu(self.first(hidden_BCHW)))
         return hidden_BCHW + found
 
@@ -117,22 +125,6 @@ def frequencies() -> Tensor:
 
 
 def _silence(layer: nn.Conv2d) -> None:
-    """Begin with an output of zero."""
+    """Sets the parameters of a layer to zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
-
-
-def _check(base_channels: int, num_blocks: int, perceptual_weight: float, perceptual: str) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    for name, value in (("base_channels", base_channels), ("num_blocks", num_blocks)):
-        if value < 1:
-            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=8 or so."))
-    if not perceptual_weight >= 0:
-        problem = f"{perceptual_weight} is negative."
-        faults.append(Fault("workload.model.perceptual_weight", problem, "Write perceptual_weight=0.1, or 0 for none."))
-    if perceptual not in PERCEPTUAL:
-        problem = f"{perceptual!r} is none of {', '.join(PERCEPTUAL)}."
-        faults.append(Fault("workload.model.perceptual", problem, "Write perceptual=fixed."))
-    if faults:
-        raise ConfigError(faults)

@@ -1,4 +1,4 @@
-"""Compares images by features that are never trained, so that a texture counts even where its pixels are shifted.
+"""Compares images by features that are never trained, so that a shifted texture still counts.
 
 Shapes: B images, H height, W width, F filters, K side of a filter.
 After Johnson, Alahi, Fei-Fei, Perceptual Losses for Real-Time Style Transfer, ECCV 2016, https://arxiv.org/abs/1603.08155;
@@ -27,21 +27,21 @@ FILTER_SEED = 0
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in brightness: ITU-R BT.601."""
 VGG_MEAN, VGG_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""What VGG was trained on: https://docs.pytorch.org/vision/stable/models.html"""
+"""Mean and spread of VGG's training images: https://docs.pytorch.org/vision/stable/models.html"""
 VGG_LAYERS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256)
-"""The first of VGG-16, up to relu3_3."""
+"""Layers of VGG-16 up to relu3_3."""
 
 
 class FixedFeatures(nn.Module):
-    """Edges by direction and random patterns of colour, at three scales; nothing of it is trained or in checkpoints."""
+    """Edges by direction and random patterns of colour, at three scales; not trained and not in checkpoints."""
 
     even: Tensor
-    """[F, 1, K, K], as is ``odd``."""
+    """Even filters [F, 1, K, K]."""
     odd: Tensor
     pattern: Tensor
-    """[16, 3, K, K]."""
+    """Patterns [16, 3, K, K]."""
     luma: Tensor
-    """[1, 3, 1, 1]."""
+    """Weights [1, 3, 1, 1]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FixedFeatures(nn.Module):
         self.register_buffer("luma", torch.tensor(LUMA).view(1, 3, 1, 1), persistent=False)
 
     def features(self, image_B3HW: Tensor) -> list[Tensor]:
-        """For each scale that holds a filter: energies by direction and patterns, float32 [B, F + 16, H, W]."""
+        """Returns energies by direction and patterns for each scale that holds a filter, float32 [B, F + 16, H, W]."""
         found, image_B3HW = [], image_B3HW.to(self.luma.dtype)
         for scale in range(NUM_SCALES):
             image_B3HW = functional.avg_pool2d(image_B3HW, 2) if scale else image_B3HW
@@ -66,7 +66,7 @@ class FixedFeatures(nn.Module):
         return found
 
     def forward(self, restored_B3HW: Tensor, clean_B3HW: Tensor) -> Tensor:
-        """Mean absolute difference, a scalar mean over the batch; images of 7 pixels at least."""
+        """Returns the mean absolute difference, a scalar mean over the batch; images need 7 pixels a side."""
         with torch.no_grad():
             wanted = self.features(clean_B3HW)
         return _mean_difference(self.features(restored_B3HW), wanted)
@@ -88,7 +88,7 @@ def gabor_pairs() -> tuple[Tensor, Tensor]:
 
 
 def orthogonal_patterns() -> Tensor:
-    """Random patterns of colour, of length 1, orthogonal to one another and without a mean, [16, 3, K, K]."""
+    """Returns random patterns of colour, of length 1, orthogonal to one another and without a mean, [16, 3, K, K]."""
     drawn = torch.randn(3 * FILTER_SIDE**2, NUM_RANDOM, generator=torch.Generator().manual_seed(FILTER_SEED)).double()
     basis, _ = torch.linalg.qr(drawn - drawn.mean(0))
     patterns: Tensor = basis.T.reshape(NUM_RANDOM, 3, FILTER_SIDE, FILTER_SIDE).float().contiguous()
@@ -96,7 +96,7 @@ def orthogonal_patterns() -> Tensor:
 
 
 class VggFeatures(nn.Module):
-    """The first layers of a trained VGG-16; its weights are buffers outside of checkpoints, read again for each run."""
+    """First layers of a trained VGG-16. Its weights are buffers outside of checkpoints, loaded for each run."""
 
     mean: Tensor
     std: Tensor
@@ -111,7 +111,7 @@ class VggFeatures(nn.Module):
             self.register_buffer(f"bias_{number}", each.bias.detach().clone(), persistent=False)
 
     def features(self, image_B3HW: Tensor) -> list[Tensor]:
-        """After each pooling's last layer."""
+        """Returns the features after the last layer before each pooling."""
         hidden, number, found = (image_B3HW.to(self.mean.dtype) - self.mean) / self.std, 0, []
         for layer in VGG_LAYERS:
             if layer == "pool":
@@ -124,14 +124,14 @@ class VggFeatures(nn.Module):
         return [*found, hidden]
 
     def forward(self, restored_B3HW: Tensor, clean_B3HW: Tensor) -> Tensor:
-        """Mean absolute difference, a scalar mean over the batch; images of 4 pixels at least."""
+        """Returns the mean absolute difference, a scalar mean over the batch; images need 4 pixels a side."""
         with torch.no_grad():
             wanted = self.features(clean_B3HW)
         return _mean_difference(self.features(restored_B3HW), wanted)
 
 
 def vgg_features() -> VggFeatures:
-    """With weights that torchvision or timm has, or fetches.
+    """Returns features with the weights that torchvision or timm has or downloads.
 
     Raises:
         ConfigError: neither package is there, or the weights can't be had.
@@ -164,6 +164,6 @@ def _lacking(problem: str, way_out: str) -> ConfigError:
 
 
 def _mean_difference(found: list[Tensor], wanted: list[Tensor]) -> Tensor:
-    """Mean over the layers of the mean absolute differences, float32."""
+    """Returns the mean over the layers of the mean absolute differences, float32."""
     parts = [functional.l1_loss(one.float(), other.float()) for one, other in zip(found, wanted, strict=True)]
     return torch.stack(parts).mean()

@@ -13,22 +13,22 @@ from workloads.restoration.images import ImageIndex, StoredImage
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """Images of each part; those to train on lie before all others in the file of pixels."""
+    """Images of each part; those of training come before all others in the file of pixels."""
 
     train: tuple[StoredImage, ...]
     val: tuple[StoredImage, ...]
     test: tuple[StoredImage, ...]
     notes: tuple[str, ...]
-    """What was left out or changed."""
+    """Notes on what was left out or changed."""
 
 
 def split_images(
     index: ImageIndex, split_folders: Collection[str], where: str, *, patch_size: int, val_frac: float, test_frac: float
 ) -> ImageSplits:
-    """Images by the folders that they were in; where a split had none, it takes its share of the training images.
+    """Splits images by their folders; a split without a folder takes its share of the training images.
 
     Args:
-        where: names the folder in errors.
+        where: name of the folder, for errors.
 
     Raises:
         DataError: a part has no image.
@@ -61,7 +61,7 @@ def split_images(
 
 
 def _without_copies(images: Sequence[StoredImage]) -> tuple[list[StoredImage], list[StoredImage]]:
-    """Images with different pixels, and the rest: what is to be tested on must not be trained on."""
+    """Returns images with different pixels, and the copies: a tested image must not be trained on."""
     chosen: dict[str, StoredImage] = {}
     for split in reversed(SPLITS):
         for image in images:
@@ -78,7 +78,7 @@ def _refuse_empty(
     small: Sequence[StoredImage],
     patch_size: int,
 ) -> None:
-    """Raise DataError where a folder's images are all too small, damaged or copies."""
+    """Raises DataError if the images of a folder are all too small, damaged or copies."""
     for split in SPLITS:
         if part[split] or (split not in split_folders and split != "train"):
             continue

@@ -1,4 +1,4 @@
-"""Draws images of leaves that fall on one another, so that a model learns edges and textures without any photograph.
+"""Draws images of leaves that cover one another, so that a model learns edges and textures without photographs.
 
 Leaves are ellipses and polygons whose sizes follow a power law: such an image has the statistics of natural ones at all
 scales (Lee, Mumford, Huang, Occlusion Models for Natural Images, IJCV 41, 2001), and
@@ -16,15 +16,16 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from wellfed import ConfigError, Fault
+from wellfed import ConfigError
 
 GROUP = 24
-"""Images that are drawn at once: their leaves have the same shapes, at other places, in other colours."""
+"""Images drawn at once: their leaves have the same shapes, other places and other colours."""
 SMALLEST_SIDE = 16
 RADII_PX = (3.0, 100.0)
-"""Of the smallest and the largest leaf; the density falls with the third power, so each scale covers equal area."""
+"""Radius of the smallest and the largest leaf; the density falls with the third power, so each scale covers equal
+area."""
 SMALLEST_PX = (3.0, 24.0)
-"""Each image leaves out the leaves below a radius of its own between these: photographs have smooth places."""
+"""Range of the smallest radius, drawn for each image: photographs have smooth places."""
 COVERS = 4.0
 """Area of all leaves over that of the image, before some are left out: exp(-4) of the ground is seen."""
 NUM_TEXTURES = 12
@@ -35,12 +36,16 @@ Ints = NDArray[np.int64]
 
 
 def dead_leaves(num_images: int, size: int, seed: int) -> list[Bytes]:
-    """Images, uint8 ``[size, size, 3]`` each; equal seeds give equal images. Opposite edges fit together.
+    """Draws uint8 images ``[size, size, 3]``; equal seeds give equal images. Opposite edges fit together.
 
     Raises:
         ConfigError: no images, or a ``size`` below 16.
     """
-    _check(num_images, size)
+    ConfigError.check(
+        "workload.data",
+        ("num_images", num_images, num_images >= 1, "is below 1", "num_images=24 or so"),
+        ("size", size, size >= SMALLEST_SIDE, f"is below {SMALLEST_SIDE} pixels", "256 or so"),
+    )
     images: list[Bytes] = []
     for start in range(0, num_images, GROUP):
         rng = np.random.default_rng([seed, start])
@@ -49,7 +54,7 @@ def dead_leaves(num_images: int, size: int, seed: int) -> list[Bytes]:
 
 
 def _group(rng: np.random.Generator, num_images: int, size: int) -> Bytes:
-    """Images [N, S, S, 3]."""
+    """Draws images [N, S, S, 3]."""
     radius_K = _radii(rng, size)
     centre_NK2 = rng.integers(2 * size, size=(num_images, len(radius_K), 2))
     top_NFF = _top_leaf(rng, radius_K, centre_NK2, 2 * size)
@@ -61,7 +66,7 @@ def _group(rng: np.random.Generator, num_images: int, size: int) -> Bytes:
 
 
 def _radii(rng: np.random.Generator, size: int) -> Floats:
-    """Radii on the finer grid, [K]; as many as cover the image."""
+    """Draws radii on the finer grid, [K], enough to cover the image."""
     low, high = 2 * RADII_PX[0], 2 * min(RADII_PX[1], size / 3)
     mean_area = 2 * np.pi * low**2 * np.log(high / low) / (1 - (low / high) ** 2)
     count = int(COVERS * (2 * size) ** 2 / mean_area) + 1
@@ -70,7 +75,7 @@ def _radii(rng: np.random.Generator, size: int) -> Floats:
 
 
 def _top_leaf(rng: np.random.Generator, radius_K: Floats, centre_NK2: Ints, side: int) -> NDArray[np.int32]:
-    """Number of the leaf that is seen, [N, F, F]; later leaves hide earlier ones, and the first is the ground."""
+    """Returns the number of the visible leaf, [N, F, F]. Later leaves hide earlier ones; the first is the ground."""
     num_images = len(centre_NK2)
     top_NFF = np.zeros((num_images, side, side), np.int32)
     start_N1 = (np.arange(num_images) * side * side)[:, None]
@@ -85,7 +90,7 @@ def _top_leaf(rng: np.random.Generator, radius_K: Floats, centre_NK2: Ints, side
 
 
 def _leaf(rng: np.random.Generator, radius: float) -> tuple[Ints, Ints]:
-    """Rows and columns, relative to its centre, of the places that a leaf covers, [M] each."""
+    """Draws a leaf: rows and columns that it covers, relative to its centre, [M] each."""
     reach = int(radius) + 1
     grid = np.arange(-reach, reach + 1)
     angle = rng.random() * np.pi
@@ -104,7 +109,7 @@ def _leaf(rng: np.random.Generator, radius: float) -> tuple[Ints, Ints]:
 
 
 def _colours(rng: np.random.Generator, num_images: int, num_leaves: int) -> Floats:
-    """RGB in about 0..1, [N, K, 3]: wide in brightness, narrow in colour, as photographs are."""
+    """Draws RGB in about 0..1, [N, K, 3]: wide in brightness, narrow in colour, as in photographs."""
     mean_N1, contrast_N1 = rng.uniform(0.3, 0.6, (num_images, 1)), rng.uniform(0.1, 0.3, (num_images, 1))
     light_NK = mean_N1 + contrast_N1 * rng.normal(size=(num_images, num_leaves))
     cast_N12 = rng.normal(scale=0.04, size=(num_images, 1, 2))
@@ -115,7 +120,8 @@ def _colours(rng: np.random.Generator, num_images: int, num_leaves: int) -> Floa
 
 
 def _relief(rng: np.random.Generator, top_NSS: NDArray[np.int32], radius_K: Floats, centre_NK2: Ints) -> Floats:
-    """What is added to the leaves' colours, [N, S, S]: a slope of brightness over each leaf, and its texture."""
+    """Returns what is added to the leaves' colours, [N, S, S]: a slope of brightness over each leaf, and its
+    texture."""
     num_images, size = top_NSS.shape[:2]
     count = num_images * len(radius_K)
     texture_TSS = _textures(rng, size)
@@ -134,7 +140,8 @@ def _relief(rng: np.random.Generator, top_NSS: NDArray[np.int32], radius_K: Floa
 
 
 def _textures(rng: np.random.Generator, size: int) -> Floats:
-    """Of mean 0 and spread 1, [T, S, S]: noise between white and cloudy, stretched along a direction; and stripes."""
+    """Draws textures of mean 0 and spread 1, [T, S, S]: noise between white and cloudy, stretched in a direction; and
+    stripes."""
     frequency_x, frequency_y = np.fft.rfftfreq(size), np.fft.fftfreq(size)[:, None]
     textures = []
     for number in range(NUM_TEXTURES):
@@ -154,19 +161,9 @@ def _textures(rng: np.random.Generator, size: int) -> Floats:
 
 
 def _blurred(rng: np.random.Generator, image_NSS3: Floats) -> Floats:
-    """The images as lenses of several qualities see them."""
+    """Blurs the images as lenses of several qualities do."""
     side_N111 = rng.uniform(0.0, 0.2, (len(image_NSS3), 1, 1, 1)).astype(np.float32)
     for axis in (1, 2):
         beside = np.roll(image_NSS3, 1, axis) + np.roll(image_NSS3, -1, axis)
         image_NSS3 = image_NSS3 + side_N111 * (beside - 2 * image_NSS3)
     return image_NSS3
-
-
-def _check(num_images: int, size: int) -> None:
-    faults = []
-    if num_images < 1:
-        faults.append(Fault("workload.data.num_images", f"{num_images} is below 1.", "Write num_images=24 or so."))
-    if size < SMALLEST_SIDE:
-        faults.append(Fault("size", f"{size} pixels are below {SMALLEST_SIDE}.", "Write 256 or so."))
-    if faults:
-        raise ConfigError(faults)

@@ -1,4 +1,4 @@
-"""Cuts whole images into tiles of one size to evaluate on, each with a halo of what lies around it.
+"""Cuts whole images into tiles of one size for evaluation, each with a halo around it.
 
 Shapes: T side of a tile with its halo, H x W of an image, N tiles.
 """
@@ -18,22 +18,22 @@ from torch import Tensor
 from workloads.restoration.images import ImagePixels, StoredImage
 
 CORE, HALO = 128, 32
-"""Pixels: each tile is judged in its core, at most so large a square, and sees so much more in all directions."""
+"""Largest side of a tile's core, which is scored, and width of the halo around it, in pixels."""
 _HELD = 2
-"""Whole degraded images that are kept: a batch may hold the end of one and the beginning of the next."""
+"""Whole degraded images kept: a batch may hold the end of one and the beginning of the next."""
 
 DegradeWhole = Callable[[Tensor, int], Tensor]
-"""An image uint8 [3, H, W] and a number that is its own to the degraded one, float32, always the same."""
+"""Function from a uint8 image [3, H, W] and its own number to the degraded image, float32, always the same."""
 
 
 class TileData:
-    """The tiles of all images, one image after the other.
+    """Tiles of all images, one image after the other.
 
     The core of a tile lies ``halo`` from its upper and left edge and is smaller where the image ends; what lies outside
     the image mirrors what is inside.
 
     Args:
-        first_image: number of the first image, which all others count on from.
+        first_image: number of the first image.
         core: side; None = `CORE`, or that of the largest image where it is smaller.
         most_tiles: of each image, evenly spread over it; None = all.
     """
@@ -59,21 +59,19 @@ class TileData:
             chosen = [corners[(2 * place + 1) * len(corners) // (2 * count)] for place in range(count)]
             places += [(number, y, x) for y, x in chosen]
         self.place_N3 = torch.tensor(places)
-        """Image and upper left corner of the core of each tile."""
+        """Image and upper left corner of each tile's core."""
         self._held = HeldImages()
 
     def __len__(self) -> int:
         return len(self.place_N3)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One tile, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} tiles")
-        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([index % len(self)])).items()}
+        """Returns one tile, equal to the row that `fetch` gives."""
+        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([range(len(self))[index]])).items()}
 
     def fetch(self, indices: Tensor, rng: Any = None) -> dict[str, Tensor]:
-        """``clean`` uint8 and ``degraded`` float32 [B, 3, T, T], ``image`` int64 [B], and ``valid`` int64 [B, 4]: the
-        core's y0, y1, x0, x1 within the tile."""
+        """Returns ``clean`` uint8 and ``degraded`` float32 [B, 3, T, T], ``image`` int64 [B], and ``valid`` int64 [B,
+        4]: y0, y1, x0, x1 of the core within the tile."""
         side = self.core + 2 * self.halo
         clean = np.empty((len(indices), 3, side, side), dtype=np.uint8)
         degraded = np.empty((len(indices), 3, side, side), dtype=np.float32)
@@ -95,7 +93,7 @@ class TileData:
         }
 
     def _degraded(self, number: int) -> NDArray[np.float32]:
-        """The whole image, degraded, [3, H, W]."""
+        """Returns the whole degraded image, [3, H, W]."""
         clean = self._pixels.image(self.images[number]).transpose(2, 0, 1)
         made = self._degrade(torch.from_numpy(np.ascontiguousarray(clean)), int(self.images[number].digest[:12], 16))
         values: NDArray[np.float32] = made.to(torch.float32).numpy()
@@ -103,14 +101,14 @@ class TileData:
 
 
 class HeldImages:
-    """The last few images that were made; those of another process are not handed on."""
+    """Cache of the last few images; not sent to other processes."""
 
     def __init__(self) -> None:
         self.images: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, number: int, make: Callable[[int], NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The image, made now if it is not there; threads that want the same one wait for it."""
+        """Returns the image, made now if it is not cached; threads that need the same one wait for it."""
         with self._lock:
             if number not in self.images:
                 self.images[number] = make(number)
@@ -123,7 +121,8 @@ class HeldImages:
 
 
 def mirrored(start: int, count: int, size: int) -> NDArray[np.int64]:
-    """The places ``start`` to ``start + count`` along a side of ``size``; those outside as in mirrors at both ends."""
+    """Returns the places ``start`` to ``start + count`` along a side of ``size``; places outside are mirrored at its
+    ends."""
     period = max(1, 2 * (size - 1))
     place = np.arange(start, start + count) % period
     return np.minimum(place, period - place)

@@ -1,4 +1,4 @@
-"""Finds the recordings of a folder of classes or of tar shards, and reads bytes of any of them."""
+"""Finds the recordings of a folder of classes or of tar shards, and reads their bytes."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 SOUNDS = ("wav", "flac", "ogg")
-"""Endings of recordings; of a sample in a shard that has several the first counts."""
+"""Endings of recordings; the first counts if a sample in a shard has several."""
 LABELS = ("cls", "json", "txt")
-"""Parts of a shard's sample that may name its class."""
+"""Members of a shard's sample that may name its class."""
 READ_AT_ONCE = 4096
-"""Labels; a json part may be long."""
+"""Labels read at a time; a json member may be long."""
 LABEL_KEYS = ("label", "class", "cls")
-"""Of a json part."""
+"""Keys of a json member that may hold the class."""
 
 
 class ClipReader(Protocol):
-    """Bytes of recordings by their number, for threads and processes alike."""
+    """Reader of recordings by their number, for threads and processes alike."""
 
     def size(self, row: int) -> int:
-        """Of a recording in bytes."""
+        """Returns the size of a recording in bytes."""
 
     def place(self, row: int) -> str:
-        """Names a recording in messages."""
+        """Returns the name of a recording, for messages."""
 
     def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
-        """A piece of each of the recordings, from byte ``starts`` on, into an array of its size."""
+        """Reads a part of each recording, from byte ``starts`` on, into an array of the wanted size."""
 
 
 @dataclass
 class FoundClips:
-    """What lies there. N recordings."""
+    """Recordings of a folder or of shards, N of them."""
 
     reader: ClipReader
     sources: list[Path]
-    """Files that they are in."""
+    """Files that hold the recordings."""
     names: list[str]
-    """[N]: path without the ending."""
+    """Path of each recording without its ending, [N]."""
     labels: list[str]
-    """[N]: name of the class."""
+    """Class of each recording, [N]."""
     splits: list[str] | None
-    """[N], one of `SPLITS`; None = nothing says which."""
+    """Split of each recording, [N], one of `SPLITS`; None = unknown."""
     classes: list[str]
     bad: list[str] = field(default_factory=list)
-    """What can't be used, with its place and the reason."""
+    """Unusable recordings, with place and reason."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -78,7 +78,7 @@ class FoundClips:
 
 
 def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundClips:
-    """The recordings of a folder or of a tar file, in an order that depends on their names alone.
+    """Returns the recordings of a folder or of a tar file, in an order that depends on their names alone.
 
     A folder that has ``.tar`` files holds shards, any other one folders of classes; either may lie in ``train/``,
     ``val/`` and ``test/``.
@@ -115,24 +115,24 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
 
 
 class FileReader:
-    """Recordings that are a file each; opened anew each time, since no process may hold thousands open."""
+    """Reader of recordings that are a file each; opened for each read, since no process may hold thousands open."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
 
     def size(self, row: int) -> int:
-        """As `ClipReader`."""
+        """Returns the size as `ClipReader` describes."""
         try:
             return self.paths[row].stat().st_size
         except OSError as error:
             raise self._unreadable(row, error) from error
 
     def place(self, row: int) -> str:
-        """As `ClipReader`."""
+        """Returns the name as `ClipReader` describes."""
         return str(self.paths[row])
 
     def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
-        """As `ClipReader`.
+        """Reads bytes as `ClipReader` describes.
 
         Raises:
             DataError: a file is not as it was.
@@ -202,7 +202,7 @@ def _is_packed(file: Path) -> bool:
 
 
 def _listed(place: Path, names: Sequence[str]) -> tuple[list[str] | None, list[str]]:
-    """Split of each clip as the lists beside them say, None where there are none; and what is to be said of them."""
+    """Returns the split of each clip from the lists beside them, None if there are none, and notes."""
     of_key: dict[str, str] = {}
     for file, split in LISTS.items():
         if (place / file).is_file():
@@ -227,7 +227,7 @@ def _text_of(file: Path) -> str:
 
 
 class ShardClips:
-    """Recordings that are members of tar files, each under one of a few endings."""
+    """Reader of recordings that are members of tar files, each under one of a few endings."""
 
     def __init__(self, index: ShardIndex, rows: Ints, parts: Ints) -> None:
         self.index = index
@@ -235,16 +235,16 @@ class ShardClips:
         self._readers = {part: ShardReader(index, SOUNDS[part]) for part in np.unique(parts).tolist()}
 
     def size(self, row: int) -> int:
-        """As `ClipReader`."""
+        """Returns the size as `ClipReader` describes."""
         return int(self._readers[int(self._part_N[row])].sizes(self._row_N[row : row + 1])[0])
 
     def place(self, row: int) -> str:
-        """As `ClipReader`."""
+        """Returns the name as `ClipReader` describes."""
         at = int(self._row_N[row])
         return f"{self.index.paths[int(self.index.shards[at])]}: {self.index.keys[at]}.{SOUNDS[int(self._part_N[row])]}"
 
     def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
-        """As `ClipReader`.
+        """Reads bytes as `ClipReader` describes.
 
         Raises:
             DataError: a shard is not as it was.
@@ -312,7 +312,7 @@ def _sample(index: ShardIndex, row: int) -> str:
 
 
 def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], list[str]]:
-    """Label of each sample with sound, and what is wrong with others; a damaged member is counted already."""
+    """Returns the label of each sample with sound, and the faults of others; damaged members are already counted."""
     texts: list[str | None] = [None] * len(index)
     lacking = sound_N < 0
     bad = [
@@ -321,7 +321,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
     ]
     done_N = lacking.copy()
     unread: dict[int, str] = {}
-    """By sample the part that should name its class, and does not."""
+    """Member that should name the class and does not, by sample."""
     for part in LABELS:
         rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
         if len(rows):
@@ -329,7 +329,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
             for some in np.array_split(rows, -(-len(rows) // READ_AT_ONCE)):
                 for row, content in zip(some.tolist(), reader.read(some), strict=True):
                     texts[row] = _label(part, bytes(content)) or None
-                    if texts[row] is None:  # a json of other facts may lie beside the label
+                    if texts[row] is None:  # another member may hold the label
                         unread.setdefault(row, part)
                     else:
                         done_N[row] = True
@@ -342,7 +342,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
 
 
 def _label(part: str, content: bytes) -> str:
-    """Name or number of a class; empty = there is none."""
+    """Returns the name or number of a class; empty = there is none."""
     text = content.decode("utf-8", "replace").strip()
     if part == "json":
         try:
@@ -358,7 +358,7 @@ def _label(part: str, content: bytes) -> str:
 
 
 def _names_of_classes(place: Path, parts: dict[str, Path]) -> dict[str, list[str]]:
-    """What the ``classes.json`` beside the shards of each split says, or the one of all; empty without one."""
+    """Returns the names in ``classes.json`` beside the shards of each split, or the one of all; empty without one."""
     whole = place if place.is_dir() else place.parent
     of_all = _class_names(whole / CLASSES) or _class_names(parts.get("train", whole) / CLASSES)
     found = {split: _class_names(folder / CLASSES) or of_all for split, folder in parts.items()}

@@ -1,4 +1,4 @@
-"""Gives clips to train and to evaluate on: audio, log-mel spectrograms, or their numbers alone.
+"""Gives clips for training and evaluation: audio, log-mel spectrograms, or their numbers alone.
 
 Shapes: B samples, L samples of audio, M mel bands, T frames, N clips of all splits.
 """
@@ -25,13 +25,13 @@ from workloads.speech.waveforms import Waveforms
 
 KIND = "log_mel"
 VERSION = 2
-"""To be raised where the same settings give other spectrograms."""
+"""Version of the spectrograms; raise it if the same settings give others."""
 CHUNK = 64
 """Clips that a thread takes at a time."""
 
 
 class LogMelTable:
-    """Spectrograms of all clips, made once and kept in a file under ``paths.cache_dir``, or made anew of the audio.
+    """Spectrograms of all clips, computed once and stored under ``paths.cache_dir``, or computed from the audio.
 
     Args:
         row_N: numbers of the clips' recordings.
@@ -54,15 +54,15 @@ class LogMelTable:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """N, M, T."""
+        """Sizes N, M, T."""
         return len(self.row_N), self.log_mel.num_mels, self.log_mel.num_frames
 
     def audio(self, clips: Tensor) -> Tensor:
-        """Int16 [B, L], read now."""
+        """Reads audio, int16 [B, L]."""
         return self.waveforms.read(self.row_N[clips.numpy()])
 
     def made(self, clips: Tensor) -> Tensor:
-        """Float32 [B, M, T], of audio that is read now."""
+        """Computes spectrograms, float32 [B, M, T], from audio that is read now."""
         return self.log_mel(self.audio(clips))
 
     @cached_property
@@ -74,18 +74,18 @@ class LogMelTable:
 
     @cached_property
     def mapped(self) -> Tensor:
-        """Float32 [N, M, T] in a file that is mapped into memory; made when it is asked for the first time."""
+        """Spectrograms float32 [N, M, T] in a mapped file, made at first use."""
         folder = prepared(self._cache_dir, KIND, self._sources, self._settings, self._write)
         # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
         return torch.from_numpy(np.memmap(folder / "log_mel.bin", dtype=np.float32, mode="c", shape=self.shape))
 
     @cached_property
     def held(self) -> Tensor:
-        """The same in RAM."""
+        """Copy of the spectrograms in RAM."""
         return self.mapped.clone()
 
     def features(self) -> Features:
-        """Row i is the spectrogram of clip i, [M, T]."""
+        """Returns the features: row i is the spectrogram of clip i, [M, T]."""
         return Features(
             num_rows=len(self.row_N),
             bytes=4 * int(np.prod(self.shape)),
@@ -113,72 +113,62 @@ def _select(store: Tensor, indices: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Masking:
-    """What training changes in a spectrogram, each drawn anew in every epoch."""
+    """Augmentation of a spectrogram in training, drawn for each epoch."""
 
     shift_frac: float = 0.1
-    """Most that a clip is moved in time, of its length."""
+    """Largest shift of a clip in time, as a share of its length."""
     time_frac: float = 0.15
-    """Longest stretch of frames that is blanked, of all frames."""
+    """Longest blanked stretch of frames, as a share of all frames."""
     mel_frac: float = 0.15
-    """Widest band that is blanked, of all bands."""
+    """Widest blanked band, as a share of all bands."""
 
     def __call__(
         self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng, sound_B2: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The same shapes; what is blanked, or moved in from outside, gets the mean of the band over the sound.
+        """Augments spectrograms; blanked frames and bands, and frames from outside, get the mean of the band over the
+        sound.
 
-        Functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
+        All draws are functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
 
         Args:
-            clip_B: numbers to draw by.
+            clip_B: numbers by which to draw.
             sound_B2: first frame and end of the sound, which is moved too; None = all frames.
         """
         num_mels, num_frames = log_mel_BMT.shape[1:]
-        device = log_mel_BMT.device
-        if sound_B2 is not None:
-            return self._of_padded(log_mel_BMT, clip_B, rng, sound_B2)
-        most = round(self.shift_frac * num_frames)
-        shift_B = rng.randint_at(clip_B, 2 * most + 1, draw=0) - most
-        frame_BT = torch.arange(num_frames, device=device) - shift_B[:, None]
-        is_blank_BT = (frame_BT < 0) | (frame_BT >= num_frames)
-        is_blank_BT |= _stretch(clip_B, num_frames, self.time_frac, rng, draw=1)
-        is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
-        frame_BMT = frame_BT.clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
-        moved_BMT = log_mel_BMT.gather(2, frame_BMT)
-        mean_BM1 = log_mel_BMT.mean(2, keepdim=True)
-        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT), None
-
-    def _of_padded(
-        self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng, sound_B2: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Of clips with silence around them: it is moved in and out, and masks count by the length of the sound."""
-        num_mels, num_frames = log_mel_BMT.shape[1:]
         frame_T = torch.arange(num_frames, device=log_mel_BMT.device)
-        first_B, end_B = sound_B2.unbind(1)
-        length_B = end_B - first_B
-        most_B = (self.shift_frac * length_B).round().long()
-        shift_B = rng.randint_at(clip_B, 2 * most_B + 1, draw=0) - most_B
-        blank_B = rng.randint_at(clip_B, (self.time_frac * length_B).long() + 1, draw=1)
-        start_B = first_B + shift_B + rng.randint_at(clip_B, length_B + 1 - blank_B, draw=2)
-        is_blank_BT = (frame_T >= start_B[:, None]) & (frame_T < (start_B + blank_B)[:, None])
+        if sound_B2 is None:
+            moved_B2, mean_BM1 = None, log_mel_BMT.mean(2, keepdim=True)
+            most = round(self.shift_frac * num_frames)
+            shift_B = rng.randint_at(clip_B, 2 * most + 1, draw=0) - most
+            frame_BT = frame_T - shift_B[:, None]
+            is_blank_BT = (frame_BT < 0) | (frame_BT >= num_frames)
+            is_blank_BT |= _stretch(clip_B, num_frames, self.time_frac, rng, draw=1)
+        else:  # silence is moved in and out; shifts and masks depend on the length of the sound
+            first_B, end_B = sound_B2.unbind(1)
+            length_B = end_B - first_B
+            most_B = (self.shift_frac * length_B).round().long()
+            shift_B = rng.randint_at(clip_B, 2 * most_B + 1, draw=0) - most_B
+            blank_B = rng.randint_at(clip_B, (self.time_frac * length_B).long() + 1, draw=1)
+            start_B = first_B + shift_B + rng.randint_at(clip_B, length_B + 1 - blank_B, draw=2)
+            is_blank_BT = (frame_T >= start_B[:, None]) & (frame_T < (start_B + blank_B)[:, None])
+            is_sound_B1T = sounding_frames(sound_B2, num_frames)[:, None]
+            mean_BM1 = (log_mel_BMT * is_sound_B1T).sum(2, keepdim=True) / length_B[:, None, None]
+            moved_first_B = (first_B + shift_B).clamp(0, num_frames - 1)
+            moved_B2 = torch.stack([moved_first_B, (end_B + shift_B).clamp(1, num_frames)], 1)
         is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
-        is_sound_B1T = sounding_frames(sound_B2, num_frames)[:, None]
-        mean_BM1 = (log_mel_BMT * is_sound_B1T).sum(2, keepdim=True) / length_B[:, None, None]
         frame_BMT = (frame_T - shift_B[:, None]).clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
         moved_BMT = log_mel_BMT.gather(2, frame_BMT)
-        masked_BMT = torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT)
-        moved_B2 = torch.stack([(first_B + shift_B).clamp(0, num_frames - 1), end_B + shift_B], 1)
-        return masked_BMT, torch.stack([moved_B2[:, 0], moved_B2[:, 1].clamp(1, num_frames)], 1)
+        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT), moved_B2
 
 
 def sounding_frames(sound_B2: Tensor, num_frames: int) -> Tensor:
-    """Bool [B, T]: whether a frame lies between the first frame and the end of the sound."""
+    """Returns whether each frame lies between first frame and end of the sound, bool [B, T]."""
     frame_T = torch.arange(num_frames, device=sound_B2.device)
     return (frame_T >= sound_B2[:, :1]) & (frame_T < sound_B2[:, 1:])
 
 
 def _stretch(clip_B: Tensor, size: int, most_frac: float, rng: SampleRng, *, draw: int) -> Tensor:
-    """True in a run of 0 to ``most_frac * size`` of ``size`` places, [B, size]."""
+    """Returns True in a run of 0 to ``most_frac * size`` of ``size`` places, [B, size]."""
     length_B = rng.randint_at(clip_B, int(most_frac * size) + 1, draw)
     start_B = rng.randint_at(clip_B, size + 1 - length_B, draw + 1)
     place_S = torch.arange(size, device=clip_B.device)
@@ -189,10 +179,10 @@ class ClipData:
     """Clips of one split.
 
     Args:
-        clip_S: their numbers in the table; ``label_S`` their classes.
+        clip_S: numbers of the clips in the table; ``label_S`` their classes.
         masking: None = leave spectrograms as they are.
-        split: its number, for evaluations.
-        passes: how often each clip is drawn in an epoch.
+        split: number of the split, for evaluations.
+        passes: draws of each clip in an epoch.
     """
 
     def __init__(
@@ -213,16 +203,14 @@ class ClipData:
         return self.passes * len(self.clip_S)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One sample, equal to the row that `fetch` gives."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} clips")
-        batch = self.fetch(torch.tensor([index % len(self)]))
+        """Returns one sample, equal to the row that `fetch` gives."""
+        batch = self.fetch(torch.tensor([range(len(self))[index]]))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """``clip``, ``label`` and ``split`` int64 [B]; in mode ``dynamic`` ``audio`` int16 [B, L], in ``cache_host``
-        ``log_mel`` float32 [B, M, T]. Where clips are padded, ``sound`` int64 [B, 2]: first frame and end. Where a clip
-        is drawn several times in an epoch, ``drawn`` int64 [B], another number each time. ``rng`` is not needed."""
+        """Returns ``clip``, ``label`` and ``split``, int64 [B]. Mode ``dynamic`` adds ``audio`` int16 [B, L],
+        ``cache_host`` ``log_mel`` float32 [B, M, T]. Padded clips add ``sound`` int64 [B, 2] (first frame and end);
+        several passes add ``drawn`` int64 [B], a different number each time. ``rng`` is unused."""
         place_B = indices % len(self.clip_S)
         clip_B = self.clip_S.index_select(0, place_B)
         batch = {
@@ -243,8 +231,8 @@ class ClipData:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """``log_mel`` float32 [B, M, T] in the place of ``audio`` or of nothing, masked where this is training; and
-        ``is_sound`` bool [B, T] in the place of ``sound``."""
+        """Returns ``log_mel`` float32 [B, M, T] instead of ``audio``, augmented in training, and ``is_sound`` bool [B,
+        T] instead of ``sound``."""
         log_mel_BMT = batch.get("log_mel")
         if log_mel_BMT is None:
             if "audio" in batch:
@@ -262,9 +250,9 @@ class ClipData:
         return rest | {"log_mel": log_mel_BMT}
 
     def for_features(self, mode: FeatureModeName) -> Self:
-        """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
+        """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
         other = copy.copy(self)
         other._mode = mode
         if mode == "cache_host":
-            assert len(self.table.held)  # made now, so that processes which are forked share it
+            assert len(self.table.held)  # made now, so that forked processes share it
         return other

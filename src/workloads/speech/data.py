@@ -1,4 +1,4 @@
-"""Makes data for speech of a folder, of tar shards or of the embedded words: clips to train and to evaluate on."""
+"""Makes the data of speech from a folder, tar shards or the embedded words: clips for training and evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellfed import ConfigError, DataError, Datasets, Fault, prepared
+from wellfed import ConfigError, DataError, Datasets, prepared
 from wellfed.data.shards import write_shards
 from wellfed.data.shards.class_folders import SPLITS
 from wellfed.units import counted, show_bytes, show_count
@@ -35,7 +35,7 @@ from workloads.speech.waveforms import Waveforms
 
 EMBEDDED_HZ = 16_000
 EMBEDDED_VERSION = 2
-"""To be raised where other recordings are drawn for the same arguments."""
+"""Version of the embedded recordings; raise it if the same arguments give others."""
 CLIPS_OF_A_SPEAKER = 36
 NUM_SHARDS = 4
 
@@ -62,22 +62,44 @@ def datasets(
         path: folder of classes (``<class>/*.wav``, also flac and ogg), or of tar shards in webdataset's layout, or one
             tar file; with ``train/``, ``val/`` and ``test/`` inside these are used as such. None = the embedded set.
         clip_seconds: length that clips are cut or padded to, in the middle; None = one that holds 98 % of them whole.
-        sample_rate: that clips are resampled to where theirs is another one; None = the rate that most of them have.
+        sample_rate: rate that clips are resampled to; None = the rate of most clips.
         num_mels: bands of the spectrogram; None = 40, or as many as a low sample rate has room for.
         passes: times that each training clip is drawn in an epoch; None = as many as make about 1,500 clips.
         mask: move clips in time and blank parts of them in training.
         max_damaged: recordings to leave out that can't be decoded, have no label or are cut off.
-        val_frac: share of the clips to validate on where nothing says which; ``test_frac`` likewise. 0 = none.
+        val_frac: share of the clips for validation, unless folders or lists name them; ``test_frac`` likewise. 0 =
+            none.
         speaker: regular expression that finds the speaker in a name; clips of one stay in one split.
         num_clips: size of the embedded set.
-        seed: of the split and of the embedded set; not of the training.
+        seed: seed of the split and of the embedded set; the training has its own.
         cache_dir: where the index of shards and spectrograms are kept.
 
     Raises:
         DataError: nothing there, no labels, too many damaged recordings, too few to split; nowhere to keep them.
         ConfigError: an argument out of its range.
     """
-    _check(clip_seconds, sample_rate, num_mels, passes, max_damaged, val_frac, test_frac, speaker, num_clips)
+    has_rate = sample_rate is None or 1000 <= sample_rate <= 192_000
+    has_length = not has_rate or clip_seconds is None or SHORTEST_S <= clip_seconds <= 60
+    has_mels = num_mels is None or FEWEST_MELS <= num_mels <= 256
+    has_passes = passes is None or 1 <= passes <= 10_000
+    ConfigError.check(
+        "workload.data",
+        (
+            *("sample_rate", sample_rate, has_rate),
+            *("Hz is not in 1,000..192,000", "sample_rate=16000, or null for the clips' own"),
+        ),
+        (
+            *("clip_seconds", clip_seconds, has_length),
+            *(f"is not in {SHORTEST_S}..60", "clip_seconds=1.0 or so, or null for a length that holds most clips"),
+        ),
+        ("num_mels", num_mels, has_mels, f"is not in {FEWEST_MELS}..256", "num_mels=40 or so, or null"),
+        ("passes", passes, has_passes, "is not in 1..10,000", "passes=1, or null for what the set's size asks for"),
+        ("max_damaged", max_damaged, max_damaged >= 0, "is negative", "0 to allow none"),
+        ("val_frac", val_frac, 0 <= val_frac <= 0.45, "is not in 0..0.45", "val_frac=0.1, or 0 for none"),
+        ("test_frac", test_frac, 0 <= test_frac <= 0.45, "is not in 0..0.45", "test_frac=0.1, or 0 for none"),
+        ("speaker", speaker, not (wrong := _not_one_group(speaker)), wrong, f"speaker='{SPEAKER}' or so"),
+        ("num_clips", num_clips, 120 <= num_clips <= 1_000_000, "is not in 120..1,000,000", "num_clips=2000 or so"),
+    )
     place = _embedded(num_clips, sample_rate or EMBEDDED_HZ, seed, cache_dir) if path is None else Path(path)
     found = find_clips(place, cache_dir, max_damaged)
     layouts = look_at(found, cache_dir)
@@ -98,7 +120,7 @@ def datasets(
     row_N, derived = np.array(kept, np.int64), dict[str, Chosen]()
 
     def chosen(name: str, typed: Any, found: Chosen) -> Any:
-        """What was typed, else what follows from the clips."""
+        """Returns the typed value, or else the one that follows from the clips."""
         if typed is not None:
             return typed
         derived[f"workload.data.{name}"] = found
@@ -189,14 +211,14 @@ def _size(found: FoundClips, clips: dict[str, torch.Tensor], num_samples: int) -
 
 
 def _missing(found: FoundClips, label_N: torch.Tensor, clip_S: torch.Tensor) -> list[str]:
-    """Classes that training lacks."""
+    """Returns a note on the classes that training lacks."""
     trained = set(label_N[clip_S].tolist())
     missing = [name for place, name in enumerate(found.classes) if place not in trained]
     return [f"without a clip to train on: {', '.join(missing[:10])}"] if missing else []
 
 
 def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int) -> list[str]:
-    """What becomes of clips that are not as they are wanted."""
+    """Returns notes on the clips that are converted."""
     rate_N, frames_N = layouts.rate[row_N], layouts.frames[row_N]
     notes = [
         f"{counted(count, 'clip')} resampled from {show_count(rate)} to {show_count(sample_rate)} Hz"
@@ -214,44 +236,9 @@ def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int
     return notes
 
 
-def _check(
-    clip_seconds: float | None,
-    sample_rate: int | None,
-    num_mels: int | None,
-    passes: int | None,
-    max_damaged: int,
-    val_frac: float,
-    test_frac: float,
-    speaker: str,
-    num_clips: int,
-) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-
-    def refuse(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.data.{name}", problem, way_out))
-
-    if sample_rate is not None and not 1000 <= sample_rate <= 192_000:
-        way_out = "Write sample_rate=16000, or null for the clips' own."
-        refuse("sample_rate", f"{sample_rate} Hz is not in 1,000..192,000.", way_out)
-    elif clip_seconds is not None and not SHORTEST_S <= clip_seconds <= 60:
-        way_out = "Write clip_seconds=1.0 or so, or null for a length that holds most clips."
-        refuse("clip_seconds", f"{clip_seconds} is not in {SHORTEST_S}..60.", way_out)
-    if num_mels is not None and not FEWEST_MELS <= num_mels <= 256:
-        refuse("num_mels", f"{num_mels} is not in {FEWEST_MELS}..256.", "Write num_mels=40 or so, or null.")
-    if passes is not None and not 1 <= passes <= 10_000:
-        refuse("passes", f"{passes} is not in 1..10,000.", "Write passes=1, or null for what the set's size asks for.")
-    if max_damaged < 0:
-        refuse("max_damaged", f"{max_damaged} is negative.", "Write 0 to allow none.")
-    for name, share in (("val_frac", val_frac), ("test_frac", test_frac)):
-        if not 0 <= share <= 0.45:
-            refuse(name, f"{share} is not in 0..0.45.", f"Write {name}=0.1, or 0 for none.")
+def _not_one_group(speaker: str) -> str:
+    """Returns what is wrong with a regular expression that should have one group; empty = nothing."""
     try:
-        if re.compile(speaker).groups != 1:
-            refuse("speaker", f"{speaker!r} has not one group.", f"Write speaker='{SPEAKER}' or so.")
+        return "" if re.compile(speaker).groups == 1 else "has not one group"
     except re.error as error:
-        refuse("speaker", f"{speaker!r} is no regular expression ({error}).", f"Write speaker='{SPEAKER}' or so.")
-    if not 120 <= num_clips <= 1_000_000:
-        refuse("num_clips", f"{num_clips} is not in 120..1,000,000.", "Write num_clips=2000 or so.")
-    if faults:
-        raise ConfigError(faults)
+        return f"is no regular expression ({error})"

@@ -1,4 +1,4 @@
-"""Chooses sample rate, clip length, mel bands and passes in an epoch by the recordings alone, each with its reason.
+"""Derives sample rate, clip length, mel bands and passes in an epoch from the recordings, each with its reason.
 
 N clips.
 """
@@ -17,7 +17,7 @@ from workloads.speech.clip_files import Ints
 from workloads.speech.log_mel import FRAME_S, LOWEST_HZ, mel
 
 FASTEST_HZ = 48_000
-"""Highest sample rate that is chosen: it holds all that people hear."""
+"""Highest derived sample rate, above the range of human hearing."""
 COVERED_PCT = 98
 """Percentage of the clips that the chosen length holds whole."""
 SHORTEST_S, LONGEST_S = 4 * FRAME_S, 5.0
@@ -32,7 +32,7 @@ Chosen = tuple[Any, str]
 
 
 def chosen_rate(rate_N: Ints) -> Chosen:
-    """The rate that most clips have, the lower of two that as many have."""
+    """Returns the rate that most clips have; of equally frequent ones the lower."""
     total, counts = len(rate_N), Counter(rate_N.tolist())
     rate, count = min(counts.items(), key=lambda each: (-each[1], each[0]))
     if rate > FASTEST_HZ:
@@ -46,7 +46,7 @@ def chosen_rate(rate_N: Ints) -> Chosen:
 
 
 def chosen_seconds(seconds_N: NDArray[np.float64]) -> Chosen:
-    """A length that holds `COVERED_PCT` of the clips whole, in tenths of a second where they differ."""
+    """Returns a length that holds `COVERED_PCT` of the clips whole, in tenths of a second where they differ."""
     shortest, longest = float(seconds_N.min()), float(seconds_N.max())
     if longest - shortest < 0.001 and SHORTEST_S <= longest <= LONGEST_S:
         return round(longest, 3), f"all {show_count(len(seconds_N))} clips are as long"
@@ -59,7 +59,7 @@ def chosen_seconds(seconds_N: NDArray[np.float64]) -> Chosen:
 
 
 def chosen_mels(sample_rate: int) -> Chosen:
-    """As many bands as usual, or as hold a frequency each."""
+    """Returns the usual number of bands, or the most that hold a frequency each."""
     most = math.floor((mel(sample_rate / 2) - mel(LOWEST_HZ)) / NARROWEST_MEL) - 1
     if most >= USUAL_MELS:
         return USUAL_MELS, f"the usual number, up to {sample_rate // 2:,} Hz, half the sample rate"
@@ -68,7 +68,7 @@ def chosen_mels(sample_rate: int) -> Chosen:
 
 
 def chosen_passes(num_clips: int) -> Chosen:
-    """How often each training clip is drawn in an epoch."""
+    """Returns the passes over the training clips in an epoch."""
     passes = max(1, math.ceil(EPOCH_CLIPS / num_clips - 0.5))
     clips = counted(num_clips, "training clip")
     if passes == 1:

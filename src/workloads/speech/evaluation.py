@@ -1,4 +1,4 @@
-"""Counts which class is taken for which: accuracy, a table of the classes and the confusion matrix.
+"""Counts confusions of classes: accuracy, a table of the classes and the confusion matrix.
 
 Shapes: B clips, K classes.
 """
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 class SpokenWords:
-    """Accuracy over the clips, and as a mean over the classes; the counts stay on the device until ``compute``."""
+    """Accuracy over the clips, and as a mean over the classes; counts stay on the device until ``compute``."""
 
     best_metric = "accuracy"
     best_mode: Literal["max", "min"] = "max"
@@ -32,14 +32,14 @@ class SpokenWords:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all counts."""
+        """Clears all counts."""
         self._count_KK: Tensor | None = None
         self._split: Tensor | None = None
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Classify a batch that ``on_device`` has made: ``log_mel`` [B, M, T], ``label`` and ``split`` [B], and where
-        there is padding ``is_sound`` [B, T]."""
+        """Classifies a batch that ``on_device`` has made: ``log_mel`` [B, M, T], ``label`` and ``split`` [B], and for
+        padded clips ``is_sound`` [B, T]."""
         label_B = batch["label"]
         inputs = [batch[name] for name in ("log_mel", "is_sound") if name in batch]
         found_B = cast(Tensor, model(*inputs)).argmax(1)
@@ -50,17 +50,17 @@ class SpokenWords:
         self._count_KK = self._count_KK.scatter_add(0, pair_B, torch.ones_like(pair_B))
 
     def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """The counts, and which split they are of."""
+        """Returns the counts and their split."""
         return self._count_KK, self._split
 
     def merge(self, states: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
-        """The sums over all ranks."""
+        """Adds the counts of all ranks."""
         counts = [count for count, _ in states if count is not None]
         self._count_KK = torch.stack(counts).sum(0) if counts else None
         self._split = next((split for _, split in states if split is not None), None)
 
     def compute(self) -> dict[str, float]:
-        """``accuracy`` and ``balanced_accuracy``; NaN where nothing was seen."""
+        """Returns ``accuracy`` and ``balanced_accuracy``; NaN if nothing was seen."""
         count_KK = self._counts()
         total, right_K, of_class_K = count_KK.sum(), count_KK.diagonal(), count_KK.sum(1)
         seen = of_class_K > 0
@@ -70,8 +70,8 @@ class SpokenWords:
         }
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """``confusion_<split>.csv``: a row for each class as it is, a column for each as it was taken for;
-        ``classes_<split>.csv``: clips, recall, precision and F1 of each class."""
+        """Writes ``confusion_<split>.csv`` (a row for each true class, a column for each predicted one) and
+        ``classes_<split>.csv`` (clips, recall, precision and F1 of each class)."""
         count_KK = self._counts()
         if not count_KK.sum():
             return {}
@@ -95,7 +95,7 @@ class SpokenWords:
         return rows
 
     def _counts(self) -> Floats:
-        """[K, K], as it is by as it was taken for; one transfer."""
+        """Returns the counts [K, K], true by predicted class, with one transfer from the device."""
         size = len(self.classes)
         if self._count_KK is None:
             return np.zeros((size, size))

@@ -1,6 +1,6 @@
-"""Looks at each recording once: what it holds, where its samples lie, and whether it can be used.
+"""Examines each recording once: its content, the position of its samples, and whether it can be used.
 
-N recordings. What was seen is kept under ``paths.cache_dir``.
+N recordings. The results are kept under ``paths.cache_dir``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from workloads.speech.wav_layout import DamagedClip, wav_layout
 
 KIND = "speech_clips"
 VERSION = 2
-"""To be raised where they are looked at in another way."""
+"""Version of the examination; raise it if it changes."""
 SLOWEST_HZ, FASTEST_HZ = 1000, 768_000
-"""Rates that recordings have; a header that says another is damaged."""
+"""Range of sample rates; a header with another one is damaged."""
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """What the recordings hold, [N] each."""
+    """Properties of the recordings, [N] each."""
 
     offset: Ints
     """First byte of the samples; -1 = they must be decoded by soundfile."""
@@ -40,12 +40,12 @@ class Layouts:
 
     @property
     def is_plain(self) -> NDArray[np.bool_]:
-        """Whether the bytes are samples of 16 bits as they lie there."""
+        """Whether the bytes of a recording are 16-bit samples as stored."""
         return self.offset >= 0
 
 
 def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
-    """The layouts of all recordings; looked at only if that has not been done before.
+    """Returns the layouts of all recordings, from the cache if they were examined before.
 
     Raises:
         DataError: a file can't be read, or soundfile is needed and missing.
@@ -70,7 +70,7 @@ def _write(reader: ClipReader, count: int, folder: Path) -> None:
 
 
 def _layout(reader: ClipReader, row: int) -> tuple[int, int, int, int]:
-    """Offset, frames, rate and channels."""
+    """Returns offset, frames, rate and channels."""
     offset, frames, rate, channels = _told(reader, row)
     if not SLOWEST_HZ <= rate <= FASTEST_HZ:
         raise DamagedClip(f"its header says {rate:,} samples a second, which is not in {SLOWEST_HZ:,}..{FASTEST_HZ:,}")
@@ -96,7 +96,7 @@ def _told(reader: ClipReader, row: int) -> tuple[int, int, int, int]:
 
 
 def content(reader: ClipReader, row: int, start: int, count: int) -> bytes:
-    """Bytes of one recording."""
+    """Returns bytes of one recording."""
     into = np.empty(count, np.uint8)
     reader.fill(np.array([row]), [into], np.array([start]))
     return into.tobytes()

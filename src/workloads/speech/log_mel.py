@@ -1,4 +1,4 @@
-"""Makes log-mel spectrograms of sound, on whatever device it is.
+"""Makes log-mel spectrograms of sound on any device.
 
 Shapes: B clips, L samples, T frames, W samples of a frame, F frequencies, M mel bands.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 FRAME_S, HOP_S = 0.025, 0.010
 LOWEST_HZ = 20.0
 FLOOR = 1e-6
-"""Added to the power of a band before the logarithm, for samples in -1..1: about that of the noise of 16 bits."""
+"""Power added to each band before the logarithm, for samples in -1..1: about that of 16-bit noise."""
 PRECISION = torch.float64
-"""Of all that comes before the logarithm: in float32 the FFTs of a CPU and of a GPU would not agree about a quiet band
-beside a loud one, and TF32 would round the sums over frequencies."""
+"""Precision before the logarithm. In float32 the FFTs of CPU and GPU would differ in a quiet band beside a loud one,
+and TF32 would round the sums over frequencies."""
 
 
 CHUNK = 64
-"""Clips at a time, so that a large batch asks for no more than 80 MiB meanwhile (a second at 16 kHz)."""
+"""Clips at a time, so that a large batch needs at most 80 MiB of temporary memory (a second at 16 kHz)."""
 
 
 class LogMel:
@@ -35,7 +35,7 @@ class LogMel:
         """Window and bank of bands, by device."""
 
     def __call__(self, audio_BL: Tensor) -> Tensor:
-        """Float32 [B, M, T] of int16 [B, L]."""
+        """Computes float32 [B, M, T] from int16 [B, L]."""
         window_W, bank_FM = self._on(audio_BL.device)
         found = []
         for part_BL in audio_BL.split(CHUNK):  # type: ignore[no-untyped-call]
@@ -45,7 +45,8 @@ class LogMel:
         return torch.cat(found)
 
     def frames_between(self, sample_N2: Tensor) -> Tensor:
-        """First frame and end, int64 [N, 2], of those whose middle lies between two samples; one at least."""
+        """Returns first frame and end, int64 [N, 2], of the frames whose middle lies between two samples; at least one
+        frame."""
         frame_N2 = ((sample_N2 - self.window / 2) / self.hop).ceil().long()
         first_N = frame_N2[:, 0].clamp(0, self.num_frames - 1)
         return torch.stack([first_N, frame_N2[:, 1].clamp(max=self.num_frames).maximum(first_N + 1)], 1)
@@ -62,9 +63,9 @@ class LogMel:
 
 
 def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
-    """Triangles [F, M] whose tops are 1 and lie evenly on the mel scale, each from its neighbour's top to the next's.
+    """Returns triangles [F, M] with peaks of 1, evenly spaced on the mel scale, each between its neighbours' peaks.
 
-    A band that is narrower than the frequencies lie apart takes the one next to its top.
+    A band that is narrower than the distance of two frequencies takes the one nearest to its peak.
     """
     hz_F = torch.arange(window // 2 + 1, dtype=PRECISION) * (sample_rate / window)
     mel_E = torch.linspace(mel(LOWEST_HZ), mel(sample_rate / 2), num_mels + 2, dtype=PRECISION)
@@ -80,5 +81,5 @@ def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
 
 
 def mel(hz: float) -> float:
-    """Where a frequency lies on the mel scale."""
+    """Returns the position of a frequency on the mel scale."""
     return 1127 * math.log(1 + hz / 700)

@@ -13,27 +13,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wellfed import ConfigError, Fault, LossOutput
+from wellfed import ConfigError, LossOutput
 
 WIDTH = 9
-"""Frames that a convolution of a block sees."""
+"""Frames that a block's convolution covers."""
 GROUPS = 4
 EPSILON = 1e-5
-"""Added to variances."""
+"""Constant added to variances."""
 
 
 class ClipClassifier(nn.Module):
-    """Scores of the classes for a log-mel spectrogram, which is looked at in two ways.
+    """Network that scores the classes of a log-mel spectrogram, normalised in two ways.
 
-    In one each band's mean and spread over time are taken out: what was said counts, not the voice. In the other only
-    the mean and spread of the whole clip are: the voice counts, not the volume.
+    One removes each band's mean and spread over time: the word counts, not the voice. The other removes those of the
+    whole clip alone: the voice counts, not the volume.
 
     Args:
         num_mels: M.
         num_classes: K.
         base_channels: C of the first layer; each block has as many more. A multiple of 4.
         num_blocks: residual blocks, each of which halves the frames.
-        dropout: share of what is averaged over time that is dropped in training.
+        dropout: share of the features, averaged over time, that is dropped in training.
 
     Raises:
         ConfigError: an argument out of its range.
@@ -43,7 +43,13 @@ class ClipClassifier(nn.Module):
         self, num_mels: int, num_classes: int, *, base_channels: int = 24, num_blocks: int = 3, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        _check(base_channels, num_blocks, dropout)
+        is_multiple = base_channels >= GROUPS and base_channels % GROUPS == 0
+        ConfigError.check(
+            "workload.model",
+            ("base_channels", base_channels, is_multiple, f"is no multiple of {GROUPS}", "base_channels=24 or so"),
+            ("num_blocks", num_blocks, 1 <= num_blocks <= 5, "is not in 1..5", "num_blocks=3 or so"),
+            ("dropout", dropout, 0 <= dropout < 1, "is not in [0, 1)", "dropout=0.1, or 0"),
+        )
         self.first = nn.Conv1d(2 * num_mels, base_channels, 3, padding=1, bias=False)
         sizes = [base_channels * (place + 1) for place in range(num_blocks + 1)]
         self.blocks = nn.Sequential(*(ResidualBlock(before, after) for before, after in pairwise(sizes)))
@@ -51,10 +57,10 @@ class ClipClassifier(nn.Module):
         self.last = nn.Linear(2 * sizes[-1], num_classes)
 
     def forward(self, log_mel_BMT: Tensor, is_sound_BT: Tensor | None = None) -> Tensor:
-        """[B, K].
+        """Returns scores [B, K].
 
         Args:
-            is_sound_BT: False for frames of silence that was put around a clip, which count for nothing; None = none.
+            is_sound_BT: False for frames of silence around a clip, which do not count; None = there are none.
         """
         sound_B1T = None if is_sound_BT is None else is_sound_BT[:, None].to(log_mel_BMT.dtype)
         by_band = _standard(log_mel_BMT, sound_B1T, (2,))
@@ -85,7 +91,7 @@ class ClipClassifier(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions over time, the first of which takes every other frame."""
+    """Residual block of two convolutions over time; the first one halves the frames."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -97,21 +103,21 @@ class ResidualBlock(nn.Module):
         self.past_norm = nn.GroupNorm(GROUPS, after)
 
     def forward(self, hidden_BCT: Tensor) -> Tensor:
-        """Half the frames."""
+        """Returns half the frames."""
         found_BCT = functional.relu(self.one_norm(self.one(hidden_BCT)))
         found_BCT = self.two_norm(self.two(found_BCT))
         return functional.relu(found_BCT + self.past_norm(self.past(hidden_BCT)))
 
 
 def _standard(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """The values less their mean, by their spread, over these dimensions of the sound; 0 where there is none."""
+    """Normalises by mean and spread over these dimensions of the sound; 0 where there is no sound."""
     mean, spread = _moments(values_BMT, sound_B1T, dims)
     found_BMT = (values_BMT - mean) / spread
     return found_BMT if sound_B1T is None else found_BMT * sound_B1T
 
 
 def _moments(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean and spread over dimensions of the sound, which stay with size 1."""
+    """Returns mean and spread over dimensions of the sound, which stay with size 1."""
     if sound_B1T is None:
         mean = values_BMT.mean(dims, keepdim=True)
         return mean, ((values_BMT - mean).square().mean(dims, keepdim=True) + EPSILON).sqrt()
@@ -119,17 +125,3 @@ def _moments(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]
     mean = (values_BMT * sound_B1T).sum(dims, keepdim=True) / count
     variance = ((values_BMT - mean).square() * sound_B1T).sum(dims, keepdim=True) / count
     return mean, (variance + EPSILON).sqrt()
-
-
-def _check(base_channels: int, num_blocks: int, dropout: float) -> None:
-    """All faults of the arguments in one ConfigError."""
-    faults = []
-    if base_channels < GROUPS or base_channels % GROUPS:
-        problem = f"{base_channels} is no multiple of {GROUPS}."
-        faults.append(Fault("workload.model.base_channels", problem, "Write base_channels=24 or so."))
-    if not 1 <= num_blocks <= 5:
-        faults.append(Fault("workload.model.num_blocks", f"{num_blocks} is not in 1..5.", "Write num_blocks=3 or so."))
-    if not 0 <= dropout < 1:
-        faults.append(Fault("workload.model.dropout", f"{dropout} is not in [0, 1).", "Write dropout=0.1, or 0."))
-    if faults:
-        raise ConfigError(faults)

@@ -1,4 +1,4 @@
-"""Changes how many samples a second sound has, by a windowed sinc in one strided convolution.
+"""Changes the sample rate with a windowed sinc in one strided convolution.
 
 Shapes: B clips, L samples, K taps, N phases. After torchaudio's resample (https://github.com/pytorch/audio).
 """
@@ -16,13 +16,14 @@ from torch.nn import functional
 REACH = 12
 """Zero crossings of the sinc on either side."""
 ROLLOFF = 0.97
-"""Of the lower of both Nyquist frequencies, above which nothing passes."""
+"""Cut-off frequency as a share of the lower Nyquist frequency."""
 MOST_PHASES = 2000
-"""A kernel has a row for each phase and as many taps as samples that go in: 11,127 to 16,000 Hz would take 2 GiB."""
+"""Largest number of phases. The kernel has a row for each phase, and a tap for each input sample: 11,127 to 16,000 Hz
+would take 2 GiB."""
 
 
 def resample(sound_BL: Tensor, rate: int, wanted: int) -> Tensor:
-    """Float32 [B, ceil(L * wanted / rate)]; the first sample stays where it is in time.
+    """Resamples to float32 [B, ceil(L * wanted / rate)]; the first sample keeps its time.
 
     Usual rates are exact. A ratio that is no fraction of numbers up to 2,000 becomes the nearest one: it, and with it
     the length, is off by 0.05 % at most, a hundredth of a semitone.
@@ -40,7 +41,7 @@ def resample(sound_BL: Tensor, rate: int, wanted: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _kernel(step: int, num_phases: int) -> tuple[Tensor, int]:
-    """Taps [N, K] for each of the samples that come out of ``step`` that go in, and how many taps lie before them."""
+    """Returns taps [N, K] for each output sample of ``step`` input samples, and the number of taps before them."""
     cut = min(step, num_phases) * ROLLOFF
     before = math.ceil(REACH * step / cut)
     tap_K = torch.arange(-before, before + step, dtype=torch.float64) / step

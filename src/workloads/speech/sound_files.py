@@ -1,4 +1,4 @@
-"""Decodes sound files of any format that soundfile knows: the only place that imports it."""
+"""Decodes sound files of any format that soundfile reads; the only module that imports it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workloads.speech.wav_layout import DamagedClip
 
 Sound = NDArray[np.float32]
 _NOT_TOLD = 2**62
-"""Samples from which on libsndfile does not know how many there are, as of flac that was written into a pipe."""
+"""Number of samples that libsndfile gives if it is unknown, as in flac that was written into a pipe."""
 
 
 def decode(content: bytes) -> tuple[Sound, int]:
-    """Samples ``[frames, channels]`` in -1..1, and how many there are in a second.
+    """Decodes samples ``[frames, channels]`` in -1..1, and the sample rate.
 
     Raises:
         DamagedClip: it can't be decoded, or holds none.
@@ -30,7 +30,7 @@ def decode(content: bytes) -> tuple[Sound, int]:
             if told >= _NOT_TOLD:
                 raise DamagedClip("its header does not say how long it is; encode it again, into a file")
             sound = file.read(dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, ValueError, TypeError, MemoryError) as error:  # the last of a damaged length
+    except (soundfile.SoundFileError, ValueError, TypeError, MemoryError) as error:  # MemoryError: a damaged length
         raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error
     if not len(sound):
         raise DamagedClip("it holds no samples")
@@ -44,7 +44,7 @@ def decode(content: bytes) -> tuple[Sound, int]:
 def _soundfile() -> Any:
     try:
         import soundfile  # type: ignore[import-untyped]
-    except (ImportError, OSError) as error:  # OSError: the package is there, its library of C is not
+    except (ImportError, OSError) as error:  # OSError: its C library is missing
         raise DataError(
             f"Sound files other than 16-bit wav need the package soundfile, which can't be imported ({error}). "
             "Install it: python -m pip install 'wellfed[audio]'."

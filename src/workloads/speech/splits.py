@@ -1,4 +1,4 @@
-"""Chooses the clips to train, validate and test on, so that no speaker is in two of them.
+"""Chooses the clips of training, validation and test, so that no speaker is in two of them.
 
 N clips.
 """
@@ -15,11 +15,11 @@ from wellfed.data.shards.class_folders import SPLITS, sample_key
 from wellfed.units import counted
 
 SPEAKER = r"([^/]+)_nohash_"
-"""Where Speech Commands has the speaker in a name: ``yes/0a7c2a8d_nohash_0``."""
+"""Position of the speaker in names of Speech Commands: ``yes/0a7c2a8d_nohash_0``."""
 
 
 _ALONE = "/"
-"""Begins what stands for the speaker of a clip without one."""
+"""Prefix of the key that replaces the speaker of a clip without one."""
 
 
 def choose_splits(
@@ -31,10 +31,10 @@ def choose_splits(
     test_frac: float,
     seed: int,
 ) -> tuple[list[str], list[str]]:
-    """Split of each clip, [N], and what is to be said of them.
+    """Returns the split of each clip, [N], and notes.
 
     Args:
-        told: where folders or lists say it already; of a part that is missing there, clips are taken from training.
+        told: splits that folders or lists name; a split that is missing there takes clips from training.
         speaker: regular expression whose first group finds the speaker in a name; a clip without one is its own.
             A folder and the shards of it are split alike: dots and blanks of names decide nothing.
 
@@ -59,10 +59,10 @@ def choose_splits(
         for group in reversed(order):
             if len(order) - len(taken) <= len(wanted) or count >= due:
                 break
-            if count + training[group] <= 1.5 * due:  # not all that one person has said, where that is most of it
+            if count + training[group] <= 1.5 * due:  # leaves out a speaker with most of the clips
                 taken.add(group)
                 count += training[group]
-        taken = taken or {min(order, key=training.__getitem__)}  # one for each, at least
+        taken = taken or {min(order, key=training.__getitem__)}  # at least one
         of_group |= dict.fromkeys(taken, split)
         order = [group for group in order if group not in taken]
     chosen = [

@@ -1,6 +1,6 @@
-"""Draws recordings that sound somewhat like spoken words: made-up ones, by speakers who differ.
+"""Draws recordings of made-up words by different speakers.
 
-A word is a few sounds in an order, and another word has the same sounds backwards, so it counts when each is heard. A
+A word is a few sounds in an order, and another word has the same sounds backwards, so their order counts. A
 sound is the hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
 
 Shapes: B clips, L samples, T frames, F frequencies, S sounds of a word, R resonances.
@@ -31,7 +31,7 @@ SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
     "x": (2300, 3200, 4300, 0.0, 0.5),
     "z": (4600, 5800, 6900, 0.3, 0.35),
 }
-"""Roughly those of the vowels and consonants that are written so (Peterson & Barney 1952 for the vowels)."""
+"""Sounds like the vowels and consonants that are written so (Peterson & Barney 1952 for the vowels)."""
 WORDS = ("sai", "ias", "nue", "eun", "xau", "uax", "zen", "nez", "usi", "isu")
 BANDWIDTHS = (90.0, 130.0, 220.0)
 HISS_BANDWIDTH = 700.0
@@ -41,19 +41,19 @@ MEAN_SNR_DB = 10.0
 
 @dataclass(frozen=True)
 class Speaker:
-    """What is the same in all words of one."""
+    """Properties that all words of one speaker share."""
 
     pitch_hz: float
     tract: float
-    """Factor of all resonances: shorter throats have higher ones."""
+    """Factor of all resonances: shorter throats have higher resonances."""
     pace: float
     tilt: float
-    """Of the spectrum, in powers of the frequency."""
+    """Slope of the spectrum, in powers of the frequency."""
     breath: float
 
 
 def write_wavs(folder: Path, *, num_clips: int, num_speakers: int, sample_rate: int, seed: int) -> None:
-    """Wav files ``<word>/<speaker>_nohash_<number>.wav`` of a second each, equally many of each word."""
+    """Writes wav files ``<word>/<speaker>_nohash_<number>.wav`` of a second each, equally many of each word."""
     for word in WORDS:
         (folder / word).mkdir(parents=True, exist_ok=True)
     for number, (word, speaker, sound_L) in enumerate(spoken_words(num_clips, num_speakers, sample_rate, seed)):
@@ -67,7 +67,7 @@ def write_wavs(folder: Path, *, num_clips: int, num_speakers: int, sample_rate: 
 def spoken_words(
     num_clips: int, num_speakers: int, sample_rate: int, seed: int
 ) -> Iterator[tuple[str, int, NDArray[np.int16]]]:
-    """Word, number of the speaker, and a second of sound."""
+    """Yields word, number of the speaker, and a second of sound."""
     speakers = [_speaker(np.random.default_rng(seed_from(seed, 1, number))) for number in range(num_speakers)]
     for number in range(num_clips):
         rng = np.random.default_rng(seed_from(seed, 2, number))
@@ -87,11 +87,11 @@ def _speaker(rng: np.random.Generator) -> Speaker:
 
 
 def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generator) -> Sound:
-    """The word alone, [L] for L of its own."""
+    """Draws the word alone, [L] for its own L."""
     long_S = rng.uniform(0.11, 0.2, len(word)) / speaker.pace
     length = int(long_S.sum() * sample_rate)
     num_frames = -(-length // HOP)
-    # Each sound at its middle, and the way between two straight; a tenth is the same from one to the other.
+    # Each sound is reached at its middle, with transitions between.
     middle_S = (long_S.cumsum() - long_S / 2) / long_S.sum()
     sounds_S5 = np.array([SOUNDS[sound] for sound in word])
     sounds_S5[:, :3] *= speaker.tract * rng.normal(1, 0.04, (len(word), 3))
@@ -109,7 +109,7 @@ def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generato
 
 
 def _in_steps(at_T: Floats, middle_S: Floats) -> Floats:
-    """Number of the sound at each time, with ways between them that are steeper than straight."""
+    """Returns the number of the sound at each time; transitions are steeper than linear."""
     place_T = np.interp(at_T, middle_S, np.arange(len(middle_S)))
     whole_T = np.floor(place_T)
     return np.asarray(whole_T + np.clip((place_T - whole_T - 0.5) * 2.5 + 0.5, 0, 1))
@@ -127,7 +127,7 @@ def _hum(speaker: Speaker, length: int, sample_rate: int, rng: np.random.Generat
 def _shaped(
     sound_L: Sound, resonance_TR: Floats, bandwidths: tuple[float, ...], tilt: float, sample_rate: int
 ) -> Sound:
-    """Sound whose spectrum at each frame is weighted by resonances there and a slope, [L]."""
+    """Weights the spectrum of each frame by resonances and a slope, [L]."""
     num_frames = len(resonance_TR)
     padded = np.zeros((num_frames - 1) * HOP + WINDOW, np.float32)
     padded[WINDOW // 2 : WINDOW // 2 + len(sound_L)] = sound_L[: len(padded) - WINDOW // 2]
@@ -152,7 +152,7 @@ def _even(sound_L: Sound) -> Sound:
 
 
 def _recorded(word_L: Sound, sample_rate: int, rng: np.random.Generator) -> NDArray[np.int16]:
-    """A second that the word lies in, with noise and at any volume."""
+    """Draws a second around the word, with noise and at any volume."""
     spare = sample_rate - len(word_L)
     found = np.zeros(sample_rate, np.float32)
     start = int(rng.integers(max(1, spare)))

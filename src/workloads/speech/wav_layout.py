@@ -1,4 +1,4 @@
-"""Finds where the samples of a wav file lie, from its header alone.
+"""Finds the samples of a wav file from its header alone.
 
 The format: https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from wellfed.units import counted
 
 _HEAD = 256
-"""Bytes read at first; the header of most files has 44."""
+"""Bytes read first; most headers have 44."""
 _MOST_CHUNKS = 64
 _PCM, _EXTENSIBLE = 1, 0xFFFE
 _UNKNOWN_SIZE = 0x7FFFF000
-"""From here on, and 0, is what programs that write into a pipe leave as the size of the samples: they go on to the end.
+"""Smallest size that programs write if they write into a pipe, beside 0: the samples then last to the end of the file.
 This one is sox's, ffmpeg's is 0xFFFFFFFF."""
 
 
@@ -26,10 +26,10 @@ class DamagedClip(Exception):
 
 @dataclass(frozen=True)
 class WavLayout:
-    """Of a file: what its samples are and where."""
+    """Format and position of the samples of a file."""
 
     offset: int
-    """Of the first byte of samples."""
+    """First byte of the samples."""
     num_bytes: int
     sample_rate: int
     num_channels: int
@@ -37,7 +37,7 @@ class WavLayout:
 
 
 def wav_layout(read: Callable[[int, int], bytes], size: int) -> WavLayout:
-    """The layout of a file of ``size`` bytes; ``read(start, count)`` gives bytes of it.
+    """Returns the layout of a file of ``size`` bytes; ``read(start, count)`` gives bytes of it.
 
     Raises:
         DamagedClip: it is no wav file, has no samples, or fewer than its header says.

@@ -3,11 +3,23 @@ from __future__ import annotations
 import datetime
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.forecast.cells import Unclear, looks_like_dates, looks_like_numbers, parse_dates, parse_numbers
+
+
+def dates_of(cells: list[str], day_first: bool | None = None) -> tuple[list, tuple[str, ...]]:
+    """None where there is no date."""
+    found, notes = parse_dates(pd.Series(cells, dtype=str), day_first)
+    return [None if pd.isna(date) else date for date in found], notes
+
+
+def numbers_of(*columns: list[str], decimal: str | None = None) -> list[list[float]]:
+    found = parse_numbers(pd.DataFrame(dict(enumerate(columns)), dtype=str), decimal)
+    return [found[column].tolist() for column in found]
 
 
 def comma_style(number: float) -> str:
@@ -23,9 +35,8 @@ numbers = st.floats(-1e7, 1e7).map(lambda number: round(number, 2))
 def test_numbers_come_back_from_any_style_that_is_named(values: list[float]):
     for text, decimal in ((str, None), (lambda x: f"{x:,}", "."), (comma_style, ",")):
         cells = [text(value) for value in values]
-        assert looks_like_numbers(cells)
-        (found,) = parse_numbers([cells], decimal)
-        assert found.tolist() == values
+        assert looks_like_numbers(pd.Series(cells))
+        assert numbers_of(cells, decimal=decimal) == [values]
 
 
 @pytest.mark.parametrize(
@@ -40,23 +51,23 @@ def test_numbers_come_back_from_any_style_that_is_named(values: list[float]):
         (["1 234.5"], [1234.5]),
         (["1,5", "2.5", "3,5"], [1.5, None, 3.5]),
         (["-0,5", "+3", ",5", "1,5e3"], [-0.5, 3, 0.5, 1500]),
-        (["1", "", "NA", "-", "nan", "x", "12 kg", "5%", "1_000", "0x10"], [1, *[None] * 9]),
+        (["1", "", "x", "12 kg", "5%", "1_000", "0x10", "inf", "1e31"], [1, *[None] * 8]),
     ],
 )
 def test_the_style_of_numbers_is_told_by_all_cells(cells: list[str], expected: list[float | None]):
-    (found,) = parse_numbers([cells])
+    (found,) = numbers_of(cells)
     assert [None if np.isnan(value) else value for value in found] == expected
 
 
 def test_one_column_tells_for_all_and_a_tie_is_asked_about():
-    assert [column.tolist() for column in parse_numbers([["1,234"], ["0,5"]])] == [[1.234], [0.5]]
+    assert numbers_of(["1,234"], ["0,5"]) == [[1.234], [0.5]]
     with pytest.raises(Unclear, match=r"Values such as 1,234 .*workload\.data\.decimal"):
-        parse_numbers([["1,234"], ["5"]])
+        numbers_of(["1,234"], ["5"])
 
 
 WAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%Y%m%d", "%d-%b-%Y", "%B %d, %Y", "%Y-%m-%dT%H:%M:%S",
-    "%Y-%m-%d %H:%M:%S.%f", "%d.%m.%Y %H:%M", "%Y%m%d%H%M%S"
+    "%Y-%m-%d %H:%M:%S.%f", "%d.%m.%Y %H:%M", "%d %B %Y"
 )  # fmt: skip
 
 
@@ -68,7 +79,7 @@ WAYS = (
 def test_dates_come_back_from_any_way_of_writing(form: str, times: list[datetime.datetime]):
     cells = [time.strftime(form) for time in times]
     expected = [datetime.datetime.strptime(cell, form) for cell in cells]
-    assert parse_dates(cells)[0].tolist() == expected
+    assert dates_of(cells, day_first=True if form[1] == "d" else None)[0] == expected
 
 
 @settings(max_examples=25, deadline=None)
@@ -76,63 +87,48 @@ def test_dates_come_back_from_any_way_of_writing(form: str, times: list[datetime
 def test_days_and_months_are_told_apart_or_asked_about(days: list[datetime.date]):
     for form, day_first in (("%d/%m/%Y", True), ("%m/%d/%Y", False)):
         cells = [day.strftime(form) for day in days]
-        assert parse_dates(cells, day_first)[0].astype("M8[D]").tolist() == days
+        assert [date.date() for date in dates_of(cells, day_first)[0]] == days
         if any(day.day > 12 for day in days):
-            assert parse_dates(cells)[0].astype("M8[D]").tolist() == days
-        else:
+            assert [date.date() for date in dates_of(cells)[0]] == days
+        elif any(day.day != day.month for day in days):
             with pytest.raises(Unclear, match=r"workload\.data\.day_first"):
-                parse_dates(cells)
+                dates_of(cells)
 
 
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [
-        ("2024Q3", "2024-07-01"),
-        ("2024-Q1", "2024-01-01"),
-        ("2024-W01", "2024-01-01"),
         ("2024-05", "2024-05-01"),
         ("1999", "1999-01-01"),
-        ("202405", "2024-05-01"),
-        ("1714521600", "2024-05-01"),
-        ("1714521600000", "2024-05-01"),
+        ("20240501", "2024-05-01"),
         ("May 2024", "2024-05-01"),
         ("2024-5-1 7:30", "2024-05-01T07:30"),
-        *(
-            (cell, None)
-            for cell in ("", "x", "2024-02-30", "13", "31.02.2024", "2024Q5", "2024-W60", "99999999", "may")
-        ),
+        *((cell, None) for cell in ("x", "2024-02-30", "13", "31.02.2024", "99999999", "may", "1714521600")),
     ],
 )
 def test_single_dates(cell: str, expected: str | None):
-    (date,), _ = parse_dates([cell])
-    assert np.isnat(date) if expected is None else date == np.datetime64(expected)
+    assert dates_of([cell])[0] == [expected and pd.Timestamp(expected)]
 
 
 def test_offsets_from_utc():
-    local, notes = parse_dates(["2024-01-01T23:00+05:30", "2024-01-02T23:00+05:30"])
-    assert (local[0], notes) == (np.datetime64("2024-01-01T23:00"), ())
-    mixed, notes = parse_dates(["2024-03-31T01:00:00+01:00", "2024-03-31T03:00:00+0200", "2024-03-31T02:00Z"])
-    assert [str(date)[11:16] for date in mixed] == ["00:00", "01:00", "02:00"]
+    local, notes = dates_of(["2024-01-01T23:00+05:30", "2024-01-02T23:00+05:30"])
+    assert (local[0], notes) == (pd.Timestamp("2024-01-01T23:00"), ())
+    mixed, notes = dates_of(["2024-03-31T01:00:00+01:00", "2024-03-31T03:00:00+0200", "2024-03-31T02:00Z"])
+    assert [date.hour for date in mixed] == [0, 1, 2]
     assert "several UTC offsets" in notes[0]
 
 
 def test_what_columns_look_like():
-    assert looks_like_dates(["2024-01-05", "NA", "x"]) is False
-    assert looks_like_dates(["20240105", "20240106"])
-    assert looks_like_dates(["05/06/2024"])  # a date, whichever of the two it is
-    assert not any(map(looks_like_dates, (["2024", "2025"], ["1.5"], ["", "NA"], ["north"])))
-    assert looks_like_numbers(["", "NA"])
-    assert looks_like_numbers(["1,5", "2", "x"])
-    assert not looks_like_numbers(["x", "y", "2"])
+    def dates(*cells: str | float) -> bool:
+        return looks_like_dates(pd.Series(cells, dtype=object))
 
+    def numbers(*cells: str | float) -> bool:
+        return looks_like_numbers(pd.Series(cells, dtype=object))
 
-def test_ten_digits_are_hours_where_most_look_so_and_seconds_since_1970_elsewhere():
-    hours, _ = parse_dates(["2024053122", "2024053123", "2024060100", "2024060124"])
-    assert hours[:3].tolist() == [
-        datetime.datetime(2024, 5, 31, 22),
-        datetime.datetime(2024, 5, 31, 23),
-        datetime.datetime(2024, 6, 1),
-    ]
-    assert np.isnat(hours[3])
-    seconds, _ = parse_dates([str(2024053122 + 3600 * hour) for hour in range(9)])
-    assert (np.diff(seconds) == np.timedelta64(1, "h")).all()
+    assert not dates("2024-01-05", "x", "y")
+    assert dates("20240105", "20240106", np.nan)
+    assert dates("05/06/2024")  # a date, whichever of the two it is
+    assert not any((dates("2024", "2025"), dates("1.5"), dates("north"), dates("Mon", "Tue")))
+    assert numbers(np.nan)
+    assert numbers("1,5", "2", "x")
+    assert not numbers("x", "y", "2")

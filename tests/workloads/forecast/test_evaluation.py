@@ -78,15 +78,6 @@ def test_figures_agree_with_arithmetic():
     assert metrics["mase_seasonal_naive"] == pytest.approx((by_series[0] / 1.5 + by_series[1] / 0.5) / 2)
 
 
-def test_how_the_split_is_cut_and_ordered_changes_nothing():
-    samples = split_of()
-    shuffled = torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    model = Guess(one_more_each_window)
-    expected = scored(model, samples, size=20).compute()
-    for found in (scored(model, samples, size=1), scored(model, samples, size=7, order=shuffled)):
-        assert found.compute() == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_share_the_batches_have_the_figures_of_one(num_ranks: int):
     samples, model = split_of(), Guess(one_more_each_window)

@@ -46,20 +46,6 @@ def forecaster(**options: object) -> LSTMForecaster:
     return model
 
 
-def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_parts():
-    model, whole = forecaster(), windows(10)
-    model.loss(whole).loss.backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    for start, size in ((0, 3), (3, 7)):
-        part = {name: values.narrow(0, start, size) for name, values in whole.items()}
-        output = model.loss(part)
-        assert output.num_samples == size
-        (output.loss * size / 10).backward()
-    for parameter, want in zip(model.parameters(), expected, strict=True):
-        assert torch.allclose(parameter.grad, want, atol=1e-6)
-
-
 def test_missing_steps_count_nowhere():
     """Neither in the window nor in the horizon, whatever stands there."""
     model, batch = forecaster(), windows()

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed import DataError, SampleRng
-from wellfed.data.settings import LoaderSettings
-from wellfed.data.train_loader import train_loader
 from workloads.forecast.data import build
 from workloads.forecast.series import SeriesSet
 from workloads.forecast.steps import Frequency
@@ -98,21 +96,6 @@ def test_training_has_each_origin_with_each_window_and_one_sample_more_a_step(ma
     assert len(made.train) == 2 * (200 - 40 - 8 - 3 + 120 - 24 - 8 - 3 + 90 - 16 - 8 - 3)
 
 
-def test_all_modes_give_the_same_numbers_and_carry_no_more_than_they_need(made):
-    features = made.features
-    table = Table(features)
-    for data in (made.train, made.val, made.test):
-        by_mode = {mode: everything(data, table if mode == "cache" else None, mode) for mode in MODES}
-        for name, values in by_mode["cache"].items():
-            assert all(torch.equal(values, by_mode[mode][name]) for mode in MODES), name
-        carried = {mode: set(data.for_features(mode).fetch(torch.arange(3))) for mode in MODES}
-        assert carried["cache"] == carried["dynamic"] - {"rows"} == carried["cache_host"] - {"rows"}
-        assert set(data.fetch(torch.arange(3))) == carried["dynamic"]  # as built
-    indices = torch.arange(features.num_rows)
-    assert torch.equal(table.rows(indices), features.rows(indices))
-    assert table.table.numel() * table.table.element_size() == features.bytes
-
-
 value = st.one_of(st.none(), st.floats(-1e6, 1e6))
 
 
@@ -138,52 +121,6 @@ def test_whatever_the_series_batches_are_finite_and_alike_in_all_modes(series, w
         assert all(each.isfinite().all() for each in batch.values())
         assert (batch["history"][..., -1].sum(1) <= batch["window"]).all()
         assert (batch["target_observed"].sum(1) > 0).all()
-
-
-def test_a_batch_of_another_mode_stays_right(made):
-    """After a step down in mid-epoch batches that were built before it come through."""
-    rng, some = SampleRng(0, 0), torch.tensor([3, 77, 150])
-    table = Table(made.features)
-    old = made.train.for_features("cache").fetch(some)
-    new = made.train.for_features("dynamic")
-    expected = new.on_device(new.fetch(some), rng)
-    for features in (table, made.features):
-        got = new.on_device(old, rng, features)
-        assert all(torch.equal(got[name], expected[name]) for name in expected)
-
-
-def test_a_batch_can_be_cut_and_a_sample_is_its_row(made):
-    batch = everything(made.train)
-    for index in (0, 7, -1):
-        sample = made.train[index]
-        assert all(torch.equal(sample[name], batch[name][index]) for name in ("row", "series", "window", "scale"))
-    with pytest.raises(IndexError):
-        made.train[len(made.train)]
-    again = pickle.loads(pickle.dumps(made.train))
-    assert torch.equal(everything(again)["history"], batch["history"])
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "settings",
-    [LoaderSettings("threads", 2, 2), pytest.param(LoaderSettings("processes", 2, 2), marks=pytest.mark.slow)],
-    ids=lambda settings: settings.backend,
-)
-def test_whoever_builds_them_batches_are_the_same_and_go_on_after_a_stop(made, mode: str, settings: LoaderSettings):
-    def batches(plan, start=0):
-        loader = train_loader(made.train.for_features(mode), plan, batch_size=100, seed=1)
-        loader.load_state_dict({"epoch": 1, "batch": start})
-        try:
-            return [{name: values.clone() for name, values in delivery.batch.items()} for delivery in loader]
-        finally:
-            loader.close()
-
-    expected = batches(LoaderSettings())
-    assert sum(len(batch["row"]) for batch in expected) == len(made.train)
-    for start in (0, 2):
-        for batch, other in zip(batches(settings, start), expected[start:], strict=True):
-            assert batch.keys() == other.keys()
-            assert all(torch.equal(batch[name], other[name]) for name in batch)
 
 
 def test_windows_are_views_of_the_store_not_copies():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -61,12 +60,3 @@ def test_values_that_are_not_finite_have_a_place(tmp_path: Path, cube, value: fl
     cube[7, 3, 5] = value
     with pytest.raises(DataError, match=r"a\.npy: .* at row 7, column 3, band 5 is no finite float32"):
         written(tmp_path, cube)
-
-
-def test_what_is_sent_to_a_process_holds_no_values(tmp_path: Path):
-    found = written(tmp_path, np.ones((40, 40, 50), np.float32))
-    assert len(found.values) == 44
-    for each in (found, found.in_memory()):
-        sent = pickle.dumps(each)
-        assert len(sent) < 1000
-        assert torch.equal(pickle.loads(sent).values, found.values)

@@ -70,17 +70,6 @@ def test_every_mode_gives_the_same_patches(made, num_components: int | None):
         assert torch.equal(found["label"], indices % 3)
 
 
-def test_a_step_down_in_mid_epoch_changes_nothing(made):
-    """Batches that were built for another mode are under way."""
-    data, features = made()
-    batch = data.for_features("cache").fetch(torch.arange(9))
-    later = data.for_features("dynamic").on_device(batch, SampleRng(0, 0), features)
-    now = data.for_features("cache").on_device(batch, SampleRng(0, 0), Held(features))
-    assert torch.allclose(later["patch"], now["patch"], atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="features"):
-        data.on_device(batch, SampleRng(0, 0))
-
-
 def test_mirrors_belong_to_seed_epoch_and_index(made):
     data, _ = made()
     plain, _ = made(is_mirrored=False)
@@ -94,15 +83,6 @@ def test_mirrors_belong_to_seed_epoch_and_index(made):
     assert len(seen) == 8
     middle = SIDE // 2
     assert torch.equal(whole[..., middle, middle], straight[..., middle, middle])
-
-
-def test_one_sample_is_the_row_of_a_batch(made):
-    data, _ = made()
-    batch = data.fetch(torch.tensor([39]))
-    for index in (39, -1):
-        assert all(torch.equal(data[index][name], values[0]) for name, values in batch.items())
-    with pytest.raises(IndexError):
-        data[40]
 
 
 @pytest.mark.parametrize("num_components", [None, 4])

@@ -71,12 +71,6 @@ def test_metrics_agree_with_sorting_the_catalogue(interactions: Interactions):
         assert metrics["recall_at_10"] == pytest.approx(np.mean(np.array(gains) > 0), rel=1e-6)
 
 
-def test_splitting_a_batch_changes_nothing(interactions: Interactions):
-    data = build(interactions).val
-    model = TwoTowerRecommender(40, 60, text="none", dim=8, init_std=1.0)
-    assert places(data, model, 40)[1] == places(data, model, 1)[1]
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_share_the_batches_have_the_places_of_one(
     interactions: Interactions, tmp_path: Path, num_ranks: int

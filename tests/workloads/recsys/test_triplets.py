@@ -55,16 +55,6 @@ def test_a_negative_is_a_function_of_seed_epoch_and_index(data: TripletData):
         assert (data.fetch(torch.arange(200), other)["neg"] != everything["neg"]).float().mean() > 0.8
 
 
-def test_one_sample_equals_the_row_of_a_batch(data: TripletData):
-    batch = data.fetch(torch.arange(200), SampleRng(1, 2))
-    for index in (0, 199, -1):
-        sample = data.__getitem__(index, SampleRng(1, 2))
-        assert {name: int(value) for name, value in sample.items()} == {n: int(v[index]) for n, v in batch.items()}
-        assert all(value.ndim == 0 for value in data[index].values())
-    with pytest.raises(IndexError):
-        data[200]
-
-
 def test_users_who_chose_everything_are_left_out_with_a_note():
     user, item = np.array([0, 0, 0, 1]), np.array([0, 1, 2, 1])
     data = TripletData(user, item, num_users=2, num_items=3)

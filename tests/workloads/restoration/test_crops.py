@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,28 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from wellfed import FeatureModeName, Features, SampleRng, TrainData
+from wellfed import SampleRng, TrainData
 from wellfed.contract import FEATURE_MODES
-from wellfed.data.settings import LoaderSettings
-from wellfed.data.train_loader import train_loader
-from workloads.restoration.crops import CropData, crop_features, turned
+from workloads.restoration.crops import CropData, turned
 from workloads.restoration.decoding import Decoded
 from workloads.restoration.degradations import Degradation
 from workloads.restoration.images import PIXELS_FILE, ImagePixels, StoredImage, read_index, write_images
 
 SIDE = 8
-
-
-class Held:
-    """Rows cut out of the store, as the engine does."""
-
-    def __init__(self, features: Features) -> None:
-        self._features, self._store = features, features.store()
-
-    def rows(self, indices: Tensor) -> Tensor:
-        return self._features.cut(self._store, indices)
 
 
 @pytest.fixture(scope="module")
@@ -99,42 +85,6 @@ def test_crops_belong_to_seed_epoch_and_index(stored):
         assert [torch.equal(one, two) for one, two in zip(whole, other, strict=True)] != [True] * 4
 
 
-def test_every_mode_gives_the_same_patches(stored):
-    data, features = crops_of(stored), crop_features(stored[0], SIDE)
-    indices, made = torch.arange(0, 150, 7), {}
-    for mode in FEATURE_MODES:
-        chosen = data.for_features("cache").for_features(mode)
-        batch = chosen.fetch(indices, SampleRng(0, 4))
-        assert ("crop" in batch) == (mode != "cache")
-        made[mode] = chosen.on_device(batch, SampleRng(0, 4, part=3), Held(features))
-    as_built = data.on_device(data.fetch(indices, SampleRng(0, 4)), SampleRng(0, 4))
-    for patches in made.values():
-        assert patches["clean"].shape == (22, 3, SIDE, SIDE)
-        assert all(torch.equal(patches[name], as_built[name]) for name in ("clean", "degraded"))
-
-
-def test_a_step_down_in_mid_epoch_changes_nothing(stored):
-    """Batches that were built for another mode are under way."""
-    data, features = crops_of(stored), crop_features(stored[0], SIDE)
-    batch = data.for_features("cache").fetch(torch.arange(9), SampleRng(0, 0))
-    later = data.for_features("dynamic").on_device(batch, SampleRng(0, 0), features)
-    now = data.for_features("cache").on_device(batch, SampleRng(0, 0), Held(features))
-    assert torch.equal(later["degraded"], now["degraded"])
-    with pytest.raises(ValueError, match="features"):
-        data.on_device(batch, SampleRng(0, 0))
-
-
-def test_patches_do_not_depend_on_micro_batches(stored):
-    data = crops_of(stored)
-    whole = data.on_device(data.fetch(torch.arange(20), SampleRng(0, 1)), SampleRng(0, 1))
-    parts = [
-        data.on_device(data.fetch(rows, SampleRng(0, 1, batch=2)), SampleRng(0, 1, batch=2, part=part))
-        for part, rows in enumerate(torch.arange(20).split(7))
-    ]
-    for name, values in whole.items():
-        assert torch.equal(torch.cat([part[name] for part in parts]), values)
-
-
 def test_clean_patches_are_the_crops_in_0_to_1(stored):
     data = crops_of(stored)
     batch = data.fetch(torch.arange(60), SampleRng(0, 0))
@@ -154,14 +104,6 @@ def test_a_copy_in_memory_outlives_the_file(stored, tmp_path: Path):
     file.write_bytes(bytes(pixels.num_bytes))
     assert torch.equal(held.fetch(indices, SampleRng(0, 0))["crop"], before)
     assert data.for_features("dynamic").fetch(indices, SampleRng(0, 0))["crop"].max() == 0
-
-
-def test_what_is_offered_describes_itself(stored):
-    features = crop_features(stored[0], SIDE)
-    assert features.bytes == len(features.store()) == stored[0].num_bytes
-    last = torch.tensor([0, features.num_rows - 1])
-    assert torch.equal(features.rows(last), features.cut(features.store(), last))
-    assert features.rows(last).shape == (2, 3 * SIDE)
 
 
 def test_all_eight_ways_are_taken_and_each_is_a_symmetry():
@@ -210,31 +152,3 @@ def test_crops_can_be_sent_to_another_process(stored):
         assert len(sent) < 20_000
         one, two = (each.fetch(torch.arange(9), SampleRng(0, 0)) for each in (data, pickle.loads(sent)))
         assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", FEATURE_MODES)
-def test_every_backend_gives_the_same_batches(stored, mode: FeatureModeName):
-    """Threads share the map, forked processes have it from before, and each epoch has crops of its own."""
-    plans = [
-        LoaderSettings("inline"),
-        LoaderSettings("threads", num_workers=2, prefetch_factor=2),
-        LoaderSettings("processes", num_workers=2, prefetch_factor=2),
-        LoaderSettings("torch"),
-    ]
-    seen = []
-    for plan in plans:
-        with closing(train_loader(crops_of(stored).for_features(mode), batch_size=16, seed=3, settings=plan)) as loader:
-            seen.append([delivery.batch for _ in range(2) for delivery in loader])
-    for batches in seen[1:]:
-        for one, two in zip(seen[0], batches, strict=True):
-            assert all(torch.equal(one[name], two[name]) for name in one)
-    name = "line" if mode == "cache" else "crop"
-    assert not torch.equal(seen[0][0][name], seen[0][len(seen[0]) // 2][name])
-
-
-def test_an_index_out_of_range_is_an_error(stored):
-    data = crops_of(stored)
-    assert torch.equal(data[-1]["crop"], data[149]["crop"])
-    with pytest.raises(IndexError, match="150 of 150"):
-        data[150]

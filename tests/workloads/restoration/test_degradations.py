@@ -39,13 +39,6 @@ def test_noise_belongs_to_seed_epoch_and_key_alone():
     assert not torch.allclose(noise(key, seed=1), whole, atol=0.01)
 
 
-def test_each_batch_is_degraded_alike_however_it_is_cut():
-    degradation, images, key = Degradation(), clean(), torch.arange(6)
-    whole = degradation(images, key, SampleRng(1, 2, batch=0, part=0))
-    parts = [degradation(images[part], key[part], SampleRng(1, 2, batch=9, part=5)) for part in key.split(4)]
-    assert torch.equal(torch.cat(parts), whole)
-
-
 def test_large_images_find_a_larger_bank():
     size = 1 + int((BANK_NUMBERS / 3) ** 0.5)
     values = noise(torch.tensor([0]), size=size)

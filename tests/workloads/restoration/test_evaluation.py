@@ -130,12 +130,6 @@ def test_the_mean_is_over_images_not_over_pixels(model: RestorationCNN):
         assert value == pytest.approx(np.mean([row[name] for row in found.per_image().values()]))
 
 
-def test_splitting_a_batch_changes_nothing(model: RestorationCNN):
-    whole = quality(model, tiles(size=99)).compute()
-    for size in (1, 2, 5):
-        assert quality(model, tiles(size=size)).compute() == pytest.approx(whole, rel=1e-6)
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_share_the_batches_have_the_figures_of_one(model: RestorationCNN, num_ranks: int, tmp_path: Path):
     batches = tiles(size=2)

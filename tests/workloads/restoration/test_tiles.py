@@ -89,7 +89,7 @@ def test_batches_are_cut_anywhere(stored):
         for each in (data.fetch(rows), sent.fetch(rows)):
             assert all(torch.equal(each[name], whole[name][rows]) for name in whole)
     assert torch.equal(data[5]["valid"], whole["valid"][5])
-    with pytest.raises(IndexError, match="21 of 21"):
+    with pytest.raises(IndexError):
         data[21]
 
 

@@ -17,38 +17,6 @@ def prepared(data, part, mode, indices, epoch=0):
     return part.on_device(part.for_features(mode).fetch(indices), SampleRng(0, epoch), source)
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_all_modes_give_the_same(data, split):
-    part = getattr(data, split)
-    indices = torch.arange(len(part)).flip(0)
-    dynamic, *others = (prepared(data, part, mode, indices) for mode in reversed(FEATURE_MODES))
-    assert set(dynamic) == {"clip", "label", "split", "log_mel"}
-    for other in others:
-        torch.testing.assert_close(other, dynamic, atol=2e-6, rtol=0)
-
-
-def test_batches_carry_what_a_mode_lacks_and_no_more(data):
-    indices = torch.tensor([3, 1])
-    names = {mode: set(data.train.for_features(mode).fetch(indices)) for mode in FEATURE_MODES}
-    common = {"clip", "label", "split"}
-    assert names == {"cache": common, "cache_host": common | {"log_mel"}, "dynamic": common | {"audio"}}
-    assert data.train.fetch(indices)["audio"].shape == (2, 16_000)
-
-
-def test_a_batch_that_lacks_all_needs_features(data):
-    batch = data.train.for_features("cache").fetch(torch.tensor([0]))
-    with pytest.raises(ValueError, match="wants the features"):
-        data.train.on_device(batch, SampleRng(0, 0))
-
-
-def test_the_table_of_the_rows_is_the_store(data):
-    indices = torch.tensor([5, 0, 7])
-    features = data.features
-    store = features.store()
-    assert store.nbytes == features.bytes
-    torch.testing.assert_close(features.cut(store, indices), features.rows(indices), atol=2e-6, rtol=0)
-
-
 def test_one_sample_is_a_row_and_a_copy_in_a_process_is_the_same(data):
     copy = pickle.loads(pickle.dumps(data.train.for_features("cache_host")))
     assert len(pickle.dumps(copy)) < 50_000

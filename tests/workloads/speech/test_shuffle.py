@@ -56,22 +56,3 @@ def test_each_epoch_draws_a_batch_from_many_shards(train):
     assert first != second
     shard = train.table.waveforms.reader.index.shards
     assert len({int(shard[clip]) for clip in first[0] + second[0]}) == 3
-
-
-def test_ranks_share_an_epoch_out(train):
-    shares = [together(loader(train, rank=rank, world_size=2)) for rank in range(2)]
-    assert not set(shares[0]) & set(shares[1])
-    assert sorted(shares[0] + shares[1]) == sorted(train.clip_S.tolist())
-
-
-def test_an_epoch_goes_on_where_it_was_left(train):
-    whole, left = loader(train), loader(train, "threads")
-    expected = [clips(each) for each in whole] + [clips(each) for each in whole]
-    reading = iter(left)
-    begun = [clips(next(reading)) for _ in range(3)]
-    state = left.state_dict()
-    left.close()
-    resumed = loader(train)
-    resumed.load_state_dict(state)
-    rest = [clips(each) for epoch in range(2) for each in resumed]
-    assert begun + rest == expected
