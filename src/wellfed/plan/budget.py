@@ -21,6 +21,7 @@ from wellfed.plan.memory_candidates import (
     remedies,
     show_parts,
 )
+from wellfed.plan.micro_batch import in_parts
 from wellfed.plan.predict.footprint import StepShape
 from wellfed.plan.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import largest_share
@@ -110,10 +111,9 @@ def _decided(
     else:
         because = f"the most of {samples} samples a device that fit at a time; {peak}"
         micro = by_rule(taken.micro_batch, because)
-    num_micro = math.ceil(samples / micro.value)
+    num_micro, sums = in_parts(samples, micro.value)
     decided: dict[str, Decided[object]] = {"micro_batch": micro}
     if num_micro != by_thumb.accumulate:
-        sums = f"{samples} samples a device in micro-batches of {micro.value}"
         decided["accumulate"] = by_rule(num_micro, sums)
 
     def need(features: str | None, checkpointed: bool) -> str:

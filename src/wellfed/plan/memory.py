@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.plan.micro_batch import in_parts, rule_of_thumb
 from wellfed.plan.run_plan import (
     DataFacts,
     Decided,
@@ -37,9 +36,8 @@ def plan_memory(
     if model.is_lightning_module and asked.micro_batch is None and asked.accumulate is None:
         micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
     else:
-        micro = _micro_batch(config, model, per_device)
-        num_micro = math.ceil(per_device / micro.value)
-        sums = f"{per_device} samples a device in micro-batches of {micro.value}"
+        micro = rule_of_thumb(config, model)
+        num_micro, sums = in_parts(per_device, micro.value)
         if asked.accumulate not in (None, num_micro):
             sums += f": memory.accumulate={asked.accumulate} has no equal parts here"
         accumulate = by_rule(num_micro, sums, is_set=asked.accumulate == num_micro)
@@ -97,29 +95,6 @@ def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
     """Knobs with which a step of this model may need less memory; others would be refused."""
     splits = not model.has_batch_norm and not _guests_whole_step(config, model)
     return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
-
-
-def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
-    """The plan, when its micro-batch is decided for good, with what ``memory.micro_batch_steps`` are not used for it.
-
-    Raises:
-        ConfigError: none of them is smaller than the micro-batch.
-    """
-    micro = plan.memory.decided("micro_batch")
-    unused = [size for size in steps or () if size >= micro.value]
-    if not unused or plan.memory.on_oom == "fail":
-        return plan
-    listed = ", ".join(map(str, unused))
-    if len(unused) == len(steps or ()) and micro.value > 1:
-        raise ConfigError.of(
-            "memory.micro_batch_steps",
-            f"[{listed}] has no size below the micro-batch of {micro.value}, from which it is to lead down.",
-            f"Set memory.micro_batch_steps=[{micro.value // 2}], or null, which halves.",
-        )
-    because = (
-        f"{micro.because}; of memory.micro_batch_steps {listed} {'is' if len(unused) == 1 else 'are'} not below it"
-    )
-    return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
 
 
 def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
@@ -194,21 +169,6 @@ def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -
 def _per_device(config: RunConfig) -> int:
     """Samples of a step on each device."""
     return largest_share(config.workload.samples_per_step, config.trainer.world_size)
-
-
-def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decided[int]:
-    memory, world = config.memory, config.trainer.world_size
-    share = f"{config.workload.samples_per_step} samples a step" + (f" over {world} devices" if world > 1 else "")
-    if memory.micro_batch is not None:
-        return Decided(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
-    if memory.accumulate is not None:
-        size = math.ceil(per_device / memory.accumulate)
-        return Decided(size, f"{share} in memory.accumulate={memory.accumulate} parts", "set")
-    if memory.plateau_frac is not None and not model.has_batch_norm:
-        return by_rule(max(1, per_device // 4), f"a quarter of {share}: the rate at each size was not measured")
-    may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
-    rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
-    return by_rule(per_device, f"{share}, {rest}")
 
 
 def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:

@@ -17,7 +17,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.plan.predict.size_search import Probe
 from wellfed.run.ranks.announce import announce
-from wellfed.units import show_gib
+from wellfed.units import GIB, gib, show_bytes, show_gib
 
 _TARGET = "target_util_pct="
 
@@ -81,12 +81,20 @@ class _Rows:
     _begun = False
 
     def __call__(self, probe: Probe) -> None:
-        from wellfed.plan.predict.size_fit import row
-
         if not self._begun:
             self._begun = True
             print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
         print(self._FORM.format(*row(probe)), flush=True)
+
+
+def row(probe: Probe) -> tuple[str, str, str, str]:
+    """Returns size, samples/s, peak and mean utilisation for people; empty where there is no figure."""
+    peak = "out of memory"
+    if probe.peak is not None:
+        num_bytes = probe.peak.total
+        peak = f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
+    rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
+    return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:

@@ -39,7 +39,7 @@ from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSa
 from wellfed.data.backends.heartbeats import Activity, Heartbeat, shared_heartbeats
 from wellfed.data.backends.picklable import check_picklable
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import DataError, text_of, type_and_line
+from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, text_of, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS, die_with_parent
 
 _LOOK_S = 0.5
@@ -48,14 +48,6 @@ _ALONE_S = 60
 """Longest that a process may take to start, and where loader.timeout_s sets no bound to load a sample alone."""
 _ENDING_S = 0.2
 """Its connection is closed a moment before a process has ended."""
-_FOR_WANT_OF_MEMORY = (
-    ": mostly for want of host memory or /dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or "
-    "loader.backend=inline to see its error."
-)
-_BY_ITSELF = (
-    ": the data, or a library that they call, ended the process (os._exit, exit). loader.backend=inline "
-    "loader.num_workers=0 ends the run there, where a debugger sees it."
-)
 _BUILT = 86
 """Exit code of a process that has built its batch, or raised: the data may end theirs with 0."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -428,7 +420,7 @@ def _how_it_ended(code: int | None) -> str:
 def _lost(how: str, code: int | None) -> WorkerLost:
     """Returns the error of a worker that ended with this exit code: by a signal, or by what it ran."""
     is_by_itself = code is not None and code >= 0
-    error = WorkerLost(f"{how}{_BY_ITSELF if is_by_itself else _FOR_WANT_OF_MEMORY}")
+    error = WorkerLost(f"{how}: {ENDED_WORKER if is_by_itself else KILLED_WORKER}")
     if is_by_itself:
         error.kind = "data"
     return error
