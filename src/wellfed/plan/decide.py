@@ -1,7 +1,7 @@
 """Decides all numbers of a run, once data and model are known.
 
-Two steps, because the second needs the data and the model: `device.plan_device` fails before anything is read,
-`plan_run` decides the rest. What nobody measured is a rule of thumb and marked ``predicted``.
+`device.plan_device` comes before: it fails before anything is read. A number that was not measured is a rule of thumb
+and marked ``predicted``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def plan_run(
     first: FirstBatches | None = None,
     estimate: Estimate | None = None,
 ) -> RunPlan:
-    """The whole plan.
+    """Returns the whole plan.
 
     Args:
-        first: what the first batches showed; without it rules of thumb choose the loader.
-        estimate: what the model needs of device memory; without it only what is known before the first step counts.
-            A plan that does not fit then is still a plan, with its ``misfit``.
+        first: measurements of the first batches; without them rules of thumb choose the loader.
+        estimate: the model's need of device memory. Without it, only bytes that are known before the first step
+            count. With it, a plan that does not fit is still returned, with its ``misfit``.
 
     Raises:
-        ConfigError: what is impossible now that data and model are known; a DoesNotFit for what is known of memory.
+        ConfigError: something is impossible with this data and model; a DoesNotFit if the known bytes exceed a card.
     """
     loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
     loader = loading.section()
@@ -112,7 +112,7 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
-    """What a user's own LightningModule can't be made to do."""
+    """Yields what was asked of a LightningModule and is impossible."""
     if not model.is_lightning_module:
         return
     why = "this LightningModule steps by hand (automatic_optimization=False)"
