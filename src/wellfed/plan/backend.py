@@ -1,4 +1,4 @@
-"""Decides which backend builds the batches: the one that was set, else the fastest in a timing, else a rule of thumb."""
+"""Decides which backend builds the batches: the one set, else the fastest in a timing, else by rule of thumb."""
 
 from __future__ import annotations
 

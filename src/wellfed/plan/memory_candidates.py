@@ -72,6 +72,7 @@ class SearchResult:
     """Cheaper ones that do not fit, each at the micro-batch with the lowest need."""
     no_estimate: str | None = None
 
+
 def limit_bytes(budget_gib: float) -> int:
     """Returns the bytes that a planned peak may reach."""
     return int(PLANNED_FRAC * budget_gib * 2**30)

@@ -86,7 +86,7 @@ class TrainerSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSection(Section):
-    """What each device offers, and how it computes."""
+    """Memory and precision of each device."""
 
     group = "gpu"
     memory_gib: float | None
@@ -104,7 +104,7 @@ class DeviceSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSection(Section):
-    """What is learned; shown, never decided."""
+    """The learning problem; shown, never decided."""
 
     group = "workload"
     effective_batch_size: int
@@ -203,7 +203,7 @@ class RunPlan(DevicePlan):
     footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
     """Estimates made for it, by feature mode and whether activations are checkpointed."""
     may_lower: tuple[str, ...] = ()
-    """Those of ``memory.micro_batch`` and ``memory.checkpoint_activations`` that this model allows to change."""
+    """Knobs among ``memory.micro_batch`` and ``memory.checkpoint_activations`` that this model allows to change."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None
