@@ -157,7 +157,6 @@ class Deep(Mlp):
 def test_checkpointing_needs_less():
     plain, recomputed = (measure(Deep(), task(checkpointed=each), 512) for each in (False, True))
     assert isinstance(recomputed, Footprint), recomputed
-    assert recomputed.checkpointed
     assert recomputed.points[-1].activations < 0.7 * plain.points[-1].activations
 
 
