@@ -25,7 +25,7 @@ CACHE_SHARE = 0.5
 """Largest share of the budget, or of free host memory, that a feature table may take; activations need the rest."""
 _WHOLE = "a LightningModule runs its own step on whole batches"
 _NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
-_BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
+BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
 
 
 def plan_memory(
@@ -176,7 +176,7 @@ def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
     if not model.is_lightning_module:
         return ""
     if model.steps_by_hand:
-        return f"{_BY_HAND}, so Lightning can't sum gradients for it"
+        return f"{BY_HAND}, so Lightning can't sum gradients for it"
     callbacks = (config.callbacks or {}).values()
     if any(str((node or {}).get("_target_")).endswith(".GradientAccumulationScheduler") for node in callbacks):
         return "GradientAccumulationScheduler sums gradients by a rule of its own"

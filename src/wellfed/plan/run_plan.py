@@ -21,14 +21,6 @@ TRY_AGAIN = "memory.remember=false tries it again"
 
 
 @dataclass(frozen=True)
-class Reason:
-    """The reason of a number."""
-
-    because: str
-    source: Source
-
-
-@dataclass(frozen=True)
 class Decided(Generic[Value_co]):
     """One decided number with its reason."""
 
@@ -39,31 +31,26 @@ class Decided(Generic[Value_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The decided knobs of one group as plain values; `reasons` maps each name to its reason."""
+    """The decided knobs of one group as plain values; `reasons` has the decision behind each."""
 
     group: ClassVar[str]
     """Name in the configuration."""
-    reasons: Mapping[str, Reason]
+    reasons: Mapping[str, Decided[Any]]
 
     @classmethod
     def of(cls, decided: Mapping[str, Decided[Any]], **facts: Any) -> Self:
         """Returns a section from a decision for each knob; ``facts`` are the fields that are not knobs."""
         values = {knob: each.value for knob, each in decided.items()}
-        return cls(reasons=_reasons(decided), **values, **facts)
+        return cls(reasons=dict(decided), **values, **facts)
 
     def but(self, **decided: Decided[Any]) -> Self:
         """Returns a copy with other decisions for some knobs."""
         values: dict[str, Any] = {knob: each.value for knob, each in decided.items()}
-        return replace(self, reasons={**self.reasons, **_reasons(decided)}, **values)
+        return replace(self, reasons={**self.reasons, **decided}, **values)
 
     def decided(self, knob: str) -> Decided[Any]:
         """Returns value and reason of a knob."""
-        reason = self.reasons[knob]
-        return Decided(getattr(self, knob), reason.because, reason.source)
-
-
-def _reasons(decided: Mapping[str, Decided[Any]]) -> dict[str, Reason]:
-    return {knob: Reason(each.because, each.source) for knob, each in decided.items()}
+        return replace(self.reasons[knob], value=getattr(self, knob))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,12 +23,12 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.profiles import with_cards
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.budget import step_shape
-from wellfed.plan.decide import plan_run
+from wellfed.plan.decide import over_stages, plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.loader import LoaderPlanner
 from wellfed.plan.micro_batch import as_remembered, because_too, steps_to_run, why_untried, with_way_down
 from wellfed.plan.predict.footprint import Footprint
-from wellfed.plan.run_plan import DataFacts, DevicePlan, DryPlan, ModelFacts, PlannedStage, RunPlan
+from wellfed.plan.run_plan import DataFacts, DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.plan.ways_that_fit import RanOut, ways_that_fit
 from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.micro_batch.real_steps import measured
@@ -225,7 +225,7 @@ class Planner:
         return remembered.file_for(Path(self.config.paths.cache_dir), *decisive, self.model.average_bytes)
 
     def _with_stages(self, plan: RunPlan, planned: Callable[[Self], RunPlan]) -> RunPlan:
-        """Returns the plan with all stages; its peak and misfit are those of the worst of them."""
+        """Returns the plan with all stages; ``planned`` makes the plan of a later one."""
         stages, plans = self.config.memory.stages or [], [plan]
         try:
             for stage in stages[1:]:
@@ -234,24 +234,7 @@ class Planner:
                 plans.append(planned(replace(self, config=config, parts=parts, from_epoch=stage.from_epoch)))
         finally:
             train_encoder(self.parts, is_trained=False)
-        if not stages:
-            return plan
-        misfits = [each for each in plans if each.misfit is not None]
-        is_known = all(each.predicted_peak_gib is not None for each in plans)
-        # If the allocator would reserve the same, by the bytes of tensors.
-        worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0 if is_known else 0, sum(each.parts.values())))
-        return replace(
-            plan,
-            parts=worst.parts,
-            predicted_peak_gib=worst.predicted_peak_gib if is_known else None,
-            peak_moment=worst.peak_moment if is_known else None,
-            misfit=misfits[0].misfit if misfits else None,
-            remedies=misfits[0].remedies if misfits else (),
-            warnings=tuple(dict.fromkeys(warning for each in plans for warning in each.warnings)),
-            stages=tuple(
-                PlannedStage(stage.from_epoch, each.memory) for stage, each in zip(stages, plans, strict=True)
-            ),
-        )
+        return over_stages(stages, plans) if stages else plan
 
 
 def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:

@@ -23,7 +23,7 @@ _TARGET = "target_util_pct="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs up to 6 sizes, a row each, and says which is the one to take; 0, or 2 if not even one sample fits."""
+    """Runs up to 6 sizes, prints a row for each and the size to take. Returns 0, or 2 if not even one sample fits."""
     parser = argparse.ArgumentParser(
         prog=command("fit"),
         description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(argv)
     target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
     composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
-    # What the workload's code prints is no part of the JSON.
+    # Output of the workload's code must not mix with the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Fitting: importing PyTorch, reading data, building the model")
         from wellfed.run.fitting import fit  # torch from here on: --help and a typo need none
@@ -75,7 +75,7 @@ def _target(typed: Sequence[str]) -> float | None:
 
 
 class _Rows:
-    """A table that grows by a row a probe, so that a slow model is seen to be alive."""
+    """A table that grows by a row a probe, so that a slow model shows its progress."""
 
     _FORM = "{:>12}  {:>14}  {:>14}  {:>12}"
     _begun = False
@@ -98,7 +98,7 @@ def row(probe: Probe) -> tuple[str, str, str, str]:
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:
-    """What was typed, with the micro-batch that was found in the place of what said how to split a step."""
+    """Returns the typed overrides with the found micro-batch instead of those that split a step."""
     splits = ("memory.micro_batch", "memory.accumulate")
     kept = [text for text in composed.overrides if text.partition("=")[0].lstrip("+~") not in splits]
     kept.append(f"memory.micro_batch={micro_batch}")
