@@ -57,7 +57,7 @@ def memory_faults(
 ) -> Iterator[Fault]:
     """Yields what was asked of memory and is impossible."""
     asked, per_device = config.memory, _per_device(config)
-    steps, whole = asked.micro_batch_steps, _guests_whole_step(config, model)
+    steps, whole = asked.micro_batch_steps, _why_whole(config, model)
     if whole:
         wanted: dict[str, object] = {"micro_batch_steps": steps}
         if memory.accumulate > 1:
@@ -93,7 +93,7 @@ def memory_faults(
 
 def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
     """Returns the knobs that may lower the memory of this model's step; others would be refused."""
-    splits = not model.has_batch_norm and not _guests_whole_step(config, model)
+    splits = not model.has_batch_norm and not _why_whole(config, model)
     return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
 
 
@@ -171,7 +171,7 @@ def _per_device(config: RunConfig) -> int:
     return largest_share(config.workload.samples_per_step, config.trainer.world_size)
 
 
-def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
+def _why_whole(config: RunConfig, model: ModelFacts) -> str:
     """Returns why a LightningModule can't get the samples of a step in parts; empty if it can."""
     if not model.is_lightning_module:
         return ""
@@ -198,7 +198,7 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
     if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
     elif model.is_lightning_module:
-        why = _guests_whole_step(config, model) or None
+        why = _why_whole(config, model) or None
         if config.trainer.world_size > 1:
             why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"
         if asked is OnOom.retry and why is None:

@@ -48,7 +48,7 @@ class Planner:
     """Plans one run. `plan.micro_batch` lists what decides the micro-batch, in order."""
 
     config: RunConfig
-    """As composed, with what the data define about a step if it is null there."""
+    """The composed configuration, with values that the data define where it is null."""
     choices: Mapping[str, str]
     facts: MachineFacts
     device: DevicePlan
