@@ -19,7 +19,7 @@ from wellfed.plan.predict.size_fit import find_micro_batch
 from wellfed.plan.predict.size_search import Fit, Probe
 from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import largest_share
-from wellfed.run.micro_batch.real_steps import configured_step
+from wellfed.run.micro_batch.real_steps import ConfiguredStep, with_steps
 from wellfed.run.planner import Planner
 from wellfed.train.memory.cap import cap_cuda
 from wellfed.train.memory.features import hold
@@ -60,19 +60,22 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
     if plan.on_gpu and plan.device.enforce:
         ballast = cap_cuda(int(budget_gib * GIB), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
-    with configured_step(config, plan, planner.parts, hold) as step, _utilisation(facts, plan) as utilisation:
-        found = find_micro_batch(
-            step,
-            lambda size: step.place(make_batch(size)),
-            budget_gib=budget_gib,
-            max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
-            min_size=2 if is_whole else 1,
-            target_util_pct=target_util_pct,
-            utilisation=utilisation,
-            meter=step.meter(),
-            on_probe=on_probe,
-        )
-    return Fitting(found, budget_gib, is_whole)
+
+    def find(step: ConfiguredStep) -> Fit:
+        with _utilisation(facts, plan) as utilisation:
+            return find_micro_batch(
+                step,
+                lambda size: step.place(make_batch(size)),
+                budget_gib=budget_gib,
+                max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
+                min_size=2 if is_whole else 1,
+                target_util_pct=target_util_pct,
+                utilisation=utilisation,
+                meter=step.meter(),
+                on_probe=on_probe,
+            )
+
+    return Fitting(with_steps(config, plan, lambda: planner.parts, hold, find), budget_gib, is_whole)
 
 
 @contextlib.contextmanager

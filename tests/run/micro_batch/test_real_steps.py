@@ -188,6 +188,7 @@ def test_on_a_card_the_step_is_measured_by_its_allocator(planner):
     assert (found.value, found.source) == (256, "measured")
     assert torch.cuda.memory_allocated() == pytest.approx(0, abs=64 * 2**20)  # cuBLAS keeps its workspace
     assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()
+    assert not torch.cuda.memory_reserved() or torch.cuda.memory_allocated(), "cached segments went back to the driver"
 
 
 class Normed(torch.nn.Module):

@@ -7,8 +7,8 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ RATES_S = 20.0
 """Seconds after which no further size is timed."""
 Fill = Callable[[Features, FeatureModeName, torch.device], FeatureSource]
 """Makes the feature table: `features.hold` computes its rows, `features.blank` allocates it alone."""
+Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
 
 
@@ -103,28 +104,37 @@ class ConfiguredStep:
         self._step(Delivery(batch, epoch=0, index=0, total=size))
 
 
-@contextmanager
-def configured_step(config: RunConfig, plan: RunPlan, parts: assemble.Parts, fill: Fill) -> Iterator[ConfiguredStep]:
-    """Gives steps of a copy of the model, and frees what they took from the device.
+def with_steps(
+    config: RunConfig,
+    plan: RunPlan,
+    make_parts: Callable[[], assemble.Parts],
+    fill: Fill,
+    use: Callable[[ConfiguredStep], Result],
+) -> Result:
+    """Returns what ``use`` returns for steps of the parts, then frees what they took from the device.
 
-    Model, data and random states stay as they are.
+    Random states stay as they are.
     """
     device = torch.device("cuda:0" if plan.on_gpu else "cpu")
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            model = copy.deepcopy(parts.model)
-            parts = assemble.for_features(parts, plan.memory.features)
-            features = assemble.features_of(parts.data, model)
-            if features is not None and parts.features is not None:
-                features = replace(features, trainable=parts.features.trainable)
-            data = replace(parts.data, train=copied(parts.data.train))
-            parts = replace(parts, model=model, features=features, data=data)
-            yield ConfiguredStep(config, plan, parts, device, fill)
+            # No name of this frame may refer to the step when its memory is to be freed.
+            return use(ConfiguredStep(config, plan, make_parts(), device, fill))
     finally:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
+
+
+def _copy(parts: assemble.Parts, plan: RunPlan) -> assemble.Parts:
+    """Returns a copy of the model and the data, with the features of the copy."""
+    model, parts = copy.deepcopy(parts.model), assemble.for_features(parts, plan.memory.features)
+    features = assemble.features_of(parts.data, model)
+    if features is not None and parts.features is not None:
+        features = replace(features, trainable=parts.features.trainable)
+    data = replace(parts.data, train=copied(parts.data.train))
+    return replace(parts, model=model, features=features, data=data)
 
 
 def measured(
@@ -148,23 +158,27 @@ def measured(
     if plan.predicted_peak_gib is not None:
         found = footprints(memory.features, memory.checkpoint_activations)
     footprint = found if isinstance(found, Footprint) else None
+    shape, until_s = step_shape(plan, facts), time.monotonic() + RATES_S
+
+    def decide(step: ConfiguredStep) -> RunPlan:
+        prober = Prober(step, lambda size: step.place(make_batch(size)), make_meter(step))
+
+        def rate(size: int) -> float | None:
+            return None if time.monotonic() > until_s else prober.rate(size) or 0.0
+
+        def peak_bytes(size: int) -> int | None:
+            peak = prober.peak(size)
+            return None if peak is None else peak.total
+
+        decided = plan if frac is None or not asked.plateau else at_plateau(plan, frac, rate, shape, footprint)
+        if footprint is None or not asked.memory:
+            return decided
+        may_split = not facts.has_batch_norm
+        return with_probes(decided, peak_bytes, prober.meter.room, shape, footprint, may_split=may_split)
+
     try:
-        with configured_step(config, plan, parts, blank) as step:  # to fill the table twice may take minutes
-            prober = Prober(step, lambda size: step.place(make_batch(size)), make_meter(step))
-            shape, until_s = step_shape(plan, facts), time.monotonic() + RATES_S
-
-            def rate(size: int) -> float | None:
-                return None if time.monotonic() > until_s else prober.rate(size) or 0.0
-
-            def peak_bytes(size: int) -> int | None:
-                peak = prober.peak(size)
-                return None if peak is None else peak.total
-
-            if asked.plateau and frac is not None:
-                plan = at_plateau(plan, frac, rate, shape, footprint)
-            if asked.memory and footprint is not None:
-                room, may_split = prober.meter.room, not facts.has_batch_norm
-                plan = with_probes(plan, peak_bytes, room, shape, footprint, may_split=may_split)
+        # The table is not filled: to fill it twice may take minutes.
+        return with_steps(config, plan, lambda: _copy(parts, plan), blank, decide)
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         failure = oom.classify(error)
