@@ -63,9 +63,9 @@ class Footprints:
         if key not in self._known:
             task = self._task(*key)
             if isinstance(task, Task):
-                measure = partial(cached_measure, host_bytes=self._host_bytes)
-                cache_dir, model = Path(self._config.paths.cache_dir), self._parts.model
-                self._known[key] = in_fork(lambda: measure(model, task, self._samples, cache_dir))
+                model, samples, cache_dir = self._parts.model, self._samples, Path(self._config.paths.cache_dir)
+                more = {"host_bytes": self._host_bytes}
+                self._known[key] = in_fork(lambda: cached_measure(model, task, samples, cache_dir, **more))
             else:
                 self._known[key] = task
         return self._known[key]
