@@ -20,6 +20,18 @@ from wellfed.masking import hidden
 
 ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
+LESS_HOST_MEMORY = "fewer loader.num_workers, a smaller loader.prefetch_factor"
+"""Advice if host memory or /dev/shm runs out; messages go on with what else helps there."""
+KILLED_WORKER = (
+    f"mostly for want of host memory or /dev/shm. Set {LESS_HOST_MEMORY}, or loader.backend=inline to see its error."
+)
+"""Cause and advice if a signal ended a worker process."""
+ENDED_WORKER = (
+    "the data, or a library that they call, ended the process (os._exit, exit). loader.backend=inline "
+    "loader.num_workers=0 ends the run there, where a debugger sees it."
+)
+"""Cause and advice if a worker process ended with an exit code."""
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 """The run failed after the first batch was asked for."""

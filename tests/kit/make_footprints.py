@@ -48,7 +48,7 @@ def measured(*overrides: str) -> dict:
     return {
         "overrides": [text for text in overrides if "pretrained" not in text],
         "data": dataclasses.asdict(assemble.data_facts(planner.parts)),
-        "model": dataclasses.asdict(planner.model_facts()),
+        "model": dataclasses.asdict(planner.model),
         "footprints": {
             f"{mode}/{checkpointed}": estimate(mode, checkpointed).to_dict()
             for mode in FEATURE_MODES

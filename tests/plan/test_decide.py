@@ -34,7 +34,7 @@ from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.errors import ConfigError
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
-from wellfed.plan.memory import with_way_down
+from wellfed.plan.micro_batch import with_way_down
 from wellfed.plan.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.ranks import share_of
 from wellfed.train.memory.ladder import MicroBatches

@@ -101,18 +101,14 @@ def test_a_damaged_file_is_told_once_and_planned_as_if_it_were_not_there(plan_of
     )
 
 
-def test_what_is_remembered_is_not_measured_again(plan_of, monkeypatch):
-    remember(plan_of().remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
-    monkeypatch.setattr("wellfed.run.planner.probed", lambda *_: pytest.fail("was probed"))
-    made = []
-    original = Planner._is_open
-    monkeypatch.setattr(Planner, "_is_open", lambda self, plan: made.append(plan) or original(self, on_gpu(plan)))
-    assert plan_of().memory.micro_batch == 16
-    assert made
-
-
-def on_gpu(plan):
-    return dataclasses.replace(plan, trainer=dataclasses.replace(plan.trainer, accelerator="gpu"))
+@pytest.mark.simulated
+def test_what_is_remembered_is_not_measured_again(plan_of):
+    plan = plan_of()
+    assert "; a step of 64 alone took " in plan.knobs["memory.micro_batch"].because
+    remember(plan.remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
+    again = plan_of().knobs["memory.micro_batch"]
+    assert again.value == 16
+    assert "alone took" not in again.because
 
 
 def test_without_a_budget_nothing_is_kept(plans_of):

@@ -1,5 +1,14 @@
-"""Decides every number that a run needs and says why. Pure: recorded facts in, decisions with reasons out.
+"""Decides every number that a run needs, with a reason. Pure: recorded facts in, decisions out.
 
-Knows configuration and facts; needs no GPU, no torch, no Lightning. Start from `device.plan_device` (what can be
-said before any data is read) and `decide.plan_run`; `run_plan` holds what they return.
+    device                    accelerator, precision, budget: before any data is read
+    decide                    all other numbers, by the files below
+      loader, backend         who builds batches; loader_checks, host_room: faults, warnings, room for batches
+      memory                  features and checkpointing by rules of thumb
+      budget                  what fits the budget (memory_candidates), by the predictions of predict/
+      micro_batch             the micro-batch: an ordered list of what decides it
+    run_plan                  the plan and the facts it is made of
+    ways_that_fit             overrides after memory ran out in training
+    nodes, examination        whether the ranks fit together; what the machine lacks (``wellfed doctor``)
+
+Needs no GPU, no torch (but in predict/) and no Lightning. Start from `device.plan_device` and `decide.plan_run`.
 """

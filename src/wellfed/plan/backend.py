@@ -1,4 +1,4 @@
-"""Decides which backend builds the batches: as asked, else by the times of the first ones, else by a rule of thumb."""
+"""Decides which backend builds the batches: the one set, else the fastest in a timing, else by rule of thumb."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from wellfed.plan.run_plan import DataFacts, Decided, as_set, by_rule
 from wellfed.units import show_ms
 
 CHEAP_MS = 0.05
-"""A batch that is built faster is not worth handing over, which costs 0.02-0.03 ms. After a step it takes twice as long
-as in a row: one of 0.08 ms is lost time of 0.16 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
+"""Build time below which handing a batch over, 0.02-0.03 ms, costs more. After a step a batch takes twice as long as in
+a row: one of 0.08 ms costs 0.16 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
 MESSAGE_MS = 1.0
-"""What is built faster is no job for worker processes: handing over costs 0.46 ms a tensor, a few of them a batch
+"""Build time below which worker processes do not pay: handing over costs 0.46 ms a tensor, of which a batch has a few
 (2 cores, torch 2.13)."""
 SLOW_MS = 100.0
-"""A batch that takes longer is built ahead without timing, which would take seconds."""
+"""Build time above which batches are built ahead without a timing, which would take seconds."""
 TIE_FRAC = 0.1
-"""A backend must make a step this much shorter to be taken instead of a simpler one."""
+"""Share of a step by which a backend must be faster to be taken instead of a simpler one."""
 _WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
-"""Loader options that bring a timeout for those workers that there are, and don't ask for any by it."""
+"""Loader options whose timeout applies to existing workers and does not ask for any."""
 
 
 def asks_to_watch(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
-    """The setting that needs workers which can be watched, as typed; empty if there is none."""
+    """Returns the setting that needs workers which can be watched, as typed; empty if there is none."""
     if loader.max_skipped:
         return f"loader.max_skipped={loader.max_skipped}"
     return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
 
 
 def asks_for_timeout(loader: LoaderConfig, choices: Mapping[str, str]) -> bool:
-    """Whether a timeout is set, and not just as a part of a loader option."""
+    """Returns whether a timeout is set, other than by a loader option."""
     return bool(loader.timeout_s) and choices.get("loader") not in _WITH_TIMEOUT
 
 
 def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]) -> tuple[str, ...]:
-    """Backends that ``loader.backend=auto`` may take, the one that wins a tie first; fewer than two: no choice."""
+    """Returns the backends that ``loader.backend=auto`` may take; the first wins a tie. Fewer than two: no choice."""
     if loader.backend is not Backend.auto:
         return ()
     if asks_to_watch(loader, choices):
-        # The latter's samples may raise, hang or kill: not to be tried in the training process, nor time after time.
+        # Such samples may raise, hang or kill: not to be tried in the training process, nor several times.
         return ()
     if loader.num_workers == 0:
         return ("inline",) if data.has_fetch or data.is_iterable else ("inline", "torch")
     if not data.has_fetch:
-        if loader.num_workers:  # so many workers are never given up
+        if loader.num_workers:  # workers that were asked for are kept
             return ("processes",)
-        # Batches ahead that were asked for must lose to be given up.
+        # Batches ahead were asked for: processes win a tie.
         return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
     if loader.num_workers or loader.prefetch_factor:
         return ("threads", "processes")
@@ -55,7 +55,7 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
 
 
 def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
-    """Which of the candidates are worth timing, now that the time of building a batch is known."""
+    """Returns the candidates that are worth timing, given the time of building one batch."""
     if len(names) < 2 or not CHEAP_MS <= first.build_ms < SLOW_MS:
         return ()
     left = tuple(name for name in names if name != "processes" or first.build_ms >= MESSAGE_MS)
@@ -70,7 +70,7 @@ def plan_backend(
     first: FirstBatches | None,
     no_room: frozenset[str],
 ) -> Decided[str]:
-    """``loader.backend``.
+    """Decides ``loader.backend``.
 
     Args:
         names: the `candidates`.
@@ -104,7 +104,7 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided
 
 
 def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
-    """By the times of the first batches; ``more`` says what could not be had."""
+    """Decides by the times of the first batches; ``more`` names backends that failed or have no room."""
     built = f"a batch is built in {show_ms(first.build_ms)}"
     if first.timed:
         name = _fastest(names, first)
@@ -124,7 +124,7 @@ def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], 
 
 
 def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
-    """The first of those that were timed, unless a later one is faster beyond a tie and beyond noise."""
+    """Returns the first that was timed, unless a later one is faster beyond a tie and beyond noise."""
     best, *others = [name for name in names if name in first.timed] or ["inline"]
     for name in others:
         one, other = first.timed[best], first.timed[name]

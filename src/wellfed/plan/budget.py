@@ -1,4 +1,4 @@
-"""Brings the memory knobs within the budget, with the predicted peak as the reason; or says what would fit instead."""
+"""Fits the memory knobs into the budget, with the predicted peak as the reason; or lists what would fit instead."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from wellfed.plan.memory_candidates import (
     remedies,
     show_parts,
 )
+from wellfed.plan.micro_batch import in_parts
 from wellfed.plan.predict.footprint import StepShape
 from wellfed.plan.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import largest_share
@@ -33,10 +34,10 @@ MOST_REMEDIES = 3
 def within_budget(
     plan: RunPlan, config: RunConfig, profile: str, data: DataFacts, model: ModelFacts, estimate: Estimate
 ) -> RunPlan:
-    """The plan with the cheapest settings of memory that fit, of those that the configuration leaves open.
+    """Returns the plan with the cheapest settings of memory that fit, of those that the configuration leaves open.
 
     Args:
-        plan: by rules of thumb.
+        plan: the plan by rules of thumb.
         profile: the ``gpu=`` option.
     """
     space, budget_gib = _search_space(plan, config, data, model), plan.device.memory_gib
@@ -52,10 +53,10 @@ def within_budget(
         predicted_peak_gib=taken.peak_gib,
         peak_moment=taken.peak.moment,
     )
-    if found.fits or budget_gib is None:
+    if taken.fits or budget_gib is None:
         return plan
     flags = {"may_split": model.may_split, "has_blocks": model.has_blocks}
-    # With stages it is they that say where features are.
+    # With stages they decide where features are.
     has_features = data.feature_rows > 0 and not data.features_trainable and config.memory.stages is None
     changes: dict[str, Candidate] = {}
     for one in remedies(space, estimate, budget_gib, has_features=has_features, **flags):
@@ -65,7 +66,7 @@ def within_budget(
 
 
 def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
-    """What one device does in an optimizer step of this plan."""
+    """Returns what one device does in an optimizer step of this plan."""
     halves = 2 if plan.device.precision == "bf16-true" else 1  # the model itself is in bf16 then
     return StepShape(
         samples=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
@@ -110,10 +111,9 @@ def _decided(
     else:
         because = f"the most of {samples} samples a device that fit at a time; {peak}"
         micro = by_rule(taken.micro_batch, because)
-    num_micro = math.ceil(samples / micro.value)
+    num_micro, sums = in_parts(samples, micro.value)
     decided: dict[str, Decided[object]] = {"micro_batch": micro}
     if num_micro != by_thumb.accumulate:
-        sums = f"{samples} samples a device in micro-batches of {micro.value}"
         decided["accumulate"] = by_rule(num_micro, sums)
 
     def need(features: str | None, checkpointed: bool) -> str:
@@ -144,7 +144,10 @@ def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: floa
 
 
 def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
-    """The override for a card with so much room; empty if there is none. A budget that was typed beats a profile."""
+    """Returns the override for a card that can reserve these bytes; empty if there is none.
+
+    For a budget that was typed it is a larger budget, not a profile.
+    """
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
         enough_gib = math.ceil(100 * gib(reserved_bytes) / PLANNED_FRAC + 0.01) / 100
@@ -154,7 +157,7 @@ def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
 
 
 def _overrides(config: RunConfig, space: SearchSpace, candidate: Candidate) -> str:
-    """What to type for this candidate, no more than differs from what is there."""
+    """Returns the overrides for this candidate that differ from the configuration."""
     memory, typed = config.memory, []
     num_micro = math.ceil(space.step.samples / candidate.micro_batch)
     if candidate.features != space.features[0]:

@@ -1,23 +1,40 @@
 """Decides all numbers of a run, once data and model are known.
 
-Two steps, because the second needs the data and the model: `device.plan_device` fails before anything is read,
-`plan_run` decides the rest. What nobody measured is a rule of thumb and marked ``predicted``.
+`device.plan_device` comes before: it fails before anything is read. A number that was not measured is a rule of thumb
+and marked ``predicted``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
+from wellfed.config.schema import Compile, MemoryStage, RunConfig, ScheduleConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.budget import within_budget
 from wellfed.plan.loader import LoaderPlanner
-from wellfed.plan.memory import known_parts, may_lower, memory_faults, memory_warnings, parts_fault, plan_memory
+from wellfed.plan.memory import (
+    BY_HAND,
+    known_parts,
+    may_lower,
+    memory_faults,
+    memory_warnings,
+    parts_fault,
+    plan_memory,
+)
 from wellfed.plan.memory_candidates import Estimate
-from wellfed.plan.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection, by_rule
+from wellfed.plan.run_plan import (
+    DataFacts,
+    Decided,
+    DevicePlan,
+    ModelFacts,
+    PlannedStage,
+    RunPlan,
+    WorkloadSection,
+    by_rule,
+)
 
 
 def plan_run(
@@ -30,15 +47,15 @@ def plan_run(
     first: FirstBatches | None = None,
     estimate: Estimate | None = None,
 ) -> RunPlan:
-    """The whole plan.
+    """Returns the whole plan.
 
     Args:
-        first: what the first batches showed; without it rules of thumb choose the loader.
-        estimate: what the model needs of device memory; without it only what is known before the first step counts.
-            A plan that does not fit then is still a plan, with its ``misfit``.
+        first: measurements of the first batches; without them rules of thumb choose the loader.
+        estimate: the model's need of device memory. Without it, only bytes that are known before the first step
+            count. With it, a plan that does not fit is still returned, with its ``misfit``.
 
     Raises:
-        ConfigError: what is impossible now that data and model are known; a DoesNotFit for what is known of memory.
+        ConfigError: something is impossible with this data and model; a DoesNotFit if the known bytes exceed a card.
     """
     loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
     loader = loading.section()
@@ -81,6 +98,24 @@ def plan_run(
     return plan
 
 
+def over_stages(stages: Sequence[MemoryStage], plans: Sequence[RunPlan]) -> RunPlan:
+    """Returns the first of the plans of ``memory.stages`` with all stages; peak and misfit are the worst of them."""
+    misfits = [each for each in plans if each.misfit is not None]
+    is_known = all(each.predicted_peak_gib is not None for each in plans)
+    # If the allocator would reserve the same, by the bytes of tensors.
+    worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0 if is_known else 0, sum(each.parts.values())))
+    return replace(
+        plans[0],
+        parts=worst.parts,
+        predicted_peak_gib=worst.predicted_peak_gib if is_known else None,
+        peak_moment=worst.peak_moment if is_known else None,
+        misfit=misfits[0].misfit if misfits else None,
+        remedies=misfits[0].remedies if misfits else (),
+        warnings=tuple(dict.fromkeys(warning for each in plans for warning in each.warnings)),
+        stages=tuple(PlannedStage(stage.from_epoch, each.memory) for stage, each in zip(stages, plans, strict=True)),
+    )
+
+
 def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
     names = [name for name, node in (config.callbacks or {}).items() if node is not None]
     if not names:
@@ -112,15 +147,14 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
-    """What a user's own LightningModule can't be made to do."""
+    """Yields what was asked of a LightningModule and is impossible."""
     if not model.is_lightning_module:
         return
-    why = "this LightningModule steps by hand (automatic_optimization=False)"
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
         way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."
-        yield Fault("gpu.compile", f"{config.gpu.compile.value} compiles training_step, and {why}.", way_out)
+        yield Fault("gpu.compile", f"{config.gpu.compile.value} compiles training_step, and {BY_HAND}.", way_out)
     if model.steps_by_hand and config.trainer.gradient_clip is not None:
-        problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}."
+        problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {BY_HAND}."
         way_out = "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step."
         yield Fault("trainer.gradient_clip", problem, way_out)
     elif model.has_sparse_gradients and config.trainer.gradient_clip is not None:

@@ -1,4 +1,4 @@
-"""Decides where and in which precision a run computes: all that can be said before any data is read."""
+"""Decides where and in which precision a run computes, before any data is read."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from wellfed.plan.run_plan import Decided, DevicePlan, DeviceSection, TrainerSec
 from wellfed.units import MIB, counted
 
 CUBLAS_BYTES = 2 * 8_519_680
-"""cuBLAS's workspaces (":4096:2:16:8"), one for the thread of the forward pass and one for that of the backward pass,
-which the allocator holds (aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
+"""Bytes of cuBLAS's workspaces (":4096:2:16:8") that the allocator holds: one for the thread of the forward pass and
+one for the thread of the backward pass (aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
 CUBLAS_BYTES_HOPPER = 2 * 32 * MIB
-"""From capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
+"""The same bytes from capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
 LEAST_GIB = 0.5
-"""With less nothing can be trained: CUDA's own context takes that much."""
+"""Least memory of a card to train on: CUDA's own context takes that much."""
 
 
 def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> DevicePlan:
-    """Where and in which precision the run computes.
+    """Returns where and in which precision the run computes.
 
     Raises:
-        ConfigError: everything that this machine can't do.
+        ConfigError: with everything that this machine can't do.
     """
     trainer, gpu, profile = config.trainer, config.gpu, choices.get("gpu", "auto")
     cards = facts.training_gpus
@@ -90,7 +90,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "strategy": strategy,
         }
     )
-    # On a CPU they say that the budget is not enforced, and with gpu.enforce=true it is.
+    # On a CPU the warnings say that the budget is not enforced, which is false with gpu.enforce=true.
     warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
@@ -101,7 +101,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
 
 
 def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
-    """Training on the CPU beside a card caps nothing, but a card that was named is still planned for."""
+    """Returns the budget. Training on the CPU beside a card caps nothing, but a card that was named is planned for."""
     gpu, beside_a_card = config.gpu, not on_gpu and bool(facts.training_gpus)
     name = "cpu" if beside_a_card and profile == "auto" else profile
     budget = resolve_budget(name, gpu.memory_gib, gpu.enforce, facts, num_devices=config.trainer.devices)
@@ -115,9 +115,9 @@ def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) 
 
 
 def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Iterator[Fault]:
-    """Cards that can't give what was asked for, or nearly nothing, with the processes that hold them.
+    """Yields faults of cards that lack the memory that was asked for, or nearly all, with the processes that hold it.
 
-    A profile that is larger than the card is no fault: the run is planned for what the card has, with a warning.
+    A profile larger than the card is no fault: the run is planned for what the card has, with a warning.
     """
     named, asked = PROFILES.get(profile), config.gpu.memory_gib
     if named is not None and asked == named.budget_gib:

@@ -1,4 +1,4 @@
-"""Judges what this machine lacks for training, from recorded facts."""
+"""Finds what this machine lacks for training, from recorded facts (``wellfed doctor``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from wellfed.observe.hardware.torch_cuda import IMPORT_FAILED
 from wellfed.units import show_bytes
 
 SMALL_SHM_GIB = 1.0
-"""Worker processes pass batches through /dev/shm. Docker's default is 64 MB:
+"""Size of /dev/shm below which worker processes, which pass batches through it, may fail. Docker's default is 64 MB:
 https://docs.docker.com/reference/cli/docker/container/run/ (--shm-size)."""
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """One thing that this machine lacks or that is in the way."""
+    """One thing that this machine lacks or that hinders training."""
 
     what: str
     problem: str
@@ -28,18 +28,18 @@ class Missing:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What doctor looks at beside the hardware."""
+    """Facts that doctor needs beside the hardware."""
 
     has_wandb_login: bool
     has_compiler: bool
     unofficial_pynvml: str | None
     engine_doubt: str | None = None
-    """Why the engine that runs may not be the one that the project means."""
+    """Why the engine that runs may differ from the one that the project names."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What doctor says."""
+    """The result of doctor."""
 
     machine: MachineFacts
     profile: Budget
@@ -47,7 +47,7 @@ class Examination:
     missing: tuple[Missing, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of ``doctor --json``: machine, profile, missing."""
+        """Returns the content of ``doctor --json``: machine, profile, missing."""
         profile = asdict(self.profile)
         name, warnings = profile.pop("profile"), list(profile.pop("warnings"))
         return {
@@ -58,16 +58,16 @@ class Examination:
 
 
 def examine(facts: MachineFacts, around: Surroundings) -> Examination:
-    """What follows from the facts; asks nothing of the machine."""
+    """Returns what follows from the facts; reads nothing from the machine."""
     profile = resolve_budget("auto", None, None, facts)
     precision = resolve_precision("auto", facts.training_gpus[0] if facts.training_gpus else None)
-    assert not isinstance(precision, Fault)  # auto is never refused
+    assert not isinstance(precision, Fault)  # auto is always possible
     return Examination(facts, profile, precision.precision, (*_missing_hardware(facts), *_missing_software(around)))
 
 
 def _missing_hardware(facts: MachineFacts) -> list[Missing]:
     found = []
-    # Without a card it does not matter that torch can't use one, unless there is no torch at all.
+    # Without a card torch need not be able to use one, but it must import.
     if facts.torch_problem is not None and (facts.gpus or facts.torch_problem.startswith(IMPORT_FAILED)):
         seen = f"torch can't use {facts.gpus[0].describe()}" if facts.gpus else "torch can't be used"
         problem = f"{seen}: {facts.torch_problem}. Training would run on the CPU."

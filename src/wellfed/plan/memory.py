@@ -1,14 +1,13 @@
-"""Decides how device memory is spent: micro-batches, feature tables, what is known to fit."""
+"""Decides how device memory is spent by rules of thumb: feature tables, checkpointing, what to do when it runs out."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.plan.micro_batch import in_parts, rule_of_thumb
 from wellfed.plan.run_plan import (
     DataFacts,
     Decided,
@@ -23,23 +22,22 @@ from wellfed.ranks import largest_share
 from wellfed.units import gib, show_bytes
 
 CACHE_SHARE = 0.5
-"""Largest part of the budget, or of free host memory, that a feature table may take; activations need the rest."""
+"""Largest share of the budget, or of free host memory, that a feature table may take; activations need the rest."""
 _WHOLE = "a LightningModule runs its own step on whole batches"
 _NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
-_BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
+BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
 
 
 def plan_memory(
     config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts, model: ModelFacts
 ) -> MemorySection:
-    """``memory.*`` by rules of thumb."""
+    """Returns ``memory.*`` by rules of thumb."""
     asked, per_device = config.memory, _per_device(config)
     if model.is_lightning_module and asked.micro_batch is None and asked.accumulate is None:
         micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
     else:
-        micro = _micro_batch(config, model, per_device)
-        num_micro = math.ceil(per_device / micro.value)
-        sums = f"{per_device} samples a device in micro-batches of {micro.value}"
+        micro = rule_of_thumb(config, model)
+        num_micro, sums = in_parts(per_device, micro.value)
         if asked.accumulate not in (None, num_micro):
             sums += f": memory.accumulate={asked.accumulate} has no equal parts here"
         accumulate = by_rule(num_micro, sums, is_set=asked.accumulate == num_micro)
@@ -57,9 +55,9 @@ def plan_memory(
 def memory_faults(
     config: RunConfig, choices: Mapping[str, str], memory: MemorySection, data: DataFacts, model: ModelFacts
 ) -> Iterator[Fault]:
-    """What was asked of memory and can't be."""
+    """Yields what was asked of memory and is impossible."""
     asked, per_device = config.memory, _per_device(config)
-    steps, whole = asked.micro_batch_steps, _guests_whole_step(config, model)
+    steps, whole = asked.micro_batch_steps, _why_whole(config, model)
     if whole:
         wanted: dict[str, object] = {"micro_batch_steps": steps}
         if memory.accumulate > 1:
@@ -94,36 +92,13 @@ def memory_faults(
 
 
 def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
-    """Knobs with which a step of this model may need less memory; others would be refused."""
-    splits = not model.has_batch_norm and not _guests_whole_step(config, model)
+    """Returns the knobs that may lower the memory of this model's step; others would be refused."""
+    splits = not model.has_batch_norm and not _why_whole(config, model)
     return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
 
 
-def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
-    """The plan, when its micro-batch is decided for good, with what ``memory.micro_batch_steps`` are not used for it.
-
-    Raises:
-        ConfigError: none of them is smaller than the micro-batch.
-    """
-    micro = plan.memory.decided("micro_batch")
-    unused = [size for size in steps or () if size >= micro.value]
-    if not unused or plan.memory.on_oom == "fail":
-        return plan
-    listed = ", ".join(map(str, unused))
-    if len(unused) == len(steps or ()) and micro.value > 1:
-        raise ConfigError.of(
-            "memory.micro_batch_steps",
-            f"[{listed}] has no size below the micro-batch of {micro.value}, from which it is to lead down.",
-            f"Set memory.micro_batch_steps=[{micro.value // 2}], or null, which halves.",
-        )
-    because = (
-        f"{micro.because}; of memory.micro_batch_steps {listed} {'is' if len(unused) == 1 else 'are'} not below it"
-    )
-    return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
-
-
 def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
-    """Where there is nothing that stages could hold otherwise, or no way to."""
+    """Yields why ``memory.stages`` has nothing to switch here, or can't switch it."""
     if config.memory.stages is None:
         return
     way_out = "Set memory.stages=null."
@@ -137,7 +112,7 @@ def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iter
 
 
 def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
-    """What was asked of memory and is ignored."""
+    """Yields what was asked of memory and is ignored."""
     asked, last = config.memory, config.trainer.max_epochs
     for stage in asked.stages or ():
         if last is not None and stage.from_epoch >= last:
@@ -151,7 +126,7 @@ def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> It
 
 
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
-    """Bytes on the device by what needs them, activations aside."""
+    """Returns the bytes on the device by what needs them, without activations."""
     halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16 then
     averages = {"weight average": model.average_bytes // halves} if model.average_bytes else {}
     return {
@@ -164,7 +139,7 @@ def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, 
 
 
 def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
-    """Where what is known alone is more than the budget."""
+    """Returns a fault if the known bytes alone exceed the budget."""
     budget_gib, needed = plan.device.memory_gib, sum(parts.values())
     if budget_gib is None or gib(needed) <= budget_gib:
         return None
@@ -180,7 +155,7 @@ def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
 
 
 def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:
-    """Overrides with which what is known alone is within the budget; empty if there are none."""
+    """Returns overrides that bring the known bytes within the budget; empty if there are none."""
     table = parts["feature table"]
     rest_gib = gib(sum(parts.values()) - table)
     typed = ["memory.features=cache_host or dynamic"] if table else []
@@ -192,31 +167,16 @@ def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -
 
 
 def _per_device(config: RunConfig) -> int:
-    """Samples of a step on each device."""
+    """Returns the samples of a step on each device."""
     return largest_share(config.workload.samples_per_step, config.trainer.world_size)
 
 
-def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decided[int]:
-    memory, world = config.memory, config.trainer.world_size
-    share = f"{config.workload.samples_per_step} samples a step" + (f" over {world} devices" if world > 1 else "")
-    if memory.micro_batch is not None:
-        return Decided(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
-    if memory.accumulate is not None:
-        size = math.ceil(per_device / memory.accumulate)
-        return Decided(size, f"{share} in memory.accumulate={memory.accumulate} parts", "set")
-    if memory.plateau_frac is not None and not model.has_batch_norm:
-        return by_rule(max(1, per_device // 4), f"a quarter of {share}: the rate at each size was not measured")
-    may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
-    rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
-    return by_rule(per_device, f"{share}, {rest}")
-
-
-def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
-    """Why a LightningModule can't be handed the samples of a step in parts; empty where it can."""
+def _why_whole(config: RunConfig, model: ModelFacts) -> str:
+    """Returns why a LightningModule can't get the samples of a step in parts; empty if it can."""
     if not model.is_lightning_module:
         return ""
     if model.steps_by_hand:
-        return f"{_BY_HAND}, so Lightning can't sum gradients for it"
+        return f"{BY_HAND}, so Lightning can't sum gradients for it"
     callbacks = (config.callbacks or {}).values()
     if any(str((node or {}).get("_target_")).endswith(".GradientAccumulationScheduler") for node in callbacks):
         return "GradientAccumulationScheduler sums gradients by a rule of its own"
@@ -226,19 +186,19 @@ def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
 
 
 def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
-    """Whether blocks recompute their activations in the backward pass."""
+    """Decides whether blocks recompute their activations in the backward pass."""
     if asked and not model.has_blocks:
         return by_rule(False, f"off: {_NO_BLOCKS}")
     return unless_set("memory.checkpoint_activations", asked, False, "off: it costs about a third more compute")
 
 
 def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:
-    """Whether a step that ran out of memory is done again in smaller parts."""
+    """Decides whether a step that ran out of memory is repeated in smaller parts."""
     asked, why = config.memory.on_oom, None
     if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
     elif model.is_lightning_module:
-        why = _guests_whole_step(config, model) or None
+        why = _why_whole(config, model) or None
         if config.trainer.world_size > 1:
             why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"
         if asked is OnOom.retry and why is None:
@@ -257,7 +217,7 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
 
 
 def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts) -> Decided[str | None]:
-    """Where features live."""
+    """Decides where features are kept."""
     asked = config.memory.features
     if data.feature_rows == 0:
         return by_rule(None, "this workload offers no features")

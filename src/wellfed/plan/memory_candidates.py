@@ -1,8 +1,8 @@
-"""Searches the cheapest settings of memory that fit a budget, and what would fit where none of those allowed does.
+"""Searches the cheapest settings of memory that fit a budget, and what else would fit if no allowed setting does.
 
-Memory costs no time while a step fits whole; smaller micro-batches leave kernels less full; checkpointing computes
-about a third more; a feature table in host memory is copied from at each batch; a dynamic one runs its encoder each
-time.
+From cheap to dear: a step that fits whole; smaller micro-batches, which fill kernels less; checkpointing, which
+computes about a third more; a feature table in host memory, with a copy at each batch; ``dynamic``, which runs the
+encoder each time.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from wellfed.units import gib, show_bytes
 Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
 """The footprint for a feature mode (None: no features) with or without activation checkpointing."""
 PLANNED_FRAC = 0.98
-"""Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
-and for what it does not see (docs/memory.md)."""
+"""Share of the budget that a predicted peak may take; the rest covers the prediction's error and what it does not see
+(docs/memory.md)."""
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What may be chosen; of several values the first is the cheapest."""
+    """Settings that may be chosen; of several values the first is the cheapest."""
 
     features: tuple[str | None, ...]
     checkpointed: tuple[bool, ...]
     micro_batch: int | None
     """The only one allowed; None = any."""
     at_most: int
-    """Largest micro-batch to take where any is allowed."""
+    """Largest micro-batch to take if any is allowed."""
     step: StepShape
 
 
@@ -53,38 +53,33 @@ class Candidate:
     micro_batch: int
     peak: Prediction
     reserved_bytes: int
-    """What the allocator will reserve within the budget; where it does not fit, what it would need."""
+    """Bytes that the allocator will reserve within the budget, or would need if they do not fit."""
     fits: bool = True
 
     @property
     def peak_gib(self) -> float:
-        """``reserved_bytes``."""
+        """``reserved_bytes`` in GiB."""
         return gib(self.reserved_bytes)
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found: a candidate, or no estimate to tell."""
+    """Result of a search: a candidate, or why there is no estimate."""
 
     candidate: Candidate | None
-    """The cheapest that fits; where none does, the one among those allowed that needs the least."""
+    """The cheapest that fits; if none does, the allowed one that needs the least."""
     passed_over: tuple[Candidate, ...] = ()
-    """Cheaper ones that do not fit, each at the micro-batch that it would need the least with."""
+    """Cheaper ones that do not fit, each at the micro-batch with the lowest need."""
     no_estimate: str | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Nothing is known not to."""
-        return self.candidate is None or self.candidate.fits
 
 
 def limit_bytes(budget_gib: float) -> int:
-    """What a planned peak may be."""
+    """Returns the bytes that a planned peak may reach."""
     return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
 def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> SearchResult:
-    """The first candidate that fits; without a budget all of them do."""
+    """Returns the first candidate that fits; without a budget every one fits."""
     passed: list[Candidate] = []
     for features, checkpointed in product(space.features, space.checkpointed):
         footprint = estimate(features, checkpointed)
@@ -100,12 +95,12 @@ def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -
 def remedies(
     space: SearchSpace, estimate: Estimate, budget_gib: float, *, has_features: bool, may_split: bool, has_blocks: bool
 ) -> list[Candidate]:
-    """Ways that fit, cheapest first, where more may be changed than was left open; at most one for each kind of change.
+    """Returns settings that fit, cheapest first, if more may be changed than was left open.
 
     Args:
-        has_features: the workload offers features that are not trained.
-        may_split: the model may be trained in micro-batches.
-        has_blocks: the model has parts that checkpointing can recompute.
+        has_features: whether the workload offers features that are not trained.
+        may_split: whether the model may be trained in micro-batches.
+        has_blocks: whether the model has blocks that checkpointing can recompute.
     """
     mode, features = space.features[0], space.features
     if has_features:  # slower ones, too
@@ -124,7 +119,7 @@ def remedies(
 def _largest(
     space: SearchSpace, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
 ) -> Candidate:
-    """The candidate with the largest micro-batch that fits, or with the one that needs the least, which does not."""
+    """Returns the candidate with the largest micro-batch that fits; if none does, with the lowest need."""
     limit = None if budget_gib is None else limit_bytes(budget_gib)
     micro = space.micro_batch or space.at_most
     if limit is not None and space.micro_batch is None:
@@ -139,7 +134,7 @@ def _largest(
 
 
 def show_parts(candidate: Candidate, most: int = 4) -> str:
-    """The largest parts of a peak, for messages; with what is beside them they add up."""
+    """Returns the largest parts of a peak for messages; all entries add up to the reserved bytes."""
     parts: list[tuple[str, int]] = sorted(candidate.peak.parts.items(), key=lambda part: -part[1])
     parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
     unused = max(0, candidate.reserved_bytes - candidate.peak.tensor_bytes - candidate.peak.workspaces)

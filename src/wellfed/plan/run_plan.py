@@ -17,15 +17,7 @@ Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
 Source = Literal["set", "predicted", "measured", "data"]
 TRY_AGAIN = "memory.remember=false tries it again"
-"""Ends a reason that comes of an earlier run."""
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a number is what it is."""
-
-    because: str
-    source: Source
+"""End of a reason that an earlier run gave."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +31,26 @@ class Decided(Generic[Value_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The decided knobs of one group, as plain values; `reasons` has the reason of each by its name."""
+    """The decided knobs of one group as plain values; `reasons` has the decision behind each."""
 
     group: ClassVar[str]
-    """Of the configuration."""
-    reasons: Mapping[str, Reason]
+    """Name in the configuration."""
+    reasons: Mapping[str, Decided[Any]]
 
     @classmethod
     def of(cls, decided: Mapping[str, Decided[Any]], **facts: Any) -> Self:
-        """From a decision for each knob; ``facts`` are the fields that are no knobs."""
+        """Returns a section from a decision for each knob; ``facts`` are the fields that are not knobs."""
         values = {knob: each.value for knob, each in decided.items()}
-        return cls(reasons=_reasons(decided), **values, **facts)
+        return cls(reasons=dict(decided), **values, **facts)
 
     def but(self, **decided: Decided[Any]) -> Self:
-        """The same with some knobs decided anew."""
+        """Returns a copy with other decisions for some knobs."""
         values: dict[str, Any] = {knob: each.value for knob, each in decided.items()}
-        return replace(self, reasons={**self.reasons, **_reasons(decided)}, **values)
+        return replace(self, reasons={**self.reasons, **decided}, **values)
 
     def decided(self, knob: str) -> Decided[Any]:
-        """Value and reason of a knob."""
-        reason = self.reasons[knob]
-        return Decided(getattr(self, knob), reason.because, reason.source)
-
-
-def _reasons(decided: Mapping[str, Decided[Any]]) -> dict[str, Reason]:
-    return {knob: Reason(each.because, each.source) for knob, each in decided.items()}
+        """Returns value and reason of a knob."""
+        return replace(self.reasons[knob], value=getattr(self, knob))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +60,9 @@ class TrainerSection(Section):
     group = "trainer"
     accelerator: Literal["cpu", "gpu"]
     devices: int
-    """On each machine."""
+    """Devices of each machine."""
     num_nodes: int = 1
-    """Machines; told in the plan where they are more than one."""
+    """Machines; shown in the plan if there are several."""
     strategy: Literal["auto", "ddp", "fsdp"]
 
     @property
@@ -86,7 +73,7 @@ class TrainerSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSection(Section):
-    """What each device offers."""
+    """Memory and precision of each device."""
 
     group = "gpu"
     memory_gib: float | None
@@ -97,14 +84,14 @@ class DeviceSection(Section):
     enforce: bool
     """Whether memory is held to the budget."""
     name: str
-    """Of the card, or of the CPU."""
+    """Name of the card, or of the CPU."""
     workspaces: int
-    """Bytes that libraries keep of the device's memory for themselves."""
+    """Bytes of the device's memory that libraries keep for themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSection(Section):
-    """What is learned; told, never decided."""
+    """The learning problem; shown, never decided."""
 
     group = "workload"
     effective_batch_size: int
@@ -125,7 +112,7 @@ class MemorySection(Section):
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """What is decided for one of ``memory.stages``."""
+    """Decisions for one of ``memory.stages``."""
 
     from_epoch: int
     memory: MemorySection
@@ -147,25 +134,25 @@ class LoaderSection(Section):
     """0: waits for ever."""
     worker_threads: int | None
     candidates: tuple[str, ...]
-    """Backends that ``loader.backend=auto`` may take by their times, the one that wins a tie first."""
+    """Backends that ``loader.backend=auto`` may take by their times; the first wins a tie."""
     eval_workers: int
-    """Workers of an evaluation on each device; 0 = the training process builds its batches."""
+    """Workers of an evaluation on each device; 0 = the training process builds the batches."""
     has_fetch: bool
-    """The data gives whole batches at once."""
+    """Whether the data gives whole batches at once."""
     most_workers: int | None
-    """That can share a stream; None = as many as one likes."""
+    """Workers that can share a stream; None = any number."""
     build_ms: float | None = None
-    """Milliseconds that one worker took to build a batch before training, with no other beside it; None = not timed."""
+    """Milliseconds that a single worker took to build a batch before training; None = not timed."""
 
     @property
     def has_processes(self) -> bool:
-        """Batches come from worker processes."""
+        """Whether batches come from worker processes."""
         return self.num_workers > 0 and self.backend in ("torch", "processes", "own")
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What is decided before any data is read."""
+    """Decisions made before any data is read."""
 
     trainer: TrainerSection
     device: DeviceSection
@@ -173,7 +160,7 @@ class DevicePlan:
 
     @property
     def on_gpu(self) -> bool:
-        """Trains on a GPU."""
+        """Whether it trains on a GPU."""
         return self.trainer.accelerator == "gpu"
 
 
@@ -183,35 +170,35 @@ class RunPlan(DevicePlan):
 
     workload: WorkloadSection
     memory: MemorySection
-    """Of the first stage, where there are several."""
+    """Memory of the first stage, if there are several."""
     loader: LoaderSection
     derived: Mapping[str, Decided[Any]] = field(default_factory=dict)
     """Values that follow from the data, by dotted knob."""
     callbacks: Decided[str] | None = None
-    """The names of the configured ones; None: there are none."""
+    """Names of the configured callbacks; None: there are none."""
     stages: tuple[PlannedStage, ...] = ()
-    """All of ``memory.stages``; empty: memory is spent in one way throughout."""
+    """All of ``memory.stages``; empty: the same memory settings throughout."""
     parts: Mapping[str, int] = field(default_factory=dict)
-    """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
+    """Bytes of device memory by what needs them: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None
-    """What the allocator will reserve on each device; None where nothing could be estimated."""
+    """GiB that the allocator will reserve on each device; None if nothing could be estimated."""
     peak_moment: str | None = None
     misfit: Fault | None = None
-    """Why this plan does not fit its budget, and what would."""
+    """Why this plan exceeds its budget, and what would fit."""
     remedies: tuple[str, ...] = ()
-    """With a misfit: overrides, each of which makes it fit, cheapest first."""
+    """Overrides that each make a plan with a misfit fit, cheapest first."""
     footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
-    """What was estimated for it, by feature mode and whether activations are checkpointed."""
+    """Estimates made for it, by feature mode and whether activations are checkpointed."""
     may_lower: tuple[str, ...] = ()
-    """Of ``memory.micro_batch`` and ``memory.checkpoint_activations``: what this model leaves to be changed."""
+    """Knobs among ``memory.micro_batch`` and ``memory.checkpoint_activations`` that this model allows to change."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
-    """What earlier runs of this plan had to lower, by knob, of what is left open."""
+    """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None
-    """Where this run is to keep what it has to lower; None: nowhere."""
+    """File for the values that this run has to lower; None: none is kept."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether it keeps to its budget; None where nothing could be predicted."""
+        """Whether it keeps to its budget; None if nothing could be predicted."""
         return None if self.predicted_peak_gib is None else self.misfit is None
 
     @property
@@ -232,7 +219,7 @@ class RunPlan(DevicePlan):
 
     @property
     def _stages(self) -> Decided[Any]:
-        """Each stage with what differs between them, and why."""
+        """All stages with what differs between them, and why."""
         names = ("features", "micro_batch", "checkpoint_activations")
         found = [
             {"from_epoch": one.from_epoch, **{name: getattr(one.memory, name) for name in names}} for one in self.stages
@@ -247,15 +234,15 @@ class RunPlan(DevicePlan):
 
     @property
     def least_micro_batch(self) -> int:
-        """That of the stage with the smallest, which fits in all of them."""
+        """Smallest micro-batch of all stages, which fits in each of them."""
         return min([self.memory.micro_batch, *(stage.memory.micro_batch for stage in self.stages)])
 
     def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration with what was decided in the place of what it left open."""
+        """Returns a configuration with the decided values."""
         return filled_in(config, {knob: decided.value for knob, decided in self.knobs.items()})
 
     def to_dict(self) -> dict[str, PlanEntry]:
-        """``{dotted knob: {value, because, source}}``, as run.json has it."""
+        """Returns ``{dotted knob: {value, because, source}}`` for run.json."""
         return {
             knob: {"value": one.value, "because": one.because, "source": one.source} for knob, one in self.knobs.items()
         }
@@ -269,11 +256,11 @@ class DryPlan:
     by_devices: tuple[RunPlan, ...]
     """For each number of GPUs up to the one asked for; empty for one device."""
     imagined: str | None
-    """What is not in this machine."""
+    """Note on cards that this machine lacks."""
     workload: str
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``python -m wellfed plan --json`` prints."""
+        """Returns the content of ``wellfed plan --json``."""
         plan = self.plan
         peak = {"budget_gib": plan.device.memory_gib, "predicted_peak_gib": plan.predicted_peak_gib}
         finding = {
@@ -311,24 +298,24 @@ class DryPlan:
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """What the plan needs to know of training data that is read in order."""
+    """Facts about training data that is read in order."""
 
     name: str
     has_length: bool = False
     gives_batches: bool = False
     shared_by: Literal["shard", "worker info"] | None = None
-    """How several may read it; None = it can't be known."""
+    """How several workers may share it; None = unknown."""
     shares_ranks_itself: bool = False
-    """It asks torch.distributed which rank it is read by."""
+    """Whether it asks torch.distributed for its rank."""
     num_shards: int | None = None
 
 
 @dataclass(frozen=True)
 class OwnLoader:
-    """The numbers of a DataLoader of the user's."""
+    """Settings of a DataLoader of the user's."""
 
     batch_size: int | None
-    """None: it does not say."""
+    """None: unknown."""
     num_workers: int
     prefetch_factor: int | None
     persistent_workers: bool
@@ -338,70 +325,70 @@ class OwnLoader:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the plan needs to know of the data."""
+    """Facts about the data that the plan needs."""
 
     num_train: int
     has_fetch: bool
     stream: StreamFacts | None = None
-    """None = samples are asked for by their index."""
+    """None = samples have an index."""
     num_eval: int = 0
     """Samples of the larger of validation and test."""
     eval_batch_size: int | None = None
-    """Samples of the larger of their batches, where the data says it."""
+    """Samples of the larger of their batches, if the data define it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
     own_loader: OwnLoader | None = None
-    """The training data came in a DataLoader."""
+    """The DataLoader of the training data; None: they came without one."""
     derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Value and reason of the knobs that the data fill in."""
+    """Value and reason of the knobs that the data define."""
     only_as_it_came: str = ""
-    """Split and reason of a DataLoader that can't be built again; empty: there is none such."""
+    """Split and reason of a DataLoader that can't be built again; empty: there is none."""
 
     @property
     def is_iterable(self) -> bool:
-        """It is a stream."""
+        """Whether it is a stream."""
         return self.stream is not None
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the plan needs to know of the model; bytes on the device."""
+    """Facts about the model that the plan needs; bytes on the device."""
 
     parameter_bytes: int
     trainable_bytes: int
     optimizer_state_bytes: int
     gathered_bytes: int = 0
-    """Of a sharded model: what is whole on each device at a time."""
+    """Bytes of a sharded model that are whole on each device at a time."""
     has_batch_norm: bool = False
     has_blocks: bool = False
-    """Activation checkpointing finds parts that it can recompute."""
+    """Whether activation checkpointing finds blocks that it can recompute."""
     is_lightning_module: bool = False
     steps_by_hand: bool = False
-    """A LightningModule with manual optimization."""
+    """Whether it is a LightningModule with manual optimization."""
     has_sparse_gradients: bool = False
-    """As ``nn.Embedding(sparse=True)`` gives its weight."""
+    """Whether a weight has sparse gradients, as with ``nn.Embedding(sparse=True)``."""
     average_bytes: int = 0
-    """Of an average of the weights that a callback keeps on the device."""
+    """Bytes of an average of the weights that a callback keeps on the device."""
     listeners: tuple[str, ...] = ()
-    """Callbacks that hear what goes on within a step, each with its hooks."""
+    """Callbacks with hooks within a step, each with the names of these hooks."""
 
     @property
     def may_split(self) -> bool:
-        """Its steps may be done in micro-batches."""
+        """Whether its steps may run in micro-batches."""
         return not (self.has_batch_norm or self.is_lightning_module)
 
 
 def as_set(knob: str, value: Any) -> str:
-    """``knob=value`` as typed; empty for a knob that was left to the plan."""
+    """Returns ``knob=value`` as typed; empty for a knob that is null."""
     return "" if value is None else f"{knob}={str(value).lower()}"
 
 
 def by_rule(value: Value, because: str, *, is_set: bool = False) -> Decided[Value]:
-    """A value that a rule of thumb gave, unless the user set it."""
+    """Returns the decision of a rule of thumb; ``is_set`` marks a value that the user set."""
     return Decided(value, because, "set" if is_set else "predicted")
 
 
 def unless_set(knob: str, asked: Value | None, value: Value, because: str) -> Decided[Value]:
-    """What the user set, else what a rule of thumb gives."""
+    """Returns what the user set, else the decision of a rule of thumb."""
     return by_rule(value, because) if asked is None else Decided(asked, as_set(knob, asked), "set")

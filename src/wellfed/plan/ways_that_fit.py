@@ -1,4 +1,4 @@
-"""Names overrides with which a training that ran out of memory would have fitted, by the estimate of its plan."""
+"""Names overrides that would have fitted after a training ran out of memory, by the estimate of its plan."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from wellfed.plan.run_plan import ModelFacts, RunPlan
 from wellfed.units import gib, show_gib
 
 LEAST_FRAC = 0.02
-"""By so much less than what ran out an override must need at least: a size smaller by one fits by luck alone."""
+"""Minimum relative saving of a suggested override; smaller ones fit only by chance."""
 _TRIED = re.compile(r"[Tt]ried to allocate ([0-9.]+) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
 class RanOut:
-    """The way of training that memory did not suffice for."""
+    """Settings of a training that ran out of memory."""
 
     micro_batch: int
     features: str | None
     checkpointed: bool
     lacking_bytes: int = 0
-    """What could not be allocated any more; 0 = it is not known."""
+    """Bytes of the request that failed; 0 = unknown."""
 
     @classmethod
     def of(cls, plan: RunPlan, events: Sequence[Mapping[str, Any]], message: str) -> Self:
-        """From what a run has recorded, and the message that ended it."""
+        """Returns them from a run's events and from the message that ended it."""
         memory, tried = plan.memory, _TRIED.search(message)
         found = cls(memory.micro_batch, memory.features, memory.checkpoint_activations)
         for event in events:
@@ -50,13 +50,13 @@ class RanOut:
 
 
 def ways_that_fit(plan: RunPlan, config: RunConfig, profile: str, model: ModelFacts, ran_out: RanOut) -> list[str]:
-    """Overrides that the run did not have, each with what it is predicted to need; none without an estimate.
+    """Returns overrides that the run did not have, each with its predicted need; none without an estimate.
 
-    The estimate was too low for the run, so it is only asked what needs less than the run did by all that was lacking.
-    No step is rehearsed: of ways that the plan did not look at nothing is said.
+    The estimate was too low for the run. So an override must need less than the run's estimate by all that was
+    lacking. No step is rehearsed: settings that the plan did not estimate are left out.
 
     Args:
-        plan: what training began with.
+        plan: the plan that training began with.
         profile: the ``gpu=`` option.
     """
     step, budget_gib = step_shape(plan, model), plan.device.memory_gib
@@ -81,7 +81,7 @@ def ways_that_fit(plan: RunPlan, config: RunConfig, profile: str, model: ModelFa
 def _settings(
     plan: RunPlan, config: RunConfig, model: ModelFacts, ran_out: RanOut, step: StepShape, limit: int
 ) -> Iterator[str]:
-    """Ways of training that need no more than ``limit``, the cheapest first."""
+    """Yields settings that need at most ``limit`` bytes, the cheapest first."""
     mode = ran_out.features
     slower = (mode,) if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (True,) if ran_out.checkpointed else (False, True)
@@ -93,11 +93,11 @@ def _settings(
             micro = min(micro, largest_micro_batch(footprint, limit, step))
         if micro < 1 or not fits_within(footprint, micro, step, limit):
             continue
-        words = [f"memory.features={features}"] if features != plan.memory.features else []
+        typed = [f"memory.features={features}"] if features != plan.memory.features else []
         if is_checkpointed and not plan.memory.checkpoint_activations:
-            words.append("memory.checkpoint_activations=true")
+            typed.append("memory.checkpoint_activations=true")
         if micro != plan.memory.micro_batch:
-            words.append(f"memory.micro_batch={micro}")
+            typed.append(f"memory.micro_batch={micro}")
             if config.memory.accumulate is not None:
-                words.append("memory.accumulate=null")  # it follows from the other
-        yield f"{' '.join(words)} ({show_gib(gib(needed_bytes(footprint, micro, step)))})"
+                typed.append("memory.accumulate=null")  # it follows from the other
+        yield f"{' '.join(typed)} ({show_gib(gib(needed_bytes(footprint, micro, step)))})"

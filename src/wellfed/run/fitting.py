@@ -1,4 +1,4 @@
-"""Finds the micro-batch that this machine can take, by running steps of a few sizes."""
+"""Finds the micro-batch that this machine can take, by running steps of a few sizes (``wellfed fit``)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -17,31 +15,32 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
 from wellfed.plan.predict.footprint import NoEstimate
-from wellfed.plan.predict.size_fit import CudaMeter, TensorMeter, find_micro_batch
+from wellfed.plan.predict.size_fit import find_micro_batch
 from wellfed.plan.predict.size_search import Fit, Probe
 from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import largest_share
-from wellfed.run.micro_batch.measured_fit import ConfiguredStep
+from wellfed.run.micro_batch.real_steps import ConfiguredStep, with_steps
 from wellfed.run.planner import Planner
 from wellfed.train.memory.cap import cap_cuda
+from wellfed.train.memory.features import hold
 from wellfed.units import GIB
 
 HOST_FRAC = 0.9
-"""Of the free host memory, where training runs on the CPU and no card was named."""
+"""Share of the free host memory that is the budget if training runs on the CPU and no card was named."""
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """What was found, and on what terms."""
+    """The size that was found, and its limits."""
 
     found: Fit
     budget_gib: float
     is_whole: bool
-    """The model's steps are never split."""
+    """Whether the model's steps are never split."""
 
 
 def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: Callable[[Probe], None]) -> Fitting:
-    """Run up to 6 sizes; ``on_probe`` is told of each.
+    """Runs steps of up to 6 sizes; ``on_probe`` is called after each.
 
     Raises:
         ConfigError, DataError: nothing can be run.
@@ -54,32 +53,34 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
         raise ConfigError.of("workload.model", problem, "Bring a plain nn.Module with loss(batch).")
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
-    plan, is_whole = planner.rough(), planner.model_facts().has_batch_norm
+    plan, is_whole = planner.rough(), planner.model.has_batch_norm
     make_batch = planner.estimate(plan).batches(plan.memory.features)
     if isinstance(make_batch, NoEstimate):
         raise DataError(f"{make_batch.reason.rstrip('.')}.")
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
     if plan.on_gpu and plan.device.enforce:
         ballast = cap_cuda(int(budget_gib * GIB), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
-    step = ConfiguredStep(config, plan, planner.parts, torch.device("cuda:0" if plan.on_gpu else "cpu"))
-    with _utilisation(facts, plan) as utilisation:
-        found = find_micro_batch(
-            step,
-            lambda size: step.place(make_batch(size)),
-            budget_gib=budget_gib,
-            max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
-            min_size=2 if is_whole else 1,
-            target_util_pct=target_util_pct,
-            utilisation=utilisation,
-            meter=CudaMeter(step.device) if plan.on_gpu else TensorMeter(step.resident),
-            on_probe=on_probe,
-        )
-    return Fitting(found, budget_gib, is_whole)
+
+    def find(step: ConfiguredStep) -> Fit:
+        with _utilisation(facts, plan) as utilisation:
+            return find_micro_batch(
+                step,
+                lambda size: step.place(make_batch(size)),
+                budget_gib=budget_gib,
+                max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
+                min_size=2 if is_whole else 1,
+                target_util_pct=target_util_pct,
+                utilisation=utilisation,
+                meter=step.meter(),
+                on_probe=on_probe,
+            )
+
+    return Fitting(with_steps(config, plan, lambda: planner.parts, hold, find), budget_gib, is_whole)
 
 
 @contextlib.contextmanager
 def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
-    """A reader of the training card's utilisation, percent; None where NVML does not know it."""
+    """Gives a reader of the training card's utilisation, percent; None if NVML does not know the card."""
     card = next(iter(facts.training_gpus), None) if plan.on_gpu else None
     if card is None or card.uuid is None or card.nvml_index is None:
         yield None

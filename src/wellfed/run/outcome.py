@@ -10,9 +10,12 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from wellfed.errors import (
+    ENDED_WORKER,
     EXIT_FAILED,
     EXIT_NOTHING_RUN,
     EXIT_OUT_OF_MEMORY,
+    KILLED_WORKER,
+    LESS_HOST_MEMORY,
     DoesNotFit,
     OutOfMemoryExhausted,
     WellfedError,
@@ -24,16 +27,8 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 
 _CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
 _HOST_ADVICE = (
-    "It is the host's memory: fewer loader.num_workers, a smaller loader.prefetch_factor, memory.features=dynamic; and "
-    "where the CPU trains, a smaller memory.micro_batch or model."
-)
-_WORKER_EXIT_ADVICE = (
-    "The data, or a library that they call, ended the worker process (os._exit, exit): loader.backend=inline "
-    "loader.num_workers=0 ends the run there, where a debugger sees it."
-)
-_WORKER_ADVICE = (
-    "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
-    "loader.prefetch_factor, or loader.backend=inline to see its error."
+    f"It is the host's memory: {LESS_HOST_MEMORY}, memory.features=dynamic; and where the CPU trains, a smaller "
+    "memory.micro_batch or model."
 )
 
 # Of a card that no longer answers. An illegal address or an assert is the code's, and its traceback helps.
@@ -88,8 +83,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     lost = oom.lost_worker(error)
     if lost is not None:
         if "exited unexpectedly with exit code" in lost:
-            return Outcome("failed", failed, "data", lost, _WORKER_EXIT_ADVICE)
-        return Outcome("failed", failed, "worker", lost, _WORKER_ADVICE)
+            return Outcome("failed", failed, "data", lost, f"{ENDED_WORKER[0].upper()}{ENDED_WORKER[1:]}")
+        return Outcome("failed", failed, "worker", lost, f"A worker was killed, {KILLED_WORKER}")
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
         return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on or ''}".rstrip())

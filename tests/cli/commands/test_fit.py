@@ -9,6 +9,8 @@ import pytest
 from wellfed.cli import main as cli
 from wellfed.cli.commands import fit as app
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+from wellfed.plan.predict.size_search import Peak, Probe
+from wellfed.units import GIB
 
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workload.model.encoder_dim=16")
 
@@ -34,6 +36,11 @@ def test_as_json(capsys):
 def test_a_budget_that_holds_nothing_is_exit_2(capsys):
     assert app.main([*SMALL, "gpu=8gb", "gpu.memory_gib=0.0001"]) == EXIT_NOTHING_RUN
     assert "Not even one sample fits" in capsys.readouterr().err
+
+
+def test_a_row_is_empty_where_there_is_no_figure():
+    assert app.row(Probe(2048, Peak(0, GIB, GIB), 123456.7, 91.0)) == ("2,048", "123,457", "1.000 GiB", "91 %")
+    assert app.row(Probe(128, None)) == ("128", "", "out of memory", "")
 
 
 @pytest.mark.parametrize("text", ["0", "101", "much", "nan", ""])

@@ -25,9 +25,6 @@ WORKSPACES = 8 * MIB
 def footprint(points=((1, 10, 30, 12), (4, 50, 10, 50), (8, 100, 0, 100)), **more):
     """Parameters 100, gradients 40, state 80, temporaries 40; an input of 2 a sample."""
     parts = {
-        "precision": "32-true",
-        "checkpointed": False,
-        "feature_mode": None,
         "basis": "fake tensors",
         "parameters": 100,
         "gradients": 40,
@@ -145,7 +142,7 @@ def test_unsplit_may_need_less_than_in_two_parts():
 
 
 def test_it_goes_through_json():
-    of = footprint(notes=("a note",), feature_mode="cache")
+    of = footprint()
     assert Footprint.from_dict(json.loads(json.dumps(of.to_dict()))) == of
 
 

@@ -102,7 +102,7 @@ def test_what_is_there_comes_in_the_order_of_a_model_that_is_moved():
     with as_on_cuda(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         found = Rehearsal(model, task({"x": torch.zeros(2, tiny.WIDTH), "y": torch.zeros(2, 1)}), 1, fake)
         points = [found.point(2)]
-        made = found.footprint(points, "fake tensors", ())
+        made = found.footprint(points, "fake tensors")
     model._apply(lambda each: moved.append(each.nbytes) or each)
     assert made.recording.resident == tuple(moved)
     trained = sum(each.nbytes for each in model.parameters()) - model.scale.nbytes

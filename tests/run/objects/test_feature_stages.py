@@ -73,7 +73,7 @@ def test_each_stage_is_planned_with_the_encoder_as_it_is_then(tmp_path: Path) ->
     planner = planner_of(STAGES, "gpu=8gb", f"paths.cache_dir={tmp_path}", facts=SMALL, model=wide)
     model = planner.parts.model
     head = sum(weight.nbytes for weight in model.head.parameters())
-    assert planner.model_facts().trainable_bytes == head
+    assert planner.model.trainable_bytes == head
     estimate = planner.estimate(planner.rough())
     plan = planner.with_stages(planner.estimated(estimate))
     assert [(stage.from_epoch, stage.memory.features) for stage in plan.stages] == [(0, "cache"), (2, "dynamic")]
@@ -82,7 +82,7 @@ def test_each_stage_is_planned_with_the_encoder_as_it_is_then(tmp_path: Path) ->
         2 * blocks_of(model), rel=0.01
     )  # the peak is that of the stage that needs most
     assert plan.memory.features == "cache"
-    assert planner.model_facts().trainable_bytes == head  # and it begins with the first
+    assert planner.model.trainable_bytes == head  # and it begins with the first
     assert plan.remembered_in is None  # a size that a later stage had to lower says nothing of the first
     reason = plan.knobs["memory.stages"]
     assert [stage["micro_batch"] for stage in reason.value] == [16, 16]
@@ -103,7 +103,7 @@ def test_a_stage_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "in the stage of memory.stages from epoch 2 on the budget is" in str(plan.misfit)
     assert "memory.features" not in str(plan.misfit)  # which stages would contradict
     with pytest.raises(ConfigError, match="from epoch 2 on"):  # as for training, on the card
-        first._with_stages(plan, lambda later: later._fitted(later._estimate(), None))
+        first._with_stages(plan, lambda later: later._fitted(later.estimate(later.rough()), None))
 
 
 def test_micro_batches_are_planned_for_each_stage(tmp_path: Path) -> None:

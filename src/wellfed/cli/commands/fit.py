@@ -17,13 +17,13 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.plan.predict.size_search import Probe
 from wellfed.run.ranks.announce import announce
-from wellfed.units import show_gib
+from wellfed.units import GIB, gib, show_bytes, show_gib
 
 _TARGET = "target_util_pct="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs up to 6 sizes, a row each, and says which is the one to take; 0, or 2 if not even one sample fits."""
+    """Runs up to 6 sizes, prints a row for each and the size to take. Returns 0, or 2 if not even one sample fits."""
     parser = argparse.ArgumentParser(
         prog=command("fit"),
         description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(argv)
     target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
     composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
-    # What the workload's code prints is no part of the JSON.
+    # Output of the workload's code must not mix with the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Fitting: importing PyTorch, reading data, building the model")
         from wellfed.run.fitting import fit  # torch from here on: --help and a typo need none
@@ -75,18 +75,26 @@ def _target(typed: Sequence[str]) -> float | None:
 
 
 class _Rows:
-    """A table that grows by a row a probe, so that a slow model is seen to be alive."""
+    """A table that grows by a row a probe, so that a slow model shows its progress."""
 
     _FORM = "{:>12}  {:>14}  {:>14}  {:>12}"
     _begun = False
 
     def __call__(self, probe: Probe) -> None:
-        from wellfed.plan.predict.size_fit import row
-
         if not self._begun:
             self._begun = True
             print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
         print(self._FORM.format(*row(probe)), flush=True)
+
+
+def row(probe: Probe) -> tuple[str, str, str, str]:
+    """Returns size, samples/s, peak and mean utilisation for people; empty where there is no figure."""
+    peak = "out of memory"
+    if probe.peak is not None:
+        num_bytes = probe.peak.total
+        peak = f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
+    rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
+    return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:

@@ -29,7 +29,7 @@ from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
-"""The first is this machine's matter, the second the workload's."""
+"""Knobs that are left out of the file: the first depends on the machine, the second is the workload's."""
 _BY_STAGE = (
     "memory.features",
     "memory.micro_batch",
@@ -41,7 +41,7 @@ _BY_STAGE = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the plan; 0 if it fits its budget, 2 if it does not or can't be made. Trains nothing."""
+    """Prints the plan without training. Returns 0 if it fits its budget, 2 if it does not."""
     parser = argparse.ArgumentParser(
         prog=command("plan"), description="Every number of a run with its reason, without running it."
     )
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.write is not None:
         free_path(asked.write, replaces=asked.force)
     composed: Composed[RunConfig] = compose(asked.overrides)
-    # What the workload's code prints is no part of the JSON.
+    # Output of the workload's code must not mix with the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Planning: importing PyTorch, reading data, building the model")
         from wellfed.run.planner import plan_without_running  # torch from here on: --help and a typo need none
@@ -123,7 +123,7 @@ def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces
     }
     profile = PROFILES.get(composed.choices.get("gpu", "auto"))
     if profile is not None and found.plan.device.memory_gib == profile.budget_gib:
-        del values["gpu.memory_gib"]  # the choice says it, and another choice on top of this one shall count
+        del values["gpu.memory_gib"]  # the option sets it, and a later gpu= must be able to change it
     typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
     peak = found.plan.predicted_peak_gib
     predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."

@@ -35,21 +35,13 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
 from wellfed.data.backends.picklable import check_picklable
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import DataError, ErrorKind, WellfedError, text_of, type_and_line
+from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
 
 _LOOK_S = 0.5
 """Maximum time between two checks that the workers live."""
 _ENDING_S = 0.2
 """Time for a process to end after its connection was closed."""
-_FOR_WANT_OF_MEMORY = (
-    "Mostly host memory or /dev/shm ran out: set fewer loader.num_workers, a smaller loader.prefetch_factor, or "
-    "loader.backend=inline loader.num_workers=0 to see its error."
-)
-_BY_ITSELF = (
-    "The data, or a library that it calls, ended the process (os._exit, exit): loader.backend=inline "
-    "loader.num_workers=0 ends the run there, where a debugger sees it."
-)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _NO_ROOM = re.compile(r"No space left|shared memory|write to file </torch_|resize file </torch_|Cannot allocate")
 
@@ -153,10 +145,9 @@ class ProcessBackend:
             named = [request.described(purpose) for request in asked[:2]] + ["more"] * (len(asked) > 2)
             at = f"It was asked for {', then '.join(named)}." if named else "It was at no batch."
             is_by_itself = process.exitcode >= 0
-            error = WorkerLost(
-                f"A loader worker {_how_it_ended(process.exitcode)}. {at} "
-                f"{_BY_ITSELF if is_by_itself else _FOR_WANT_OF_MEMORY}"
-            )
+            advice = ENDED_WORKER if is_by_itself else KILLED_WORKER
+            how = _how_it_ended(process.exitcode)
+            error = WorkerLost(f"A loader worker {how}. {at} {advice[0].upper()}{advice[1:]}")
             if is_by_itself:
                 error.kind = "data"
             return error

@@ -1,10 +1,11 @@
-"""Predicts what a training step will need of device memory, and finds the largest micro-batch that fits.
+"""Predicts the device memory of a training step, and finds the largest micro-batch that fits.
 
-    estimate -> rehearsal: steps on fake tensors (cuda_emulation) of some sizes; memory_tracker counts
-             -> footprint: what they took, as functions of the micro-batch; cached on disk (cache)
-    footprint.predicted_peak, largest_micro_batch: arithmetic; what the allocator adds by replay (caching_allocator)
-    size_fit: real steps instead, of the sizes that size_search chooses
+    forked_estimate -> cache -> estimate: a child process measures once what the cache on disk lacks
+    estimate -> rehearsal: steps of some sizes on fake tensors (cuda_emulation), counted by memory_tracker
+             -> footprint: their memory as a function of the micro-batch
+    footprint -> replay -> caching_allocator: the peak of a run, with what the allocator adds
+    size_fit -> size_search: real steps instead, and the sizes to try
 
-Knows tensors and bytes; knows nothing of Lightning, configuration or loaders.
-Start from `footprint.predicted_peak`, which needs no torch, and `estimate.measure`, which makes what it reads.
+Needs no Lightning, configuration or loaders. Start from `footprint.predicted_peak`, which needs no torch, and from
+`estimate.measure`, which makes the footprint.
 """

@@ -1,4 +1,4 @@
-"""Keeps footprints on disk, so that the same model under the same training is measured once."""
+"""Keeps footprints on disk, so that the same model with the same training settings is measured once."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from wellfed.train.step import train_step
 
 FILE_NAME = "footprint.json"
 DEPTH = 3
-"""Of objects within objects; below it only a name counts."""
+"""Levels of objects within objects; below them only the class counts."""
 MOST_ITEMS = 64
-"""Of a list, a mapping or an array; of more their number, and the first."""
+"""Most items of a list, a mapping or an array that count; of longer ones the length and the first items."""
 MOST_CHARACTERS = 1000
 _STEP = Path(train_step.__file__).parent
-"""What is rehearsed."""
+"""Folder of the code that is rehearsed."""
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 _NOT_THEIRS = frozenset({"torch", "wellfed", "builtins", "__main__"})
-"""Of torch the version says all; of ours and of a script, which modules are loaded depends on the command."""
+"""Packages whose loaded modules do not count: torch has its version, and which modules of wellfed and of a script are
+loaded depends on the command."""
 
 
 def cached_measure(
     model: nn.Module, task: Task, samples: int, cache_dir: Path, *, host_bytes: int | None = None
 ) -> Footprint | NoEstimate:
-    """As `estimate.measure`, from ``<cache_dir>/footprints/<digest>/footprint.json`` where it is there.
+    """Returns the footprint in ``<cache_dir>/footprints/<digest>/footprint.json``, else that of `estimate.measure`.
 
-    A damaged file is written anew; where nothing can be written, nothing is kept.
+    A damaged file is replaced. If nothing can be written, nothing is kept.
     """
     file: Path | None = None
-    with contextlib.suppress(Exception):  # foreign code again: what is wrong with it, measuring will tell
+    with contextlib.suppress(Exception):  # foreign code, whose errors measuring will report
         file = cache_dir / "footprints" / digest(model, task, samples) / FILE_NAME
     if file is not None and (kept := load(file)) is not None:
         return kept
@@ -56,7 +57,7 @@ def cached_measure(
 
 
 def load(file: Path) -> Footprint | None:
-    """The footprint in a file; None if there is none, or nothing that can be read."""
+    """Returns the footprint in a file; None if there is no file, or it can't be read."""
     try:
         return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -64,7 +65,7 @@ def load(file: Path) -> Footprint | None:
 
 
 def _store(file: Path, footprint: Footprint) -> None:
-    """In one go: who reads meanwhile finds the old file or the new one."""
+    """Writes the file atomically: a reader finds the old one or the new one."""
     own = file.with_name(f"{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # a cache that can't be kept costs seconds, not the run
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +74,12 @@ def _store(file: Path, footprint: Footprint) -> None:
 
 
 def digest(model: nn.Module, task: Task, samples: int) -> str:
-    """16 hex digits that change with all that a footprint depends on, and not with weights or learning rates."""
+    """Returns 16 hex digits that depend on everything that shapes a footprint, and not on weights or learning rates."""
     optimizer = task.make_optimizer(model)
     tensors = [*model.named_parameters(), *model.named_buffers(), *enumerate(batches.tensors(task.make_batch(2)))]
     content = {
         "torch": torch.__version__,
-        "rooms": [_file_digest(file) for room in (Path(__file__).parent, _STEP) for file in sorted(room.glob("*.py"))],
+        "engine": [_file_digest(file) for at in (Path(__file__).parent, _STEP) for file in sorted(at.glob("*.py"))],
         "model": [(name, _described(module)) for name, module in model.named_modules()],
         "tensors": [(name, list(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors],
         "code": _code([*model.modules(), *task.shaped_by, optimizer]),
@@ -92,7 +93,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a float only whether it is 0: that decides what is computed."""
+    """Returns the options of an optimizer's group. A float counts only as 0 or not, which decides what is computed."""
     return {
         name: len(value) if name == "params" else bool(value) if isinstance(value, float) else repr(value)
         for name, value in group.items()
@@ -103,7 +104,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(thing: object) -> str:
-    """The class, and what its own attributes say (sizes, probabilities, configurations); of a module not its parts."""
+    """Returns the class and the object's own attributes (sizes, probabilities, configurations); no submodules."""
     hidden = _MACHINERY if isinstance(thing, nn.Module) else ()
     own = _own((each for each in _attributes(thing) if each[0] not in hidden), DEPTH)
     return f"{_class_name(thing)} {own}"
@@ -128,7 +129,7 @@ def _attributes(thing: object) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: object, depth: int) -> str:
-    """At most a few thousand characters, without big contents; of what has no attributes its repr."""
+    """Returns at most a few thousand characters on a value, without large contents."""
     if isinstance(value, (Tensor, np.ndarray)):
         is_weight = isinstance(value, Tensor) and (value.is_meta or value.requires_grad)
         is_told = not is_weight and int(np.prod(value.shape)) <= MOST_ITEMS
@@ -138,14 +139,13 @@ def _text(value: object, depth: int) -> str:
         return f"{len(value)} {value[:MOST_CHARACTERS]!r}"
     if isinstance(value, (type, ModuleType)) or (callable(value) and hasattr(value, "__qualname__")):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
-    if depth == 0 or isinstance(value, nn.Module):  # a module's tensors and parts are told elsewhere
+    if depth == 0 or isinstance(value, nn.Module):  # a module has its own entries in the digest
         return _class_name(value)
-    if isinstance(value, (set, frozenset)):  # in no order that lasts
+    if isinstance(value, (set, frozenset)):  # their order varies
         return f"{len(value)} {sorted(_text(each, depth - 1) for each in value) if len(value) <= MOST_ITEMS else ''}"
     if isinstance(value, (Mapping, list, tuple)):
-        items, below = (
-            (value.items(), depth) if isinstance(value, Mapping) else (value, depth - 1)
-        )  # a pair is no level
+        # The pairs of a mapping are tuples, which count as the level.
+        items, below = (value.items(), depth) if isinstance(value, Mapping) else (value, depth - 1)
         return f"{_class_name(value)} {len(value)} {[_text(each, below) for each in islice(items, MOST_ITEMS)]}"
     own = _own(islice(_attributes(value), MOST_ITEMS), depth - 1)
     if own or type(value).__repr__ is object.__repr__:
@@ -157,9 +157,10 @@ def _text(value: object, depth: int) -> str:
 
 
 def _code(things: Iterable[object]) -> list[str]:
-    """Digests of the files that define the classes and their bases, and of loaded modules beside them.
+    """Returns digests of the files that define the classes and their bases, and of loaded modules beside them.
 
-    Beside a class is its package, or the folder of a module that is in none; of what is installed, nothing.
+    These are the modules of the same package, or of the same folder for a module without one. Installed packages have
+    none.
     """
     names = {base.__module__ for each in things for base in type(each).__mro__ if _top(base.__module__) != "torch"}
     files = {_file(name) for name in names}

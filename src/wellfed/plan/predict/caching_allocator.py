@@ -1,8 +1,8 @@
-"""Simulates what torch's CUDA allocator reserves of a card for a sequence of allocations and frees, without torch.
+"""Simulates which memory torch's CUDA allocator reserves for a sequence of allocations and frees, without torch.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (torch 2.13, default settings).
-Memory is asked of the driver in segments and given out in blocks; what is freed is kept and joined with free
-neighbours of its segment. Blocks of different streams, and small ones and large ones, never come from the same segment.
+The allocator requests segments from the driver and gives them out in blocks. A freed block is kept and joined with free
+neighbours of its segment. Blocks of different streams never share a segment, nor do small and large blocks.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 MIN_BLOCK = 512
-"""Requests are rounded up to multiples of it (kMinBlockSize)."""
+"""Bytes to whose multiples requests are rounded up (kMinBlockSize)."""
 SMALL = 2**20
-"""Requests up to here are small (kSmallSize)."""
+"""Largest small request (kSmallSize)."""
 SMALL_SEGMENT = 2 * 2**20
 """Segment for small requests (kSmallBuffer)."""
 MEDIUM_BELOW = 10 * 2**20
-"""Larger requests below it get a segment of ``MEDIUM_SEGMENT`` (kMinLargeAlloc)."""
+"""Size below which larger requests get a segment of ``MEDIUM_SEGMENT`` (kMinLargeAlloc)."""
 MEDIUM_SEGMENT = 20 * 2**20
-"""large_segment_size."""
+"""Segment for medium requests (large_segment_size)."""
 ROUND_LARGE = 2 * 2**20
-"""From ``MEDIUM_BELOW`` on a segment is the request, rounded up to a multiple of it (kRoundLarge)."""
+"""Bytes to whose multiples segments of larger requests are rounded up (kRoundLarge)."""
 EXPANDABLE_SPACE = 2**50
-"""Addresses that an expandable segment may grow into: more than any card has."""
+"""Addresses of an expandable segment: more than any card has memory."""
 
 
 class OutOfMemory(Exception):
-    """A request does not fit within the limit, even after cached segments went back to the driver."""
+    """Raised for a request that exceeds the limit after cached segments were returned to the driver."""
 
 
 @dataclass(eq=False, repr=False)
 class _Block:
-    """Successive bytes of a segment, in use or free; neighbours are linked."""
+    """Successive bytes of a segment, in use or free, linked to their neighbours."""
 
     pool: _Pool
     address: int
     size: int
     asked: int = 0
-    """Of ``size``, where it is in use; the rest was too little to be split off."""
+    """Bytes of ``size`` that were requested; the rest was too small to split off."""
     before: _Block | None = None
     after: _Block | None = None
     is_used: bool = False
     is_mapped: bool = True
-    """Of an expandable segment: memory of the card stands behind the addresses."""
+    """Whether the addresses have memory of the card; False only in expandable segments."""
 
     def link(self, before: _Block | None, after: _Block | None) -> None:
-        """Put it between two others."""
+        """Links it between two others."""
         self.before, self.after = before, after
         if before is not None:
             before.after = self
@@ -61,9 +61,9 @@ class _Pool:
 
     is_small: bool
     free: list[tuple[int, int, _Block]] = field(default_factory=list)
-    """In the order of the search: the smallest first, then the lowest address."""
+    """Free blocks in the order of the search: the smallest first, then the lowest address."""
     unmapped: _Block | None = None
-    """The rest of an expandable segment."""
+    """The unmapped rest of an expandable segment."""
 
     def add(self, block: _Block) -> None:
         insort(self.free, (block.size, block.address, block))
@@ -72,40 +72,40 @@ class _Pool:
         del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def smallest(self, size: int) -> _Block | None:
-        """The smallest free block of at least so many bytes."""
+        """Returns the smallest free block of at least ``size`` bytes."""
         place = bisect_left(self.free, (size, 0))
         if place == len(self.free):
             return None
         block = self.free[place][-1]
         if block.after is not None and not block.after.is_mapped and place + 1 < len(self.free):
-            return self.free[place + 1][-1]  # the end of an expandable segment counts as large as it may become
+            return self.free[place + 1][-1]  # the end of an expandable segment counts with its possible size
         return block
 
 
 class CachingAllocator:
-    """One card's. Sizes are bytes; a block is named by the address that `allocate` gave.
+    """The allocator of one card. Sizes are bytes; a block is identified by the address that `allocate` returned.
 
     Args:
-        limit_bytes: what may be reserved; None = any.
+        limit_bytes: bytes that may be reserved; None = any.
         expandable: ``expandable_segments:True``: one segment for each stream and pool, which grows by pages.
     """
 
     def __init__(self, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
         self.asked = self.allocated = self.reserved = 0
-        """Bytes of requests, rounded; of blocks in use; of segments."""
+        """Bytes of rounded requests, of blocks in use, and of segments."""
         self.peak_asked = self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
-        """Requests for which cached segments had to go back to the driver."""
+        """Requests for which cached segments were returned to the driver."""
         self._limit, self._expandable = limit_bytes, expandable
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._used: dict[int, _Block] = {}
         self._next_address = 0
 
     def allocate(self, num_bytes: int, stream: int = 0) -> int:
-        """The address of a block for a request above 0.
+        """Returns the address of a block for a request above 0.
 
         Raises:
-            OutOfMemory: see there.
+            OutOfMemory: the request exceeds the limit.
         """
         size = rounded(num_bytes)
         pool = self._pools.setdefault((stream, size <= SMALL), _Pool(size <= SMALL))
@@ -126,7 +126,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Give a block back to its pool.
+        """Returns a block to its pool.
 
         Raises:
             KeyError: no block in use has this address.
@@ -138,11 +138,11 @@ class CachingAllocator:
         self._join(block)
 
     def release_cached(self) -> None:
-        """Segments that are free as a whole go back to the driver (``torch.cuda.empty_cache``)."""
+        """Returns segments that are entirely free to the driver (``torch.cuda.empty_cache``)."""
         for pool in self._pools.values():
             for *_, block in list(pool.free):
                 unmapped = pool.unmapped
-                # Of an expandable segment the pages that end it. (torch gives back those between blocks too.)
+                # Of an expandable segment only the pages at its end. (torch returns those between blocks too.)
                 if block.after is unmapped and (unmapped is not None or block.before is None):
                     pool.remove(block)
                     self.reserved -= block.size
@@ -153,7 +153,7 @@ class CachingAllocator:
     # -- segments -------------------------------------------------------------------------------------------------
 
     def _reserve(self, missing: Callable[[], int]) -> int:
-        """Ask the driver for what is missing, which may be more once cached segments went back."""
+        """Requests missing bytes from the driver; ``missing`` may give more after cached segments were returned."""
         num_bytes = missing()
         if self._limit is not None and self.reserved + num_bytes > self._limit:
             self.retries += 1
@@ -173,7 +173,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: _Pool, size: int) -> _Block:
-        """The last free block of an expandable segment, with as many pages more as the request needs."""
+        """Returns the last free block of an expandable segment, grown by the pages that the request needs."""
         page = SMALL_SEGMENT if pool.is_small else MEDIUM_SEGMENT
         if pool.unmapped is None:
             pool.unmapped = _Block(pool, self._next_address, EXPANDABLE_SPACE, is_mapped=False)
@@ -194,7 +194,7 @@ class CachingAllocator:
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def _join(self, block: _Block) -> _Block:
-        """The block with its free neighbours, in its pool."""
+        """Joins a block with its free neighbours, adds it to its pool and returns it."""
         for other in (block.before, block.after):
             if other is None or other.is_used or not other.is_mapped:
                 continue
@@ -207,19 +207,19 @@ class CachingAllocator:
 
 
 def rounded(num_bytes: int) -> int:
-    """A request's block: the next multiple of ``MIN_BLOCK``, at least one."""
+    """Returns the block size of a request: the next multiple of ``MIN_BLOCK``, at least one."""
     return max(1, -(-num_bytes // MIN_BLOCK)) * MIN_BLOCK
 
 
 def segment_size(size: int) -> int:
-    """What is asked of the driver for a block that no free one holds."""
+    """Returns the segment that is requested from the driver for a block."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return MEDIUM_SEGMENT if size < MEDIUM_BELOW else -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
 def reserved_for(sizes: Sequence[int], *, expandable: bool = False) -> int:
-    """What is reserved where these are allocated one after the other and stay."""
+    """Returns the bytes reserved after allocating these sizes one after the other."""
     allocator = CachingAllocator(expandable=expandable)
     for size in filter(None, sizes):
         allocator.allocate(size)

@@ -1,10 +1,10 @@
-"""Makes a pass on CPU tensors keep what a pass on CUDA tensors would keep, where the two differ.
+"""Makes a pass on CPU tensors keep the same tensors as a pass on CUDA, where the two differ.
 
-A small table of predictions about kernels. What it lacks: cuDNN's workspaces, and its RNN's reserve, for which the
-steps of the RNN stand, one by one.
+A small table of predictions about kernels. It lacks cuDNN's workspaces, and the reserve of cuDNN's RNNs, for which the
+single steps of the RNN count.
 
-The lists of what autocast casts are those of aten/src/ATen/autocast_mode.h (torch 2.13; a test compares them with the
-operators that torch has registered).
+The lists of casts by autocast are those of aten/src/ATen/autocast_mode.h (torch 2.13). A test compares them with the
+operators that torch has registered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOWER = (
     "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution "
     "cudnn_convolution_transpose"
 )
-"""Inputs are cast to the lower type."""
+"""Operators whose inputs are cast to the lower type."""
 FLOAT32 = (
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
     "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim "
@@ -40,36 +40,35 @@ FLOAT32 = (
     "upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
     "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
 )
-"""Inputs are cast to float32."""
+"""Operators whose inputs are cast to float32."""
 FLOAT32_RESULT = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
-"""Given ``dtype=float32`` where none was asked for; what is read stays as it is."""
+"""Operators that get ``dtype=float32`` unless a type is given; their inputs stay as they are."""
 NORM = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""As above, by an operator that takes a type."""
+"""Operators with a float32 result, by the variant that takes a type."""
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-"""Inputs are cast to the widest of their types."""
+"""Operators whose inputs are cast to the widest of their types."""
 AS_GIVEN = "binary_cross_entropy"
-"""An error on CUDA, of which training tells."""
+"""Operator that raises an error on CUDA, which training will report."""
 _RNN = {torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh}
-"""cuDNN's are run in the lower type as a whole (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+"""RNNs that cuDNN runs entirely in the lower type (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Dropout with a mask of bytes, attention's fused kernel, CUDA's autocast lists, RNNs without oneDNN.
+    """Sets up dropout with a mask of bytes, the fused attention kernel, CUDA's autocast lists, RNNs without oneDNN.
 
-    Autocast's kernels take the place of the CPU's own, below Python: operators that call others inside, as
-    cross_entropy calls log_softmax and nll_loss, are then cast where CUDA casts them. Run the backward pass by
-    `backward`. A process has one switch for oneDNN, and one set of kernels: they hold for its other threads too
-    meanwhile.
+    Autocast's kernels replace those of the CPU below Python. So operators that call others, as cross_entropy calls
+    log_softmax and nll_loss, are cast where CUDA casts them. Run the backward pass by `backward`. The switch for oneDNN
+    and the kernels are global, so they apply to other threads of the process too.
     """
     was_enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would ask Intel's GPUs about TF32, too
     torch._C._set_mkldnn_enabled(False)
     try:
         with _Functions(), torch.library._scoped_library("aten", "IMPL") as library:
-            with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+            with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
                 library.impl("linear", _linear, "AutogradCPU")
                 for name, kernel in _autocast_kernels():
                     library.impl(name, kernel, KEY)
@@ -79,8 +78,10 @@ def as_on_cuda() -> Iterator[None]:
 
 
 def backward(loss: Tensor) -> None:
-    """As ``loss.backward()``, which leaves a torch function mode while it runs: checkpointed blocks would then do
-    something else the second time."""
+    """Runs the backward pass within the torch function mode.
+
+    ``loss.backward()`` would leave the mode, so checkpointed blocks would do something else the second time.
+    """
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -108,7 +109,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """The CPU's keeps a mask of the input's type."""
+    """Keeps a mask of bytes; the CPU's own kernel keeps one of the input's type."""
     if not training or p == 0 or inplace:
         return functional.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
@@ -117,12 +118,12 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *more: Any, **named: Any
 ) -> Tensor:
-    """A fused kernel draws its dropout without a mask; the CPU has such a kernel only without dropout."""
+    """Runs the fused kernel without dropout: on CUDA it needs no mask, and the CPU's supports no dropout."""
     return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *more, **named)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Adds the bias in place, which torch's own does not while a dispatch mode is active (ATen/native/Linear.cpp)."""
+    """Adds the bias in place, unlike torch's kernel while a dispatch mode is active (ATen/native/Linear.cpp)."""
     decompose: Callable[..., Tensor] = torch.ops.aten.linear.default.decompose
     if bias is None or input.dim() <= 2 or input.is_contiguous():
         return decompose(input, weight, bias)
@@ -130,7 +131,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _autocast_kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Those of CUDA's lists; what the CPU's have beside them falls through, as `AS_GIVEN` does."""
+    """Yields kernels for CUDA's lists. Other operators of the CPU's autocast fall through, as `AS_GIVEN` does."""
     types = ((LOWER, lambda args: torch.get_autocast_dtype("cpu")), (FLOAT32, lambda args: torch.float32))
     ours = {
         name: _in_type(_operator(name), kind) for names, kind in (*types, (WIDEST, _widest)) for name in names.split()
@@ -174,7 +175,7 @@ def _with_result(operator: Any, typed: Any) -> Callable[..., Any]:
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
-    """The lower type unless an input is wider."""
+    """Returns the lower type unless an input is wider."""
     types = {each.dtype for each in torch.utils._pytree.tree_leaves(args) if _is_eligible(each)}
     lower = torch.get_autocast_dtype("cpu")
     return lower if types <= {lower} else torch.float32
@@ -185,7 +186,7 @@ def _is_eligible(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Tensors of float types, float64 aside, in nested arguments; the last first, as torch's builds for Linux do."""
+    """Casts float tensors except float64 in nested arguments, the last first, as torch's builds for Linux do."""
     if isinstance(value, Tensor):
         return value.to(dtype) if _is_eligible(value) else value
     if isinstance(value, tuple):

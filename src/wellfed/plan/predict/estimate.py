@@ -1,7 +1,7 @@
-"""Finds the device memory of a training run by rehearsing its steps on fake tensors.
+"""Finds the device memory of a training run by running its steps on fake tensors, which have shapes and no contents.
 
-Nothing of real size is allocated, and no GPU is needed. Predicted, not seen: what kernels use inside (`as_on_cuda` has
-the table), and torch.compile, which counts as none.
+Nothing of real size is allocated, and no GPU is needed. Workspaces of kernels are predicted from a table
+(`as_on_cuda`). A run with torch.compile is predicted as one without, and cuDNN's RNN reserve as what single steps keep.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from wellfed.errors import type_and_line
 from wellfed.plan.predict.cuda_emulation import as_on_cuda
 from wellfed.plan.predict.footprint import PEAKS, Footprint, NoEstimate, Point, is_straight, on_curve, slope, whole_pass
 from wellfed.plan.predict.rehearsal import Rehearsal, Task
-from wellfed.units import counted, show_bytes
+from wellfed.units import show_bytes
 
 BLOCK_BYTES = 512
 """The CUDA allocator's smallest block (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 MOST_POINTS = 9
 MOST_S = 15.0
-"""Seconds after which no further point is begun: a line over a wide gap is too high, never too low."""
+"""Seconds after which no further point is measured: a line over a wide gap is too high, never too low."""
 NEAR_FRAC = 0.01
-"""Of the whole peak: by no more may a line between two points be off."""
+"""Largest error of a line between two points, as a share of the whole peak."""
 FIRST_SMALL_RUN = 2
 """Micro-batch of the first real run; each next one is twice as large."""
 OUTGROWN = 4
-"""Times all gradients that what grows with the batch must be, before a line is drawn on: a perceptron of three layers
-has its last bend at 2 times."""
+"""Ratio of the bytes that grow with the batch to all gradients from which a line may be extended: a perceptron of three
+layers has its last bend at 2."""
 SMALL_RUNS_S = 10.0
-"""Seconds after which no larger one is begun."""
+"""Seconds after which no larger real run begins."""
 COPIES = 6
-"""Times the parameters' bytes that a real run may need: parameters, gradients, two states, temporaries, activations."""
+"""Bytes of a real run as a multiple of the parameters': with gradients, two states, temporaries, activations."""
 
 
 def measure(
@@ -50,27 +50,22 @@ def measure(
     block_bytes: int = BLOCK_BYTES,
     host_bytes: int | None = None,
 ) -> Footprint | NoEstimate:
-    """The footprint of a model with ``loss(batch) -> LossOutput``, for micro-batches of 1 to ``samples``.
+    """Returns the footprint of a model with ``loss(batch) -> LossOutput``, for micro-batches of 1 to ``samples``.
 
-    The model is copied and stays as it is. Where fake tensors can't follow (a model that looks at values: ``.item()``,
-    boolean indexing), a few samples are run for real on the CPU, and the line through them is drawn on. Whatever goes
-    wrong there too is the reason of a `NoEstimate`.
+    The model is copied and stays as it is. Fake tensors fail for a model that reads values (``.item()``, boolean
+    indexing). Then a few samples run for real on the CPU, and the line through them is extended. If that fails too,
+    the error is the reason of a `NoEstimate`.
 
     Args:
-        samples: of one device in an optimizer step.
-        block_bytes: what the bytes of a tensor are rounded up to.
-        host_bytes: memory that real runs may take; None = as much as they want.
+        samples: samples of one device in an optimizer step.
+        block_bytes: size to whose multiples the bytes of a tensor are rounded up.
+        host_bytes: memory that real runs may take; None = no limit.
     """
-    notes = []
-    if task.compile_mode != "none":
-        notes.append(f"gpu.compile={task.compile_mode} is predicted as without it")
-    if num := sum(isinstance(module, nn.RNNBase) for module in model.modules()):
-        notes.append(f"{counted(num, 'RNN')}: cuDNN's reserve is predicted as what the single steps keep")
     try:
         with _apart(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             rehearsal = Rehearsal(model, task, block_bytes, fake)
             points = curve(rehearsal.point, samples, lowest=rehearsal.lowest, beside=rehearsal.resident_bytes)
-            return rehearsal.footprint(points, "fake tensors", notes)
+            return rehearsal.footprint(points, "fake tensors")
     except Exception as error:  # noqa: BLE001  the model is foreign code, and an estimate must not end a run
         why = type_and_line(error)
     needed = COPIES * sum(parameter.nbytes for parameter in model.parameters())
@@ -80,28 +75,25 @@ def measure(
     try:
         with _apart():
             rehearsal = Rehearsal(model, task, block_bytes, None)
-            points = _small_runs(rehearsal, samples)
-            tried = ", ".join(str(point.micro_batch) for point in points)
-            note = f"fake tensors can't follow the model ({why}): run for real with {tried} samples, and drawn on"
-            return rehearsal.footprint(points, "small runs", [note, *notes])
+            return rehearsal.footprint(_small_runs(rehearsal, samples), "small runs")
     except Exception as error:  # noqa: BLE001  as above
         return NoEstimate(f"fake tensors: {why}; a real run of a few samples: {type_and_line(error)}")
 
 
 def repeated(sample: Batch) -> Callable[[int], Batch]:
-    """Returns what makes batches of any size out of the samples of one."""
+    """Returns a function that makes batches of any size out of the samples of one."""
     return partial(batches.repeated, sample)
 
 
 def curve(point: Callable[[int], Point], samples: int, *, lowest: int = 1, beside: int = 0) -> list[Point]:
-    """Points from ``lowest`` to ``samples``, by rising micro-batch.
+    """Returns points from ``lowest`` to ``samples``, by rising micro-batch.
 
-    A peak is the highest of many moments, each a line of the micro-batch, so its curve bends upwards only: in a gap it
-    lies between the line that joins the ends and the lines that come in from either side. Where these leave most
-    doubt, at their crossing, the next point is measured. With few bends that is where the bend is.
+    A peak is the highest of many moments, each a line of the micro-batch, so its curve bends upwards only. In a gap it
+    is between the line that joins the ends and the extended lines from either side. The next point is measured where
+    these differ most, at their crossing. With few bends that is the bend itself.
 
     Args:
-        beside: bytes that are there whatever the micro-batch.
+        beside: bytes that exist for every micro-batch.
     """
     lowest, began_s = min(lowest, samples), time.monotonic()
     points = [point(size) for size in sorted({lowest, max(samples // 2, lowest), samples})]
@@ -115,7 +107,7 @@ def curve(point: Callable[[int], Point], samples: int, *, lowest: int = 1, besid
 
 
 def _doubt(points: Sequence[Point], gap: int, value: Callable[[Point], int], beside: int) -> tuple[float, int]:
-    """By how much, as a share of the peak, the line over a gap may be off, and where."""
+    """Returns the largest error of the line over a gap, as a share of the peak, and the micro-batch where it is."""
     low, high = points[gap], points[gap + 1]
     if high.micro_batch - low.micro_batch < 2:
         return 0.0, 0
@@ -135,10 +127,10 @@ def _doubt(points: Sequence[Point], gap: int, value: Callable[[Point], int], bes
 
 
 def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
-    """Points from which the line may go on.
+    """Returns points whose last line may be extended.
 
-    A peak bends where activations outgrow what the weights need, so two slopes that agree are not enough: a slope is
-    the last one once what grows is much more than all gradients, or when time is up.
+    A peak bends where activations outgrow what the weights need, so two slopes that agree are not enough. The last
+    slope is final if the bytes that grow are many times all gradients, or if time is up.
     """
     points: list[Point] = []
     began_s, size = time.monotonic(), FIRST_SMALL_RUN
@@ -159,6 +151,6 @@ def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """What is drawn, warned of and computed here leaves no trace in the run that follows."""
+    """Keeps random states, warnings and the modes of torch from the run that follows."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"), torch.enable_grad(), as_on_cuda():
         yield

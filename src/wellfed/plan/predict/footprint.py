@@ -1,6 +1,6 @@
-"""Predicts what a training run needs of device memory: its parts, the peak of a step, the largest micro-batch.
+"""Predicts the device memory of a training run: its parts, the peak of a step, the largest micro-batch.
 
-Arithmetic on measured figures, without torch, so that planning may use it. `estimate.measure` makes a `Footprint`.
+Arithmetic on measured figures, without torch, so that planning can use it. `estimate.measure` makes a `Footprint`.
 """
 
 from __future__ import annotations
@@ -19,59 +19,53 @@ Basis = Literal["fake tensors", "small runs"]
 Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
 
 FORMAT = 2
-"""Of a footprint's JSON; another is not read."""
+"""Format of a footprint's JSON; others are not read."""
 SLOPES_AGREE_FRAC = 0.05
-"""Two successive slopes that differ by no more are one line, which may be drawn on."""
-
+"""Largest relative difference of two successive slopes that count as one line, which may be extended."""
 NEAR_FRAC = 0.005
-"""How exactly `needed_bytes` is found."""
+"""Relative precision of `needed_bytes`."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The forward and backward pass of one micro-batch at its peak, bytes beside what is there all the time."""
+    """The peak of one micro-batch's forward and backward pass: bytes beside those that exist all the time."""
 
     micro_batch: int
     activations: int
-    """All that the pass makes, gradients aside: prepared inputs, saved tensors, temporaries, casts of weights."""
+    """Tensors that the pass makes, without gradients: prepared inputs, saved tensors, temporaries, casts of weights."""
     gradients: int
-    """Gradients that exist at that moment, where the micro-batch is the only one of its step."""
+    """Gradients that exist at that moment, if the micro-batch is the only one of its step."""
     activations_after: int
-    """As ``activations``, where a micro-batch went before: then all gradients exist all the time."""
+    """``activations`` after another micro-batch of the step: then all gradients exist all the time."""
     sparse_gradients: int = 0
-    """Those left by a pass that hold the rows looked up alone, and so grow with the samples."""
+    """Sparse gradients left by a pass. They hold only the rows looked up, so they grow with the samples."""
     sparse_temporaries: int = 0
-    """What the optimizer makes and drops for them."""
+    """Temporaries of the optimizer for sparse gradients."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Device memory of a model under training, bytes, for one precision, feature mode and checkpointing."""
+    """Device memory (bytes) of a model under training, for one precision, feature mode and checkpointing."""
 
-    precision: str
-    checkpointed: bool
-    feature_mode: str | None
     basis: Basis
     """Whether the passes ran on fake tensors, or for real with a few samples."""
     parameters: int
-    """Frozen ones and buffers too."""
+    """Parameters, frozen ones too, and buffers."""
     gradients: int
-    """Dense ones."""
+    """Dense gradients."""
     optimizer_state: int
     optimizer_temporaries: int
-    """For dense gradients."""
+    """Temporaries of the optimizer for dense gradients."""
     feature_table: int
-    """0 unless it is on the device."""
+    """The feature table; 0 unless it is on the device."""
     filling: int
-    """Peak beside parameters and table while the feature table is filled, whether it is on the device or not."""
+    """Peak beside parameters and table while the feature table is filled, on the device or not."""
     inputs: tuple[int, ...]
-    """Bytes of each tensor of a batch as it comes from the loader, for one sample."""
+    """Bytes a sample of each tensor of a batch as it comes from the loader."""
     points: tuple[Point, ...]
-    """By rising micro-batch."""
+    """Peaks by rising micro-batch."""
     recording: Recording | None = None
-    """Of all allocations, for what is reserved beyond the tensors; None: nothing is."""
-    notes: tuple[str, ...] = ()
-    """What is assumed, for people."""
+    """All allocations, for the bytes reserved beyond the tensors; None: none are."""
 
     def __post_init__(self) -> None:
         sizes = [point.micro_batch for point in self.points]
@@ -80,16 +74,16 @@ class Footprint:
 
     @property
     def reach(self) -> int | None:
-        """Largest micro-batch that can be predicted; None = any, the last slopes agree."""
+        """Largest micro-batch that can be predicted; None = any, since the last slopes agree."""
         return None if is_straight(self.points) else self.points[-1].micro_batch
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the content of a JSON file."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Footprint:
-        """The footprint that `to_dict` described.
+        """Returns the footprint that `to_dict` described.
 
         Raises:
             ValueError: it describes none, or one of another format.
@@ -99,7 +93,7 @@ class Footprint:
             if rest.pop("format") != FORMAT:
                 raise ValueError(f"format {values['format']!r} is not {FORMAT}")
             rest["points"] = tuple(Point(**point) for point in rest["points"])
-            rest["notes"], rest["inputs"] = tuple(rest["notes"]), tuple(rest["inputs"])
+            rest["inputs"] = tuple(rest["inputs"])
             if rest["recording"] is not None:
                 rest["recording"] = Recording.from_dict(rest["recording"])
             made = cls(**rest)
@@ -116,7 +110,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class NoEstimate:
-    """There is no footprint, and why."""
+    """The reason why there is no footprint."""
 
     reason: str
     """One line."""
@@ -124,69 +118,69 @@ class NoEstimate:
 
 @dataclass(frozen=True)
 class KnownFootprints:
-    """What has been found of one model in several ways of training."""
+    """Footprints of one model under several settings."""
 
     found: Mapping[tuple[str | None, bool], Footprint | NoEstimate]
-    """By feature mode and whether activations are checkpointed."""
+    """Footprints by feature mode and whether activations are checkpointed."""
     looked_at: str = ""
-    """Which samples stand for all, where they differ in length."""
+    """Text on the samples that represent all others, if they differ in length."""
     digests: Mapping[tuple[str | None, bool], str | None] = field(default_factory=dict)
-    """Of all that a footprint depends on, by the same; None: it can't be told."""
+    """Digests of everything that a footprint depends on, by the same key; None: unknown."""
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """What one device does in an optimizer step."""
+    """The work of one device in an optimizer step."""
 
     samples: int
-    """Of its share of the effective batch: they are on the device as a whole, and are split there."""
+    """Samples of its share of the effective batch. All are on the device at once, and are split there."""
     batches_ahead: int = 0
-    """Batches of as many samples that are there already (``loader.device_prefetch``)."""
+    """Batches of that size that are on the device already (``loader.device_prefetch``)."""
     world_size: int = 1
     workspaces: int = 0
-    """What libraries keep of the allocator's memory on this device."""
+    """Bytes of the allocator's memory that libraries keep on this device."""
     room_for_sums: int = 0
-    """Bytes of gradients, at most, that ranks which can do a step again sum at a time, beside DDP's buckets."""
+    """Most bytes of gradients that ranks which can repeat a step sum at a time, beside DDP's buckets."""
     is_sharded: bool = False
     """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
     gradients once more."""
     gathered: int = 0
     """Bytes of a sharded model that are whole at a time (see `fsdp_blocks.gathered_bytes`)."""
     average: int = 0
-    """Bytes of an average of the weights that a callback keeps beside them."""
+    """Bytes of an average of the weights that a callback keeps."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The peak of a run on one device."""
+    """The predicted peak of a run on one device."""
 
     moment: Moment
     parts: Mapping[str, int]
-    """Bytes by what needs them at that moment; parts of 0 bytes too."""
+    """Bytes by what needs them at that moment, entries of 0 bytes included."""
     slack: int = 0
-    """What the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
+    """Bytes that the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
     workspaces: int = 0
-    """What libraries allocate there for themselves (see `StepShape`)."""
+    """Bytes that libraries allocate there for themselves (see `StepShape`)."""
 
     @property
     def tensor_bytes(self) -> int:
-        """All tensors that live at the peak."""
+        """Bytes of all tensors that live at the peak."""
         return sum(self.parts.values())
 
     @property
     def reserved_bytes(self) -> int:
-        """What the CUDA allocator reserves for all of it where it may."""
+        """Bytes that the CUDA allocator reserves for all of it if nothing limits it."""
         return self.tensor_bytes + self.slack + self.workspaces
 
 
 def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, with_slack: bool = True) -> Prediction:
-    """The highest moment of a run: in the passes, in the optimizer, or while the feature table is filled.
+    """Returns the highest moment of a run: in the passes, in the optimizer, or while the feature table is filled.
 
-    Between measured micro-batches a line is drawn, which lies on or above the truth, since a peak is the highest of
-    lines; below the first its value is taken; beyond the last, the line goes on.
+    Between measured micro-batches the value is that of a line. It is never too low, since a peak is the highest of
+    several lines. Below the first point its value is taken; beyond the last, the line is extended.
 
     Args:
-        with_slack: False leaves out what the allocator reserves beyond the tensors, which takes a replay.
+        with_slack: False leaves out the bytes reserved beyond the tensors, which need a replay.
 
     Raises:
         ValueError: micro_batch is below 1, or beyond ``footprint.reach``.
@@ -223,11 +217,11 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
     a_pass = {**always, **gathered, "gradients": share(existing), "activations": max(0, activations)}
     temporaries = at(step.samples, attrgetter("sparse_temporaries")) + share(footprint.optimizer_temporaries)
     filling = {"parameters": always["parameters"], "feature table": footprint.feature_table}
-    if step.is_sharded and footprint.filling:  # by the whole model
+    if step.is_sharded and footprint.filling:  # which runs the whole model
         filling["gathered weights"] = footprint.parameters
     moments: list[tuple[Moment, dict[str, int]]] = [
         ("forward and backward", a_pass),
-        # The rows of the last micro-batch are added to those before by writing all of them anew.
+        # The rows of the last micro-batch are added to the earlier ones by writing all of them to new memory.
         ("forward and backward", {**always, "gradients": gradients + (sparse if is_split else 0)}),
         ("optimizer step", {**always, "gradients": gradients, "optimizer temporaries": temporaries}),
         ("filling the feature table", {**filling, "activations": footprint.filling}),
@@ -237,14 +231,14 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
 
 
 def _slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
-    """Bytes that the allocator reserves beyond the tensors, where it may reserve any."""
+    """Returns the bytes that the allocator reserves beyond the tensors if nothing limits it."""
     if footprint.recording is None:
         return 0
     replayed = _replayed(footprint, footprint.recording, micro_batch, step)
     unused = replayed.reserved - replayed.asked
-    if step.is_sharded:  # what is gathered lies in segments of other streams, which keep them
+    if step.is_sharded:  # gathered weights are in segments of other streams, which keep them
         unused += step.gathered
-    if step.batches_ahead:  # so does what is copied ahead
+    if step.batches_ahead:  # so are batches copied ahead
         sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
         unused += reserved_for(sizes, expandable=footprint.recording.expandable) - sum(sizes)
     return unused
@@ -253,15 +247,15 @@ def _slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
 def _replayed(
     footprint: Footprint, recording: Recording, micro_batch: int, step: StepShape, limit: int | None = None
 ) -> Replayed:
-    """With the inputs that come on the stream that computes: those that nobody copied ahead."""
+    """Returns a replay with the inputs that are copied on the computing stream, which are those not copied ahead."""
     inputs = [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
     return recording.replayed(micro_batch, step.samples, inputs, limit)
 
 
 def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:
-    """Whether a run can go on for long with so many bytes reserved.
+    """Returns whether a run can go on with at most ``limit_bytes`` reserved.
 
-    What is predicted to be reserved where any may be is enough, but need not be: cached segments go back to the driver.
+    Less than the unlimited reservation may be enough, since the allocator returns cached segments to the driver.
     """
     peak = predicted_peak(footprint, micro_batch, step)
     missing = peak.reserved_bytes - limit_bytes
@@ -274,7 +268,7 @@ def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_b
 
 
 def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
-    """The least that is enough, to half a percent."""
+    """Returns the fewest bytes that are enough, to half a percent."""
     peak = predicted_peak(footprint, micro_batch, step)
     low, high = peak.tensor_bytes + peak.workspaces - 1, peak.reserved_bytes
     while high - low > max(1, NEAR_FRAC * high):
@@ -284,10 +278,10 @@ def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int
 
 
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
-    """The largest micro-batch, at most ``step.samples``, for which all that must be reserved fits; 0 if none does."""
+    """Returns the largest micro-batch up to ``step.samples`` that fits ``budget_bytes``; 0 if none does."""
     reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
-    # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in
-    # two parts.
+    # Unsplit comes first: its gradients do not all exist at the peak of the activations, so it may need less than a
+    # step in two micro-batches.
     if fits_within(footprint, reach, step, budget_bytes):
         return reach
     low, high = 0, reach
@@ -295,7 +289,7 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
         middle = (low + high) // 2
         peak = predicted_peak(footprint, middle, step, with_slack=False)
         low, high = (middle, high) if peak.reserved_bytes <= budget_bytes else (low, middle)
-    # What is reserved goes up and down with the size: from the largest whose tensors fit, in growing steps down.
+    # Reserved bytes don't rise steadily with the size: search down in growing steps from where the tensors fit.
     number = 0
     while low > 0 and not fits_within(footprint, low, step, budget_bytes):
         low -= max(1, low * (1 + number // 10) // 100)
@@ -304,21 +298,21 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
 
 
 def whole_pass(point: Point) -> int:
-    """Bytes at the peak of a micro-batch that is the only one of its step."""
+    """Returns the bytes at the peak of a micro-batch that is the only one of its step."""
     return point.activations + point.gradients
 
 
 PEAKS: tuple[Callable[[Point], int], ...] = (whole_pass, attrgetter("activations_after"))
-"""Of a micro-batch alone, and after another one."""
+"""Peaks of a micro-batch alone, and after another one."""
 
 
 def slope(low: Point, high: Point, value: Callable[[Point], int]) -> float:
-    """Bytes a sample between two points."""
+    """Returns the bytes a sample between two points."""
     return (value(high) - value(low)) / (high.micro_batch - low.micro_batch)
 
 
 def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
-    """The value at a micro-batch, rounded up; the last line goes on beyond the last point."""
+    """Returns the value at a micro-batch, rounded up; the last line is extended beyond the last point."""
     if micro_batch <= points[0].micro_batch or len(points) == 1:
         return value(points[0])
     place = min(bisect_left(points, micro_batch, key=attrgetter("micro_batch")), len(points) - 1)
@@ -328,7 +322,7 @@ def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point],
 
 
 def is_straight(points: Sequence[Point]) -> bool:
-    """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
+    """Returns whether the last two slopes of both peaks agree, so that the line may be extended."""
     if len(points) < 3:
         return False
     for value in PEAKS:

@@ -1,4 +1,4 @@
-"""Runs an estimate in a forked copy of this process: what the model's code keeps, draws, prints or ends stays there."""
+"""Runs an estimate in a forked child process, so that side effects of the model's code stay there."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Found = Footprint | NoEstimate
 
 
 def in_fork(work: Callable[[], Found]) -> Found:
-    """What ``work`` finds, in a child process where one can be forked; blocks until it ends.
+    """Returns what ``work`` finds, in a child process if one can be forked. Blocks until it ends.
 
-    A child that ends in another way (``sys.exit``, a crash, the system's out-of-memory killer) is a `NoEstimate`. What
-    interrupts this process ends the child too, and goes on. Without a child random states are put back; caches of the
-    model's module keep what they were given.
+    A child that ends in another way (``sys.exit``, a crash, the system's out-of-memory killer) is a `NoEstimate`. An
+    interrupt of this process ends the child too, and is raised. Without a child, random states are restored, and caches
+    of the model's module keep their new contents.
     """
     if MAY_FORK and (found := _in_child(work)) is not None:
         return found
@@ -38,7 +38,7 @@ def in_fork(work: Callable[[], Found]) -> Found:
 
 
 def _in_child(work: Callable[[], Found]) -> Found | None:
-    """None: no process could be forked, or torch can't be used in it."""
+    """Runs ``work`` in a child. Returns None if none can be forked, or if torch does not work in it."""
     reading, writing = os.pipe()
     with open(reading, "rb") as answers, held_signals() as let_through:
         try:
@@ -64,16 +64,16 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
 
 
 def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:
-    """The child's whole life. Leaves without the handlers that this process was given for its end."""
+    """Runs the child to its end, without the exit handlers of this process."""
     code = 1
     try:
         end_by_signals()
         let_through()
-        gc.freeze()  # what was dropped before the fork is finalised by the other process alone
+        gc.freeze()  # garbage from before the fork is finalised by the parent alone
         with contextlib.suppress(OSError):  # no stderr
             os.dup2(2, 1)
         sys.stdout = sys.stderr
-        torch.set_num_threads(1)  # OpenMP's threads stayed behind, and it would wait for them
+        torch.set_num_threads(1)  # OpenMP would wait for its threads, which the child lacks
         answer = pickle.dumps(_found(work))
         with open(writing, "wb") as answers:
             answers.write(answer)
@@ -93,11 +93,11 @@ def _found(work: Callable[[], Found]) -> Found | None:
         return work()
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001  told to the other process, and gone with this one
+    except BaseException as error:  # noqa: BLE001  reported to the parent
         return NoEstimate(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])
 
 
 def _ended(code: int) -> NoEstimate:
-    """A negative code is a signal's number."""
+    """Returns the reason of a child without an answer. A negative code is a signal's number."""
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
     return NoEstimate(f"the rehearsal of a step ended with {how}")

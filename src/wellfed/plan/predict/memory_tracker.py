@@ -1,10 +1,10 @@
-"""Counts the bytes of all tensors that live, on real and on fake tensors alike.
+"""Counts the bytes of all live tensors, real or fake.
 
-While a dispatch mode is active, torch makes new tensors in places where it otherwise writes to one that it has just
-made and that nobody else holds: in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in
+While a dispatch mode is active, torch makes new tensors where it otherwise writes to a fresh one that nothing else
+holds. This happens in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in
 torch/csrc/autograd/FunctionsManual.cpp), and where the gradients of a tensor that is used twice are added
-(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp). Fake tensors, and all that counts tensors, are
-such modes: what they see is a tensor more than what a run takes. So the in-place operator is run here in its place.
+(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp). Fake tensors and this tracker are such modes, so
+they would count a tensor more than a run makes. Therefore the in-place operator runs here instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 SOLE_USES, SOLE_STORAGE_USES = 4, 2
-"""Of a tensor that C++ alone holds, seen by the innermost mode: its holder, the call, and the Python object beside."""
+"""Use counts of a tensor that only C++ holds, seen by the innermost mode: its holder, the call, the Python object."""
 _IN_PLACE = {
     aten.index_add.default: (aten.index_add_.default, SOLE_USES),
     aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, SOLE_USES),
@@ -33,10 +33,10 @@ _IN_PLACE = {
 
 
 class MemoryTracker(TorchDispatchMode):
-    """While entered, notes each storage that an operator returns, until it is freed.
+    """Counts each storage that an operator returns while the mode is entered, until it is freed.
 
-    Each storage is of a kind: that of ``making`` when it was made, or the one that `note` gave it. What kernels use
-    inside an operator (workspaces) is not seen.
+    A storage has the kind that ``making`` had when it was made, or that `note` gave it. Workspaces that kernels use
+    inside an operator are not counted.
     """
 
     def __init__(self, block_bytes: int = 1) -> None:
@@ -46,17 +46,16 @@ class MemoryTracker(TorchDispatchMode):
         self.live: dict[str, int] = {}
         """Bytes of each kind now."""
         self.peak: dict[str, int] = {}
-        """Bytes of each kind when their sum was highest, since the last `forget_peak`."""
+        """Bytes of each kind when their sum was highest since the last `forget_peak`."""
         self._block_bytes = block_bytes
         self._total = self._highest = 0
         self.events: list[tuple[int, int]] = []
-        """What operators made and what of it was let go, in order, since the list was last exchanged: a number for each
-        storage with its bytes, or 0 where it is freed. For `replay`."""
+        """(storage number, bytes) in order since the list was last replaced, for `replay`; 0 bytes means freed."""
         self._storages: dict[int, tuple[weakref.ref[Any], str, int, int]] = {}
         self._count = 0
 
     def note(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Count these from now on as of a kind, whether they were known or not."""
+        """Counts these from now on under a kind, whether they were known or not."""
         for tensor in tensors:
             for storage in _storages(tensor):
                 known = self._storages.get(storage._cdata)
@@ -64,12 +63,12 @@ class MemoryTracker(TorchDispatchMode):
                 self._enter(storage, kind, known[3] if known else 0)
 
     def number(self, tensor: Tensor) -> int:
-        """Of its storage among the ``events``; 0 = none."""
+        """Returns the number of its storage in ``events``; 0 = none."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
         return known[3] if known else 0
 
     def forget_peak(self) -> None:
-        """The highest sum begins anew, with what lives now."""
+        """Restarts the highest sum with what is live now."""
         self._highest, self.peak = self._total, dict(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,7 +92,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def _enter(self, storage: torch.UntypedStorage, kind: str, number: int) -> None:
         key, num_bytes = storage._cdata, self._rounded(storage)
-        counter = weakref.ref(self)  # what outlives the counting must not keep it alive
+        counter = weakref.ref(self)  # a tensor that outlives the tracker must not keep it alive
 
         def leave(_: Any) -> None:
             if (live := counter()) is not None:
@@ -132,7 +131,7 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def _in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """``func``, or the operator that writes to the first argument. For the innermost of all modes."""
+    """Returns ``func``, or the operator that writes to its first argument. Valid only in the innermost mode."""
     if func is aten.add.Tensor:
         return aten.add_.Tensor if _adds_gradients(args, kwargs) else func
     other, uses = _IN_PLACE.get(func, (func, 0))

@@ -1,6 +1,6 @@
-"""Counts every tensor's bytes in steps of training, on a copy of the model, with fake tensors or with real ones.
+"""Counts the bytes of every tensor in steps of training, on a copy of the model, with fake or real tensors.
 
-The forward and backward passes are those of `step.train_step.TrainStep`, on micro-batches of one size after the other.
+The forward and backward passes are those of `step.train_step.TrainStep`.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from wellfed.train.step.train_step import TrainStep
 
 CPU = torch.device("cpu")
 OPTIMIZER = 10**6
-"""From here on the optimizer's tensors are numbered."""
+"""First number of the optimizer's tensors."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """How a model is trained."""
+    """The training of a model that is rehearsed."""
 
     make_batch: Callable[[int], Batch]
-    """So many samples as the loader gives them; the longest, where they differ in length (see `estimate.repeated`)."""
+    """Makes a batch of that many samples, of the longest if they differ in length (see `estimate.repeated`)."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     prepare: Preparation = field(default_factory=lambda: Preparation(None, 0))
-    """Of a copy of the data set, since tensors that it keeps for later would be fake ones then."""
+    """Preparation by a copy of the data set, which may keep fake tensors for later."""
     precision: str = "32-true"
     checkpointed: bool = False
     features: Features | None = None
-    """Those that the data offer; the model is asked for its own."""
+    """Features of the data; a model's own come from the model."""
     feature_mode: FeatureModeName | None = None
-    """Looked at only where there are features; None is ``dynamic`` then."""
+    """Used only with features; None is ``dynamic`` then."""
     compile_mode: str = "none"
     shaped_by: tuple[object, ...] = ()
-    """What decides, beside the model, what a pass makes: the data set, for one. A cached footprint belongs to it."""
+    """Objects beside the model that shape a pass, such as the data set. A cached footprint depends on them."""
     expandable_segments: bool = False
-    """Of the CUDA allocator."""
+    """Setting of the CUDA allocator."""
 
 
 _STORE = 1
-"""Number of what rows are cut from, among the events of filling: the only one."""
+"""Number of the tensor that rows are cut from, the only one among the events of filling."""
 _Pass = tuple[dict[str, int], Events]
-"""Forward and backward of a micro-batch: bytes by kind at the peak, and all that was made and let go."""
+"""Forward and backward of a micro-batch: bytes by kind at the peak, and all allocations and frees."""
 
 
 class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """``coalesce`` leaves all rows there are, at most as many as the tensor could have.
+    """Makes ``coalesce`` keep all rows, up to the number that the tensor could have.
 
-    A rehearsal repeats a few samples, whose rows would melt into those few. The values are no sums then.
+    A rehearsal repeats a few samples, whose equal rows would be merged. The values are wrong then, the sizes right.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,7 +83,7 @@ class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Counted(Ranks):
-    """Counts each micro-batch by itself."""
+    """Counts each micro-batch separately."""
 
     def __init__(self, live: MemoryTracker, take: Callable[[_Pass], None]) -> None:
         self._live, self._take = live, take
@@ -101,14 +101,14 @@ class _Counted(Ranks):
 
 
 class Rehearsal:
-    """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
+    """A model with gradients and optimizer state, whose passes are measured for one micro-batch size after another."""
 
     def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
-        """``fake``: entered already; None runs for real."""
+        """``fake`` is entered already; None runs on real tensors."""
         self._task, self._live = task, MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
-        """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
+        """Smallest micro-batch that can run: BatchNorm has no statistics of a single sample."""
         with nullcontext() if fake is None else FakeCopyMode(fake):
             self._model = copy.deepcopy(model, _converted(model, self._precision.dtype))
         if task.checkpointed:
@@ -116,7 +116,7 @@ class Rehearsal:
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
         self._filling_events: Events = ()
         self._recorded: tuple[dict[int, Events], ...] = ({}, {}, {})
-        """By micro-batch: the first pass, a later one, the optimizer's step."""
+        """Events by micro-batch: of the first pass, of a later one, of the optimizer's step."""
         self._feature_table = self._filling = 0
         self._inputs: tuple[int, ...] = ()
         self._source = self._features()
@@ -141,7 +141,7 @@ class Rehearsal:
         self._temporaries, self._step_events = self._optimizer_step()
 
     def point(self, micro_batch: int) -> Point:
-        """The passes of a micro-batch, alone and after another of its size."""
+        """Measures the passes of a micro-batch, alone and after another of its size."""
         (alone, first), (after, later) = self._peaks(micro_batch)
         sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
         if sparse:
@@ -162,26 +162,23 @@ class Rehearsal:
 
     @property
     def resident_bytes(self) -> int:
-        """Parameters, gradients, optimizer state: what is there beside a pass."""
+        """Bytes that exist beside a pass: parameters, gradients, optimizer state."""
         return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all that is trained."""
+        """Bytes of all gradients."""
         return self._live.live.get("gradients", 0)
 
     def _sparse_gradients(self) -> int:
         grads = [each.grad for each in self._model.parameters() if each.grad is not None and each.grad.is_sparse]
         return sum(_num_bytes(part) for grad in grads for part in (grad._indices(), grad._values()))
 
-    def footprint(self, points: Sequence[Point], basis: Basis, notes: Sequence[str]) -> Footprint:
-        """All that was found."""
+    def footprint(self, points: Sequence[Point], basis: Basis) -> Footprint:
+        """Returns the footprint with these points."""
         live = self._live.live
         alone, after, step = map(Trace.through, self._recorded)
         return Footprint(
-            precision=self._task.precision,
-            checkpointed=self._task.checkpointed,
-            feature_mode=None if self._source is None else self._task.feature_mode or "dynamic",
             basis=basis,
             parameters=live["parameters"],
             gradients=self.gradient_bytes - self._sparse_gradients(),
@@ -200,10 +197,9 @@ class Rehearsal:
                 step,
                 self._task.expandable_segments,
             ),
-            notes=tuple(notes),
         )
 
-    # -- what stays -----------------------------------------------------------------------------------------------
+    # -- what exists between passes -------------------------------------------------------------------------------
 
     def _features(self) -> FeatureSource | None:
         offered = getattr(self._model, "features", None)
@@ -213,10 +209,10 @@ class Rehearsal:
             return None
         if mode == "dynamic":
             return Computed(features)
-        features = replace(features, trainable=False)  # as long as they are held, if a later stage trains them
+        features = replace(features, trainable=False)  # while they are held; a later stage may train them
         if features.store is not None:
             return self._store(features, mode)
-        # Two chunks show what filling takes: all other rows are the same again.
+        # Two chunks show what filling takes: all other chunks repeat them.
         num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
         self._model.eval()
         self._live.events = []
@@ -235,11 +231,11 @@ class Rehearsal:
         return DeviceTable(table)
 
     def _store(self, features: Features, mode: FeatureModeName) -> FeatureSource:
-        """What rows are cut from, of its size alone; on the device in ``cache`` only."""
+        """Returns a store of zeros that rows are cut from; it is on the device in ``cache`` only."""
         assert features.store is not None
         if mode != "cache":
             return Computed(features)
-        with unset_fake_temporarily():  # the data may be prepared by this very question
+        with unset_fake_temporarily():  # the call may prepare the data
             known = features.store()
         table = torch.zeros(known.shape, dtype=known.dtype)
         self._live.note([table], "feature table")  # or a view of it would count as an activation
@@ -266,7 +262,7 @@ class Rehearsal:
         return optimizer
 
     def _optimizer_step(self) -> tuple[int, Events]:
-        """Bytes that it makes and drops, and what it does."""
+        """Runs the optimizer; returns the bytes of its temporaries, and its events."""
         live = self._live
         live.making, live.events = "optimizer temporaries", []
         live.forget_peak()
@@ -276,7 +272,7 @@ class Rehearsal:
         events = live.events
         live.note(_state_tensors(self._optimizer.state), "optimizer state")
         for group in self._optimizer.param_groups:
-            # Counts of steps and the like: torch's optimizers keep them in host memory unless a kernel reads them.
+            # Step counts: torch's optimizers keep them in host memory unless a kernel reads them.
             if not (group.get("capturable") or group.get("fused")):
                 for each in _state_tensors(self._optimizer.state, group["params"]):
                     if each.dim() == 0:
@@ -288,16 +284,16 @@ class Rehearsal:
     # -- passes ---------------------------------------------------------------------------------------------------
 
     def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
-        """The first and the second micro-batch of a step."""
+        """Runs the first and the second micro-batch of a step."""
         live = self._live
-        # Storages of their own size and type, as the copies on the device have them.
+        # Storages with the size and type of the copies on the device.
         batch = batches.map_tensors(
             self._task.make_batch(micro_batch), lambda each: each.to(self._precision.dtype_of(each), copy=True)
         )
         inputs = list(batches.tensors(batch))
         live.note(inputs, "inputs")
         a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
-        # What does not grow with the batch weighs least in the largest.
+        # Inputs that do not grow with the batch distort a large micro-batch least.
         self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
         live.making = "activations"
         self._passes.clear()
@@ -308,7 +304,7 @@ class Rehearsal:
 
 
 def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
-    """What stands for the model's tensors in a copy of another type; ``to`` can't exchange fake parameters."""
+    """Returns tensors of another type for a copy, by the original's id; ``to`` can't exchange fake parameters."""
     if dtype is None:
         return {}
     made: dict[int, Tensor] = {}
@@ -320,7 +316,7 @@ def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]
 
 
 def _as_moved(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers in the order in which ``module.to`` copies them; shared ones more than once."""
+    """Yields parameters and buffers in the order in which ``module.to`` copies them; shared ones more than once."""
     for child in module.children():
         yield from _as_moved(child)
     for each in (*module._parameters.values(), *module._buffers.values()):
@@ -333,6 +329,6 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _state_tensors(state: Mapping[Any, Any], keys: Iterable[Any] | None = None) -> list[Tensor]:
-    """Of some weights, or all."""
+    """Returns the optimizer's tensors for these weights, or for all."""
     found = (state.get(key, {}) for key in (state if keys is None else keys))
     return [each for values in found for each in values.values() if isinstance(each, Tensor)]

@@ -10,29 +10,30 @@ from typing import Any
 from wellfed.plan.predict.caching_allocator import CachingAllocator, OutOfMemory
 
 Events = Sequence[tuple[int, int]]
-"""A number for each tensor with its bytes where it is made, with 0 where it is let go; in order."""
+"""(tensor id, bytes) events in order; 0 bytes means freed."""
 STEPS = 3
-"""The first makes the optimizer's state among all else, so the second finds other holes; the third is as the second."""
+"""Steps that are replayed. The first makes the optimizer's state, so the second finds other gaps; the third repeats
+the second."""
 PARTS = 3
-"""Micro-batches of a split step that are replayed: those after them find what the ones before have left."""
+"""Micro-batches of a split step that are replayed; later ones repeat the last."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Events whose bytes grow in a line with the samples, from two recordings of them."""
+    """Events whose bytes grow linearly with the samples, from two recordings."""
 
     low: int
     high: int
-    """Samples of each."""
+    """Samples of each recording."""
     numbers: tuple[int, ...] = ()
     at_low: tuple[int, ...] = ()
     at_high: tuple[int, ...] = ()
 
     @classmethod
     def through(cls, recorded: Mapping[int, Events]) -> Trace:
-        """The line from the fewest samples that have the events of the most; a single sample may take other ways.
+        """Returns the line from the fewest samples with the same events as the most; few samples may differ.
 
-        Where no others have them, those of the most stand for all.
+        If no other recording has these events, the largest one represents all sizes.
         """
         high = max(recorded)
         events = [(number, size > 0) for number, size in recorded[high]]
@@ -42,7 +43,7 @@ class Trace:
         return cls(low, high, tuple(number for number, _ in events), at_low, at_high)
 
     def at(self, samples: int) -> list[tuple[int, int]]:
-        """The events of so many samples."""
+        """Returns the events for that many samples."""
         if self.low == self.high or self.at_low == self.at_high:
             return list(zip(self.numbers, self.at_high, strict=True))
         share = (samples - self.low) / (self.high - self.low)
@@ -54,20 +55,20 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run allocates and frees beside its inputs, for any micro-batch."""
+    """Allocations and frees of a run beside its inputs, for any micro-batch."""
 
     resident: tuple[int, ...]
-    """Bytes of what is there before all: parameters and buffers, in order."""
+    """Bytes of parameters and buffers, in the order of their allocation."""
     filling: tuple[tuple[int, int], ...]
-    """Of the feature table, which stays."""
+    """Events while the feature table is filled."""
     alone: Trace
-    """The pass of a micro-batch that is the first of its step."""
+    """Events of the first micro-batch of a step."""
     after: Trace
-    """Of a later one."""
+    """Events of a later micro-batch."""
     first_step: tuple[tuple[int, int], ...]
-    """The optimizer's first, whose state stays."""
+    """Events of the optimizer's first step, which makes its state."""
     step: Trace
-    """Its other ones, by the samples of a step."""
+    """Events of its other steps, by the samples of a step."""
     expandable: bool = False
 
     @cached_property
@@ -77,11 +78,11 @@ class Recording:
     def replayed(
         self, micro_batch: int, samples: int, inputs: Sequence[int] = (), limit: int | None = None
     ) -> Replayed:
-        """A few steps.
+        """Replays a few steps.
 
         Args:
-            inputs: bytes of a step's, where they come on the stream that computes.
-            limit: bytes that may be reserved.
+            inputs: bytes of a step's inputs that are copied on the computing stream.
+            limit: bytes that may be reserved; None = any.
         """
         question = (micro_batch, samples, *inputs, limit)
         if question not in self._known:
@@ -94,13 +95,13 @@ class Recording:
         return self._known[question]
 
     def _settles(self, allocator: CachingAllocator, micro_batch: int, samples: int, inputs: Sequence[int]) -> bool:
-        """Whether the last of some steps needs nothing back from the cache."""
+        """Replays some steps; returns whether the last one returns no cached segment to the driver."""
         held: dict[int, int] = {}
-        """Addresses of what lives until it is let go, or at most until the next step."""
+        """Addresses of tensors that live until they are freed, or at most until the next step."""
 
         def play(events: Events) -> None:
             for number, num_bytes in events:
-                if number in held:  # let go; or made again by a part that is played once more
+                if number in held:  # freed; or made again by a part that is replayed once more
                     allocator.free(held.pop(number))
                 if num_bytes:
                     held[number] = allocator.allocate(num_bytes)
@@ -108,7 +109,7 @@ class Recording:
         for size in filter(None, self.resident):
             allocator.allocate(size)
         play(self.filling)
-        held.clear()  # what is left of it stays
+        held.clear()  # the table stays
         batch: list[int] = []
         before = 0
         for number in range(STEPS):
@@ -116,14 +117,14 @@ class Recording:
             for address in batch:
                 allocator.free(address)
             batch = [allocator.allocate(size) for size in filter(None, inputs)]
-            for address in held.values():  # gradients of the last step, which were there until now
+            for address in held.values():  # gradients of the last step
                 allocator.free(address)
             held.clear()
             play(self.alone.at(micro_batch))
             if micro_batch < samples:
                 for _ in range(PARTS - 1):
                     play(self.after.at(micro_batch))
-            if number == 0:  # recorded with the fewest samples: its temporaries for these come by the other one
+            if number == 0:  # recorded with the fewest samples: temporaries of this size are in ``step``
                 play(self.first_step)
                 for made, _ in self.first_step:
                     held.pop(made, None)
@@ -132,7 +133,7 @@ class Recording:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recording:
-        """The recording that ``asdict`` described.
+        """Returns the recording that ``asdict`` described.
 
         Raises:
             TypeError, KeyError: it describes none.
@@ -149,17 +150,16 @@ class Recording:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Bytes at the highest moment of each kind."""
+    """Bytes at the highest moment, requested and reserved."""
 
     asked: int
     reserved: int
     settles: bool
-    """Whether it fits, and the last step needs nothing back from the cache: at a limit cached segments go back to the
-    driver, which is waited for."""
+    """Whether it fits, and the last step returns no cached segment to the driver, for which a step waits."""
 
 
 def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:
-    """Tensors numbered by the order in which they are made; what was made before all parts is left out."""
+    """Returns the events with tensors numbered in order of their creation, without tensors made before all parts."""
     known: dict[int, int] = {}
     result = []
     for events in parts:
@@ -174,10 +174,10 @@ def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:
 
 
 def without(events: Iterable[tuple[int, int]], number: int) -> list[tuple[int, int]]:
-    """All but those of one tensor."""
+    """Returns all events but those of one tensor."""
     return [event for event in events if event[0] != number]
 
 
 def resized(events: Iterable[tuple[int, int]], number: int, num_bytes: int) -> list[tuple[int, int]]:
-    """One tensor is made with other bytes."""
+    """Returns the events with other bytes for one tensor."""
     return [(each, num_bytes if each == number and size else size) for each, size in events]

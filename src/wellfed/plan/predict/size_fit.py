@@ -1,4 +1,7 @@
-"""Runs real steps of growing size to find the micro-batch a device can take; `size_search` decides which sizes."""
+"""Measures real optimizer steps of several batch sizes: their peak memory and their rate.
+
+`Prober` is the one driver. `find_micro_batch`, ``wellfed fit`` and the steps before training all measure with it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,39 +24,39 @@ from wellfed.plan.predict.estimate import BLOCK_BYTES
 from wellfed.plan.predict.memory_tracker import MemoryTracker
 from wellfed.plan.predict.size_search import Fit, Peak, Probe
 from wellfed.train.memory import oom
-from wellfed.units import GIB, gib, show_bytes
 
-WARMUP_STEPS = 3
-"""The first allocates optimizer state and lets kernels be chosen; the peak counts from the second on."""
+WARMUP_STEPS = 1
+"""Steps before anything is measured: the first allocates optimizer state and lets libraries choose kernels."""
 NO_LIMIT = 2**30
-ROUND_STEPS = 5
-"""Steps between two waits for the device: a wait after each would leave it idle while the next is prepared."""
+ROUND_STEPS, SLOW_ROUND_STEPS = 5, 2
+"""Steps between two waits for the device, which idles after each wait. Slow steps need fewer of them."""
 MAX_ROUNDS, TIMED_S, WATCHED_S = 40, 0.5, 2.0
-"""How long a probe goes on: longer where utilisation is read, which drivers average over up to a second
-(nvmlDeviceGetUtilizationRates)."""
+"""Length of a timing in rounds and seconds. It is longer where utilisation is read, since drivers average over up to
+a second (nvmlDeviceGetUtilizationRates)."""
+Figure = TypeVar("Figure")
 
 
 class Meter(ABC):
-    """Reads the peak memory of steps on one kind of device; here what holds where nothing runs behind our back."""
+    """Reads the peak memory of steps on one kind of device. The defaults fit a device without a queue of its own."""
 
     @abstractmethod
     def peak(self, step: Callable[[], Any]) -> Peak:
-        """The peak of one call; the device is otherwise idle."""
+        """Returns the peak of one call of ``step``. Nothing else may run on the device meanwhile."""
 
     def wait(self) -> None:  # noqa: B027
-        """Returns when all that was asked of the device is done."""
+        """Blocks until the device has finished its queue."""
 
     def free(self) -> None:
-        """Give back what nothing holds any more."""
+        """Frees memory that no object refers to any more."""
         gc.collect()
 
     def room(self) -> int | None:
-        """Bytes that this process could have of the device in all; None where nothing tells."""
+        """Returns the bytes of the device that this process can have in all; None if unknown."""
         return None
 
 
 def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int | None:
-    """Runs a step; what was read where its optimizer began, None where there is none."""
+    """Runs a step. Returns what ``read`` gave when its optimizer began; None if the step has no optimizer."""
     found: list[int] = []
     hook = register_optimizer_step_pre_hook(lambda *_: found.append(read()))
     try:
@@ -64,20 +67,20 @@ def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int |
 
 
 class CudaMeter(Meter):
-    """torch's caching allocator. Forward and backward end where an optimizer's step begins."""
+    """Reads the counters of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def peak(self, step: Callable[[], Any]) -> Peak:
-        """By the allocator's own counters."""
+        """Returns the peak of a step; its passes end where an optimizer begins."""
         torch.cuda.synchronize(self._device)
         rest = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = _before_optimizer(step, lambda: torch.cuda.max_memory_allocated(self._device))
         torch.cuda.synchronize(self._device)
         total = torch.cuda.max_memory_allocated(self._device)
-        # Blocks that the allocator keeps and can't use for what is asked count as needed.
+        # Blocks that the allocator keeps and can't use for the requests count as needed.
         waste = max(0, torch.cuda.max_memory_reserved(self._device) - total)
         return Peak(rest, (total if before is None else before) + waste, total + waste)
 
@@ -86,24 +89,24 @@ class CudaMeter(Meter):
         torch.cuda.synchronize(self._device)
 
     def free(self) -> None:
-        """Cached segments go back to the driver, so that the next probe's count from zero."""
+        """Returns cached segments to the driver too, so that the next probe counts from zero."""
         super().free()
         torch.cuda.empty_cache()
 
     def room(self) -> int | None:
-        """What the allocator holds, and what is free: CUDA's context is there by now and counts in neither."""
+        """Returns the reserved and the free bytes. CUDA's context exists by now and is in neither."""
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
 
 
 class TensorMeter(Meter):
-    """Bytes of all live tensors, on any device: on a CPU, what a card's allocator would be asked for."""
+    """Counts the bytes of all live tensors. On a CPU this is what a card's allocator would be asked for."""
 
     def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
-        """``resident``: what is there between steps: parameters, buffers, optimizer state, tables, the batch."""
+        """``resident`` gives the tensors that exist between steps: weights, optimizer state, tables, the batch."""
         self._resident = resident
 
     def peak(self, step: Callable[[], Any]) -> Peak:
-        """By watching every operator, which makes this one call slow."""
+        """Returns the peak of a step, which is slow this once: every operator is watched."""
         live = MemoryTracker(BLOCK_BYTES)
         live.note(self._resident(), "resident")
         rest = sum(live.live.values())
@@ -111,6 +114,79 @@ class TensorMeter(Meter):
             before = _before_optimizer(step, lambda: sum(live.peak.values()))
         total = sum(live.peak.values())
         return Peak(rest, total if before is None else before, total)
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Runs optimizer steps of one batch size after the other. Running out of memory is a result, other errors raise."""
+
+    step: Callable[[Any], Any]
+    """One whole optimizer step on a batch. It changes the model."""
+    make_batch: Callable[[int], Any]
+    """Makes a batch of that many samples on the device."""
+    meter: Meter
+    utilisation: Callable[[], float | None] | None = None
+    """Reads the GPU's utilisation now, in percent."""
+    clock: Callable[[], float] = time.perf_counter
+
+    def __call__(self, size: int) -> Probe:
+        """Measures the peak memory, the rate and the utilisation of steps of ``size`` samples."""
+
+        def measure(batch: Any) -> Probe:
+            peak = self.meter.peak(lambda: self.step(batch))
+            step_s, util_pct = self._timed(batch)
+            return Probe(size, peak, size / step_s, util_pct)
+
+        return self._measured(size, measure) or Probe(size, None)
+
+    def peak(self, size: int) -> Peak | None:
+        """Measures the peak memory of a step; None if it ran out of memory."""
+        return self._measured(size, lambda batch: self.meter.peak(lambda: self.step(batch)))
+
+    def rate(self, size: int) -> float | None:
+        """Measures samples/s; None if memory ran out."""
+        return self._measured(size, lambda batch: size / self._timed(batch)[0])
+
+    def _measured(self, size: int, measure: Callable[[Any], Figure]) -> Figure | None:
+        found: Figure | None = None
+        try:
+            found = self._after_warmup(size, measure)
+        except Exception as error:
+            if oom.classify(error) is None:
+                raise
+        self.meter.free()  # no frame holds the batch any more
+        return found
+
+    def _after_warmup(self, size: int, measure: Callable[[Any], Figure]) -> Figure:
+        batch = self.make_batch(size)
+        for _ in range(WARMUP_STEPS):
+            self.step(batch)
+        return measure(batch)
+
+    def _timed(self, batch: Any) -> tuple[float, float | None]:
+        """Returns the median seconds a step, and the mean utilisation in percent if it is read."""
+        self.meter.wait()
+        began = now = self.clock()
+        lasts_s = TIMED_S if self.utilisation is None else WATCHED_S
+        seconds: list[float] = []
+        utils: list[float] = []
+        while not seconds or (now - began < lasts_s and len(seconds) < MAX_ROUNDS):
+            num_steps = self._round(batch, lasts_s)
+            if self.utilisation is not None and (percent := self.utilisation()) is not None:  # the device is busy
+                utils.append(percent)
+            self.meter.wait()
+            before, now = now, self.clock()
+            seconds.append((now - before) / num_steps)
+        return statistics.median(seconds), statistics.mean(utils) if utils else None
+
+    def _round(self, batch: Any, lasts_s: float) -> int:
+        """Runs steps without a wait, fewer of them if they alone last longer than a timing; returns their number."""
+        until_s = time.perf_counter() + lasts_s
+        for number in range(1, ROUND_STEPS + 1):
+            self.step(batch)
+            if number >= SLOW_ROUND_STEPS and time.perf_counter() > until_s:
+                return number
+        return ROUND_STEPS
 
 
 def find_micro_batch(
@@ -126,19 +202,19 @@ def find_micro_batch(
     on_probe: Callable[[Probe], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Fit:
-    """The micro-batch to train with on this device, by running it; at most 6 sizes are tried.
+    """Finds the micro-batch to train with on this device by running steps of at most 6 sizes.
 
     Args:
         step: one whole optimizer step on a batch: forward, backward and the optimizer's. It changes the model.
-        sample: a batch of one sample or more, whose tensors share their first dimension, on the device; its samples
-            are taken again and again. Or a function that makes a batch of so many; the longest, where lengths differ.
-        budget_gib: what a step may need, per device; 0.95 of it is used.
+        sample: a batch of one sample or more on the device, whose tensors share their first dimension. Its samples
+            are used again and again. Or a function that makes a batch of a given size, of the longest samples.
+        budget_gib: memory that a step may need on the device; 0.95 of it is used.
         max_size: samples of an optimizer step on this device.
-        min_size: the fewest that the model can be run with; 2 for BatchNorm, which has no statistics of one.
-        target_util_pct: stop at the first size with this mean GPU utilisation; ignored without ``utilisation``.
-        utilisation: the GPU's utilisation now, percent; None where it can't be read.
-        meter: None = the CUDA device that torch uses, or all tensors where there is none.
-        on_probe: told of each size when it has run.
+        min_size: the fewest samples that the model can run with; 2 for BatchNorm, which has no statistics of one.
+        target_util_pct: stops at the first size with this mean GPU utilisation. Ignored without ``utilisation``.
+        utilisation: reads the GPU's utilisation now, percent; None if it can't be read.
+        meter: None = the CUDA device that torch uses, or all tensors if there is none.
+        on_probe: called with each size when it has run.
 
     Raises:
         ValueError: a budget or a size that is not above 0, or a target that is not a percentage.
@@ -151,23 +227,10 @@ def find_micro_batch(
     if meter is None:
         has_cuda = torch.cuda.is_available()
         meter = CudaMeter(torch.device("cuda", torch.cuda.current_device())) if has_cuda else TensorMeter(_all_tensors)
-
-    def run(size: int) -> Probe:
-        batch = make(size)
-        for _ in range(WARMUP_STEPS - 1):
-            step(batch)
-        peak = meter.peak(lambda: step(batch))
-        step_s, util_pct = _timed(lambda: step(batch), meter, utilisation, clock)
-        return Probe(size, peak, size / step_s, util_pct)
+    prober = Prober(step, make, meter, utilisation, clock)
 
     def probe(size: int) -> Probe:
-        try:
-            done = run(size)
-        except Exception as error:
-            if oom.classify(error) is None:
-                raise
-            done = Probe(size, None)
-        meter.free()  # the batch is gone by now
+        done = prober(size)
         if on_probe is not None:
             on_probe(done)
         return done
@@ -183,7 +246,7 @@ def find_micro_batch(
 
 
 def _taken(batch: Batch, size: int) -> Batch:
-    """So many samples of a batch, which may have fewer: then the first come again."""
+    """Returns ``size`` samples of a batch; if it has fewer, the first repeat."""
     tensors = tree_leaves(batch)
     if not tensors or not all(isinstance(each, Tensor) and each.ndim for each in tensors):
         raise TypeError(
@@ -193,38 +256,5 @@ def _taken(batch: Batch, size: int) -> Batch:
 
 
 def _all_tensors() -> Iterator[Tensor]:
-    """What any Python object holds; the only way to know what is resident where nobody tells."""
+    """Yields the tensors that any Python object holds: the only source if the caller names none."""
     return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
-
-
-def row(probe: Probe) -> tuple[str, str, str, str]:
-    """Size, samples/s, peak, mean utilisation, for show; empty where there is no figure."""
-    peak = "out of memory"
-    if probe.peak is not None:
-        num_bytes = probe.peak.total
-        peak = f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
-    rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
-    return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
-
-
-def _timed(
-    step: Callable[[], Any],
-    meter: Meter,
-    utilisation: Callable[[], float | None] | None,
-    clock: Callable[[], float],
-) -> tuple[float, float | None]:
-    """Seconds a step, and mean utilisation in percent where it is read."""
-    meter.wait()
-    began = now = clock()
-    lasts_s = TIMED_S if utilisation is None else WATCHED_S
-    seconds: list[float] = []
-    utils: list[float] = []
-    while not seconds or (now - began < lasts_s and len(seconds) < MAX_ROUNDS):
-        for _ in range(ROUND_STEPS):
-            step()
-        if utilisation is not None and (percent := utilisation()) is not None:  # while the device has work
-            utils.append(percent)
-        meter.wait()
-        before, now = now, clock()
-        seconds.append((now - before) / ROUND_STEPS)
-    return statistics.median(seconds), statistics.mean(utils) if utils else None

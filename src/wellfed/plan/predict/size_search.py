@@ -1,8 +1,8 @@
-"""Finds the largest micro-batch that fits in six probes at most; pure, so that it is tested on cards that nobody has.
+"""Finds the largest micro-batch that fits in at most six probes. Pure, so tests run it on cards of any size.
 
-What a forward and backward pass hold is a line over the batch size, what the optimizer step holds is flat, and their
-maximum is what a card must offer. A probe tells the two apart, so the line shows from the first sizes on, where a fit
-through the maximum would be misled by its flat part (peers fit that, and choose 76 where 55 fit).
+The memory of forward and backward is a line over the batch size. The memory of the optimizer step is flat. A card must
+hold the larger of the two. A probe reports both, so the first sizes already show the line. A fit through the maximum
+alone is misled by its flat part (other tools do that, and choose 76 where 55 fit).
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from wellfed.units import show_gib
 LIMIT_FRAC = 0.95
 """Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
 GOOD_FRAC = 0.95
-"""A size of this share of the largest that may fit is good enough; below `EXACT_BELOW` it is the largest itself."""
+"""Share of the largest size that may fit which is good enough."""
 EXACT_BELOW = 20
+"""Size below which the largest itself is searched."""
 AIM_FRAC = 0.975
-"""Where many fit, a size a little below the estimate is tried: as good, and it fits at the first try."""
+"""Share of a large estimate that is tried: nearly as good, and it fits at the first try."""
 MAX_PROBES = 6
 PLATEAU_GAIN = 0.05
-"""A size with less gain in samples/s than this over one at most `PLATEAU_GROWTH` of its size is on the plateau."""
+"""Relative gain in samples/s below which a size is on the plateau of one `PLATEAU_GROWTH` times smaller."""
 PLATEAU_GROWTH = 1.5
 SLOPES_AGREE = 0.05
 GRANULE_BYTES = 2 * 2**20
-"""What peaks are rounded to: the CUDA caching allocator asks for small blocks in segments of 2 MiB."""
+"""Bytes that peaks are rounded to: the CUDA caching allocator requests segments of 2 MiB for small blocks."""
 FAR_FRAC = 0.9
-"""Of the largest size: a slope is taken from there at most, as rounding hides a shorter one."""
+"""Largest share of the largest size from which a slope is taken: rounding hides shorter ones."""
 LEAP = 64
-"""Largest growth from one probe to the next where the peaks so far show no slope at all."""
+"""Largest growth from one probe to the next if the peaks so far show no slope."""
 
 StoppedBy = Literal["budget", "plateau", "target", "batch", "probes", "nothing fits"]
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Device memory of a step at its worst, bytes."""
+    """Bytes of device memory at the worst moment of a step."""
 
     rest: int
     """Before the step: parameters, optimizer state, tables."""
     step: int
     """During forward and backward."""
     total: int
-    """The larger of this and what the optimizer's part needs."""
+    """The larger of ``step`` and the optimizer's peak."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What one size showed; without a peak it ran out of memory."""
+    """Measurements of one size; without a peak it ran out of memory."""
 
     size: int
     peak: Peak | None
@@ -61,7 +62,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Fit:
-    """The size to take and why no larger one."""
+    """The size to take, and why not a larger one."""
 
     size: int | None
     """None: not even one sample fits."""
@@ -73,7 +74,7 @@ class Fit:
 
 @dataclass
 class _Probed:
-    """What the probes so far say of the sizes."""
+    """Conclusions from the probes so far."""
 
     max_size: int
     limit_bytes: float
@@ -88,15 +89,15 @@ class _Probed:
 
     @property
     def lowest_failure(self) -> int:
-        """The smallest size that is known not to fit; one more than asked where none is."""
+        """The smallest size that is known not to fit; without one, ``max_size + 1``."""
         return min((probe.size for probe in self.probes if not self.fits(probe)), default=self.max_size + 1)
 
     def points(self) -> list[tuple[int, float]]:
-        """``(size, bytes of forward and backward)`` by size, what the allocator wastes included."""
+        """Returns ``(size, bytes of forward and backward)`` by size, with what the allocator wastes."""
         return sorted((probe.size, float(probe.peak.step)) for probe in self.probes if probe.peak is not None)
 
     def slope(self) -> tuple[float, float, int]:
-        """Bytes at the largest size that fits; how much they change, over how many sizes, to the nearest other."""
+        """Returns the bytes at the largest size that fits, and their change and the distance to the nearest other."""
         largest, points = self.fitting[-1], self.points()
         here = next(at for size, at in points if size == largest.size)
         above = [point for point in points if point[0] > largest.size]
@@ -105,9 +106,9 @@ class _Probed:
         return here, abs(there - here), abs(size - largest.size)
 
     def estimate(self) -> int:
-        """The largest size by the line through the two points that enclose the limit, or come closest to it.
+        """Returns the largest size by the line through the two points that enclose the limit, or are closest to it.
 
-        At most `LEAP` times a size that fits where the peaks show no slope.
+        If the peaks show no slope, it is at most `LEAP` times a size that fits.
         """
         largest = self.fitting[-1]
         if len(self.points()) == 1:
@@ -117,7 +118,7 @@ class _Probed:
         return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
 
     def most(self) -> float:
-        """The largest size that fits if rounding made both the peak and the slope a granule larger than they are."""
+        """Returns the largest size that fits if rounding made both the peak and the slope a granule too large."""
         here, rise, interval = self.slope() if len(self.points()) > 1 else (0.0, 0.0, 1)
         if rise <= GRANULE_BYTES:
             return math.inf
@@ -125,13 +126,13 @@ class _Probed:
         return self.fitting[-1].size + int(room * interval / (rise - GRANULE_BYTES))
 
     def safe(self) -> int:
-        """A size that fits if the line begins at or above what lay in memory before the step."""
+        """Returns a size that fits if the line begins at or above the memory in use before the step."""
         size, peak = self.fitting[-1].size, self.fitting[-1].peak
         assert peak is not None
         return int(size * (self.limit_bytes - peak.rest) / max(1.0, peak.step - peak.rest))
 
     def is_line(self) -> bool:
-        """Two successive slopes agree, and rounding hides little of the second."""
+        """Returns whether two successive slopes agree, and rounding hides little of the second."""
         points = self.points()
         while len(points) > 3 and points[-2][0] > FAR_FRAC * points[-1][0]:
             del points[-2]
@@ -152,14 +153,14 @@ def search(
     target_util_pct: float | None = None,
     plateau_gain: float = PLATEAU_GAIN,
 ) -> Fit:
-    """Probes sizes from 1 upwards until the budget, the plateau, the target or ``max_size`` holds it.
+    """Probes sizes from 1 upwards until the budget, the plateau, the target or ``max_size`` stops it.
 
     Args:
-        probe: runs steps of one size; out of memory is a probe without a peak, everything else it may raise.
+        probe: runs steps of one size. A probe without a peak ran out of memory; other errors are raised.
         max_size: samples of a step on one device; more would change what is learned.
-        min_size: the fewest that can be run.
-        target_util_pct: stop at the first size with this mean utilisation; needs probes that read it.
-        plateau_gain: 0 = look at memory alone.
+        min_size: the fewest samples that can run.
+        target_util_pct: stops at the first size with this mean utilisation; needs probes that read it.
+        plateau_gain: relative gain below which a size is on the plateau; 0 = consider memory alone.
     """
     found = _Probed(max_size, LIMIT_FRAC * budget_bytes)
     size: int | None = min(min_size, max_size)
@@ -173,7 +174,7 @@ def search(
 
 
 def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
-    """What ends the search before the budget is known; None to go on."""
+    """Returns the result if the search ends before the budget is known; None to go on."""
     fitting, probes = found.fitting, tuple(found.probes)
     if not fitting:
         fit = "one sample fits" if probes[0].size == 1 else f"{probes[0].size} samples fit"
@@ -200,7 +201,7 @@ def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: 
 
 
 def _next_size(found: _Probed) -> int | None:
-    """The size to probe next; None when the largest that fits is known well enough, or probes are used up."""
+    """Returns the size to probe next; None if the largest that fits is known well enough, or probes are used up."""
     largest, failure = found.fitting[-1].size, found.lowest_failure
     num_left = MAX_PROBES - len(found.probes)
     if num_left == 0 or failure - largest <= 1:
@@ -211,15 +212,15 @@ def _next_size(found: _Probed) -> int | None:
         return None
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
-        return largest + max(1, (failure - largest) // 2)  # the line said it would fit: it is none
-    # Where its two points differ by rounding alone, the estimate has taken the steepest slope it may hide.
+        return largest + max(1, (failure - largest) // 2)  # the line predicted that it fits, so it is no line
+    # If its two points differ by rounding alone, the estimate has taken the steepest slope that rounding may hide.
     if len(found.points()) == 1 or found.slope()[1] > GRANULE_BYTES:
         if not is_line and upper > 2 * largest and num_left > 1:  # most of the way, where the line can be seen
             upper = max(found.safe(), int(largest ** (1 / 3) * upper ** (2 / 3)))
         elif upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest + 1:
             good = math.ceil(GOOD_FRAC * min(most, 2 * upper)) if num_left > 1 else 0
             upper = max(int(AIM_FRAC * upper), min(upper, good))
-    if upper <= largest:  # more may fit than the line says
+    if upper <= largest:  # more may fit than the line predicts
         upper = (largest + int(min(most, 2 * largest)) + 1) // 2
     return min(max(upper, largest + 1), failure - 1)
 
@@ -227,7 +228,7 @@ def _next_size(found: _Probed) -> int | None:
 def _at_budget(found: _Probed) -> Fit:
     largest, probes, failure = found.fitting[-1].size, tuple(found.probes), found.lowest_failure
     upper = min(failure - 1, found.estimate())
-    # From below a slope is never too steep, so that no more fits than it says; from above it may be.
+    # A slope from below is never too steep, so no more fits than it predicts. One from above may be.
     is_from_below = found.points()[-1][0] == largest
     is_known = found.is_line() or failure > found.max_size or (is_from_below and largest >= upper)
     most = min(failure - 1, found.most() if is_known else math.inf)

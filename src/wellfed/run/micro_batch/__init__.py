@@ -1,1 +1,1 @@
-"""The micro-batch of a run: memory predicted, and measured by real steps."""
+"""Predicts the memory of a run's micro-batch (`footprints`), and measures it by real steps (`real_steps`)."""

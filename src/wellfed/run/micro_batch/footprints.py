@@ -1,4 +1,4 @@
-"""Estimates what the configured model needs of device memory, once for each setting, and keeps it on disk."""
+"""Estimates the configured model's need of device memory, once for each setting, and keeps it on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wellfed.batches import Delivery
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.contract import Batch
 from wellfed.data.backend_benchmark import copied, without_side_effects
-from wellfed.data.longest_batch import Longest, longest_batch
+from wellfed.data.longest_batch import longest_batch
 from wellfed.data.streams.stream import Stream
 from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.data.train_loader import TrainLoader
@@ -33,16 +33,16 @@ from wellfed.train.step.train_step import parameter_groups
 from wellfed.units import show_bytes
 
 SAMPLES = 8
-"""Of a batch that is looked at. Those of the longest one stand for all: larger batches are the same ones again."""
+"""Samples of a batch whose length is measured. Larger batches repeat the samples of the longest one."""
 
 
 class Footprints:
-    """The estimates of one run's model; call it with a feature mode and whether activations are checkpointed.
+    """The estimates of one run's model. Call it with a feature mode and whether activations are checkpointed.
 
     Args:
-        plan: what is decided already: precision, who builds batches.
-        samples: of the largest micro-batch that is of interest.
-        host_bytes: what runs on real tensors may take, where a model can't be rehearsed on fake ones.
+        plan: decides the precision, and which processes build batches.
+        samples: the largest micro-batch to estimate.
+        host_bytes: memory for runs on real tensors, if a model can't be rehearsed on fake ones.
     """
 
     def __init__(
@@ -53,37 +53,51 @@ class Footprints:
         self._trains: dict[str | None, Any] = {}
         self._batches: dict[str | None, Callable[[int], Batch] | NoEstimate] = {}
         before = parts.footprints or KnownFootprints({})
-        self._known, self._looked_at_before = dict(before.found), before.looked_at
-        self._digests = dict(before.digests)
-        self._longest: Longest | None = None
+        self._known, self._digests = dict(before.found), dict(before.digests)
+        self.looked_at = before.looked_at
+        """Text on the samples that represent all others; empty if they don't differ in length, or before a call."""
 
     def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
-        """Rehearsed at the first question, remembered after."""
+        """Returns the footprint; the first call for a setting rehearses it."""
         key = (features, checkpointed)
         if key not in self._known:
-            self._known[key] = self._measure(features, checkpointed)
+            task = self._task(*key)
+            if isinstance(task, Task):
+                model, samples, cache_dir = self._parts.model, self._samples, Path(self._config.paths.cache_dir)
+                more = {"host_bytes": self._host_bytes}
+                self._known[key] = in_fork(lambda: cached_measure(model, task, samples, cache_dir, **more))
+            else:
+                self._known[key] = task
         return self._known[key]
 
     def digest(self, features: str | None, checkpointed: bool) -> str | None:
-        """16 hex digits that change with all that a footprint depends on; None where there is nothing to rehearse."""
+        """Returns 16 hex digits that depend on everything that shapes a footprint; None if nothing can be rehearsed."""
         key = (features, checkpointed)
         if key not in self._digests:
             self._digests[key] = None
-            with without_side_effects(), suppress(Exception):  # foreign code, of which training will tell
-                task = self._task(features, checkpointed)
+            with without_side_effects(), suppress(Exception):  # foreign code, whose errors training will report
+                task = self._task(*key)
                 if isinstance(task, Task):
                     self._digests[key] = digest(self._parts.model, task, self._samples)
         return self._digests[key]
 
-    def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
-        task, cache_dir = self._task(features, checkpointed), Path(self._config.paths.cache_dir)
-        if isinstance(task, NoEstimate):
-            return task
-        model, host_bytes = self._parts.model, self._host_bytes
-        return in_fork(lambda: cached_measure(model, task, self._samples, cache_dir, host_bytes=host_bytes))
+    @property
+    def known(self) -> KnownFootprints:
+        """All estimates so far, for another plan of the same model."""
+        return KnownFootprints(dict(self._known), self.looked_at, dict(self._digests))
+
+    def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
+        """Returns a function that makes batches of any size on the CPU, out of the longest of the first samples.
+
+        Args:
+            features: the feature mode that they are made for.
+        """
+        if features not in self._batches:
+            self._batches[features] = self._make_batches(self._train(features))
+        return self._batches[features]
 
     def _task(self, features: str | None, checkpointed: bool) -> Task | NoEstimate:
-        """A step of training, to be rehearsed."""
+        """Returns the step of training to rehearse."""
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
         make_batch, train = self.batches(features), self._train(features)
@@ -107,52 +121,29 @@ class Footprints:
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
 
-    @property
-    def looked_at(self) -> str:
-        """Which samples stand for all, where they differ in length; empty where they do not, or nobody asked yet."""
-        found = self._longest
-        if found is None:
-            return self._looked_at_before
-        if not found.is_longer:
-            return ""
-        shortest, longest = show_bytes(found.shortest_bytes), show_bytes(found.longest_bytes)
-        return f"for samples as in the longest of {found.num_batches} small batches ({shortest} to {longest} each)"
-
-    @property
-    def known(self) -> KnownFootprints:
-        """All that was asked for, to be handed to who asks for the same."""
-        return KnownFootprints(dict(self._known), self.looked_at, dict(self._digests))
-
-    def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
-        """Makes batches of any size on the CPU, out of the longest of the first samples of the training data.
-
-        Args:
-            features: the mode that they are made for.
-        """
-        if features not in self._batches:
-            self._batches[features] = self._make_batches(self._train(features))
-        return self._batches[features]
-
     def _train(self, features: str | None) -> Any:
-        """The training data in a feature mode: a copy, since what it keeps of a rehearsal (a tensor made once) must not
-        reach training."""
+        """Returns a copy of the training data for a feature mode: a rehearsal's tensors must not reach training."""
         if features not in self._trains:
             self._trains[features] = copied(assemble.for_features(self._parts, features).data.train)
         return self._trains[features]
 
     def _make_batches(self, train: Any) -> Callable[[int], Batch] | NoEstimate:
         try:
-            with without_side_effects():  # too little data is told in the user's sizes, not in those of a look at a few
+            with without_side_effects():  # an error on too little data must name the user's sizes, not SAMPLES
                 self._loader(train, None)
-            if callable(getattr(train, "split", None)):  # its parts need not share the first dimension
+            if callable(getattr(train, "split", None)):  # its tensors need not share the first dimension
                 return partial(self._first_batch, train)
             with self._deliveries(train, min(SAMPLES, self._samples)) as deliveries:
-                # A stream's own batches are as large as they are: no more of them is read than must be.
+                # A stream's own batches have their own size: one is enough.
                 is_one = isinstance(train, Stream) and train.gives_batches
-                self._longest = longest_batch(islice(deliveries, 1) if is_one else deliveries)
-            return estimate.repeated(self._longest.batch)
-        except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
+                found = longest_batch(islice(deliveries, 1) if is_one else deliveries)
+        except Exception as error:  # noqa: BLE001  training asks for the same samples and raises it
             return NoEstimate(f"no batch could be built: {first_line(error)}")
+        self.looked_at = ""
+        if found.is_longer:
+            lengths = f"{show_bytes(found.shortest_bytes)} to {show_bytes(found.longest_bytes)} each"
+            self.looked_at = f"for samples as in the longest of {found.num_batches} small batches ({lengths})"
+        return estimate.repeated(found.batch)
 
     def _first_batch(self, train: Any, size: int) -> Batch:
         with self._deliveries(train, size) as deliveries:
@@ -160,8 +151,7 @@ class Footprints:
 
     @contextmanager
     def _deliveries(self, train: Any, size: int) -> Iterator[Iterator[Delivery]]:
-        """Batches of ``size`` samples, built by whoever is to build batches in training: a sample may end the process
-        that loads it."""
+        """Gives batches of ``size`` samples, built as in training: a sample may end the process that loads it."""
         deliveries: Any = iter(self._loader(train, size))
         with without_side_effects(), closing(deliveries):
             yield deliveries

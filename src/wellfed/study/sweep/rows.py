@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from wellfed import record
-from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, ErrorKind
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
 from wellfed.masking import hidden
 from wellfed.record import EngineState, ErrorEntry, GitState, RunRecord, Status, engine_version
 from wellfed.study.sweep.ledger import Row
@@ -31,9 +31,7 @@ _LONGEST_LINE = 300
 _NOTE = re.compile(r"\(\d+ frames of libraries are left out: .*\)")
 _ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Iteration|Full|Empty|Expired|Fault)\b(: |$)")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_KILLED = (
-    "Mostly the system's out-of-memory killer: fewer loader.num_workers, a smaller loader.prefetch_factor or data."
-)
+_KILLED = f"Mostly the system's out-of-memory killer: {LESS_HOST_MEMORY} or data."
 
 
 def ended_row(row: R, sweep: Path, exit_code: int, seconds: float, *, timed_out: bool, group: str = "sweep") -> R:

@@ -1,13 +1,13 @@
-"""Keeps on disk what a run had to lower when memory ran out, so that the next run of the same plan begins there.
+"""Keeps values on disk that a run had to lower when memory ran out, so that the next run of the plan begins there.
 
-A file for each plan, ``<cache_dir>/memory/<digest>/remembered.json``. Plain values in, plain values out.
+Each plan has a file, ``<cache_dir>/memory/<digest>/remembered.json``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -17,10 +17,11 @@ from typing import Any
 from wellfed.record import write_atomically
 
 KIND = "memory"
-"""The folder below ``paths.cache_dir``."""
+"""Folder below ``paths.cache_dir``."""
 FILE_NAME = "remembered.json"
 MICRO_BATCH = "memory.micro_batch"
 FOREACH = "workload.optimizer.foreach"
+_KNOBS = (MICRO_BATCH, FOREACH)
 _FORMAT = 1
 
 
@@ -29,13 +30,13 @@ class Lowered:
     """A knob that had to be lowered."""
 
     value: int | bool
-    """What training went on with."""
+    """The value that training continued with."""
     before: int | bool | None
-    """What memory had run out with."""
+    """The value with which memory ran out."""
     on: str
-    """The day, as in 2026-11-22."""
+    """Day, such as 2026-11-22."""
     run: str
-    """The name of the run."""
+    """Name of the run."""
 
     @property
     def when(self) -> str:
@@ -44,21 +45,21 @@ class Lowered:
 
 
 def file_for(cache_dir: Path, *decisive: object) -> Path:
-    """Where it is kept for a plan.
+    """Returns the file of a plan.
 
     Args:
-        decisive: all that decides what memory a step takes, as values that JSON can hold.
+        decisive: JSON values of everything that decides the memory of a step.
     """
     content = json.dumps(decisive, sort_keys=True)
     return cache_dir / KIND / hashlib.sha256(content.encode()).hexdigest()[:16] / FILE_NAME
 
 
 def recall(file: Path) -> dict[str, Lowered]:
-    """What is kept there, by knob; empty where there is no file.
+    """Returns the lowered values in a file, by knob; empty if there is no file.
 
     Raises:
         OSError: it can't be read.
-        ValueError: it is damaged, or of another make.
+        ValueError: it is damaged, or has another format.
     """
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -68,8 +69,8 @@ def recall(file: Path) -> dict[str, Lowered]:
         kept = json.loads(text)
         if kept["format"] != _FORMAT:
             raise ValueError(f"format {kept['format']!r}")
-        found = {knob: Lowered(**entry) for knob, entry in kept["lowered"].items() if knob in _IS_SOUND}
-        if not found or not all(_IS_SOUND[knob](one) and _is_told(one) for knob, one in found.items()):
+        found = {knob: Lowered(**entry) for knob, entry in kept["lowered"].items() if knob in _KNOBS}
+        if not found or not all(_is_sound(knob, one) for knob, one in found.items()):
             raise ValueError("no such values")
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError("is no file of sizes that had to be lowered") from error
@@ -77,7 +78,7 @@ def recall(file: Path) -> dict[str, Lowered]:
 
 
 def remember(file: Path, knob: str, lowered: Lowered) -> None:
-    """Add to what is kept there; of two sizes the smaller one stays. A file that is damaged is written anew.
+    """Adds a value to a file; of two sizes the smaller one stays. A damaged file is replaced.
 
     Raises:
         OSError: it can't be written.
@@ -93,22 +94,17 @@ def remember(file: Path, knob: str, lowered: Lowered) -> None:
 
 
 def from_event(kind: str, facts: Mapping[str, Any], *, on: date, run: str) -> tuple[str, Lowered] | None:
-    """The knob that an event of a run tells to have been lowered for want of memory; None where it tells of none."""
-    if kind == "step_down" and "micro_batch" in facts:  # of an evaluation it is another size
+    """Returns the knob that an event of a run lowered when memory ran out; None for other events."""
+    if kind == "step_down" and "micro_batch" in facts:  # an evaluation has another size
         return MICRO_BATCH, Lowered(facts["micro_batch"], facts["before"], on.isoformat(), run)
     if kind == "ladder" and facts.get("change") == f"{FOREACH}=false":
         return FOREACH, Lowered(False, None, on.isoformat(), run)
     return None
 
 
-def _is_size(one: Lowered) -> bool:
+def _is_sound(knob: str, one: Lowered) -> bool:
+    """Returns whether value, run and day are of the right kind; raises a TypeError or ValueError for a wrong day."""
     sizes = one.value, one.before
-    return all(type(size) is int for size in sizes) and 1 <= one.value < sizes[1]  # type: ignore[operator]
-
-
-_IS_SOUND: Mapping[str, Callable[[Lowered], bool]] = {MICRO_BATCH: _is_size, FOREACH: lambda one: one.value is False}
-
-
-def _is_told(one: Lowered) -> bool:
-    """Day and run can be shown."""
-    return isinstance(one.run, str) and bool(date.fromisoformat(one.on))
+    is_size = all(type(size) is int for size in sizes) and 1 <= one.value < sizes[1]  # type: ignore[operator]
+    is_value = is_size if knob == MICRO_BATCH else one.value is False
+    return is_value and isinstance(one.run, str) and bool(date.fromisoformat(one.on))

@@ -10,13 +10,14 @@ import torch
 from wellfed.config.compose import compose
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.plan.micro_batch import StepsToRun
 from wellfed.plan.predict.footprint import StepShape, predicted_peak
 from wellfed.plan.predict.size_fit import TensorMeter
-from wellfed.run.micro_batch import measured_fit as app
+from wellfed.run.micro_batch import real_steps as app
 from wellfed.run.planner import Planner
 
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workload.model.encoder_dim=16", "gpu=8gb")
-CPU = torch.device("cpu")
+MEMORY = StepsToRun(plateau=False, memory=True)
 
 
 class More(TensorMeter):
@@ -45,7 +46,7 @@ def planner(tmp_path):
     return made
 
 
-def probed(planner, device=CPU, **more):
+def probed(planner, **more):
     """The plan before and after, and the meter."""
     meters = []
     estimate = planner.estimate(planner.rough())
@@ -55,7 +56,7 @@ def probed(planner, device=CPU, **more):
         meters.append(More(step, **more))
         return meters[0]
 
-    return plan, app.probed(planner.config, plan, planner.parts, estimate, device, make_meter), meters[0]
+    return plan, app.measured(planner.config, plan, planner.parts, estimate, MEMORY, make_meter), meters[0]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_copy_of_the_model_that_does_not_fit_is_no_end(planner, monkeypatch):
     estimate = made.estimate(made.rough())
     plan = made.estimated(estimate)
     monkeypatch.setattr(app, "ConfiguredStep", no_room)
-    found = app.probed(made.config, plan, made.parts, estimate, CPU)
+    found = app.measured(made.config, plan, made.parts, estimate, MEMORY)
     assert found.memory.micro_batch == plan.memory.micro_batch
     said = found.memory.reasons["micro_batch"].because
     assert said.endswith("; not tried before training, for which memory did not suffice: CUDA out of memory.")
@@ -143,11 +144,10 @@ def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch)
         raise RuntimeError("no")
 
     monkeypatch.setattr(type(made.parts.model), "loss", broken)
-    assert app.probed(made.config, plan, made.parts, estimate, CPU) == plan
+    assert app.measured(made.config, plan, made.parts, estimate, MEMORY) == plan
 
 
-def test_training_on_the_cpu_is_not_probed(planner, monkeypatch):
-    monkeypatch.setattr("wellfed.run.planner.probed", lambda *_: pytest.fail("was probed"))
+def test_training_on_the_cpu_is_not_probed(planner):
     made = planner("workload.effective_batch_size=64")
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
 
@@ -168,55 +168,17 @@ def test_tight_memory_takes_a_micro_batch_by_measured_rates(planner, words):
 
 
 @pytest.mark.slow
-def test_typed_micro_batches_and_several_devices_are_not_measured(planner):
-    made = planner("memory=tight", "workload.effective_batch_size=64")
-    assert (
-        "each rank would measure" in made._measured(on_gpu(made.rough(), 2), None).knobs["memory.micro_batch"].because
-    )
+def test_a_typed_micro_batch_is_not_measured(planner):
     typed = planner("memory=tight", "memory.micro_batch=16", "workload.effective_batch_size=64")
     assert typed.for_training(0).knobs["memory.micro_batch"].source == "set"
 
 
-def on_gpu(plan, devices=1, compile="none"):
-    """The plan as one for a card."""
-    trainer = replace(plan.trainer, accelerator="gpu", devices=devices)
-    return replace(plan, trainer=trainer, device=replace(plan.device, compile=compile))
-
-
-@pytest.mark.parametrize("words", ["memory.micro_batch=32", "memory.accumulate=2"])
-def test_what_was_typed_is_not_probed(planner, words):
-    made = planner("workload.effective_batch_size=64", words)
-    assert not made._is_open(on_gpu(made.estimated(made.estimate(made.rough()))))
-
-
-def test_one_card_alone_is_probed_and_else_the_plan_says_why_not(planner, monkeypatch):
-    made = planner("workload.effective_batch_size=64")
-    plan = made.estimated(made.estimate(made.rough()))
-    assert not made._is_open(plan)
-    assert made._is_open(on_gpu(plan))
-    assert made._untried(on_gpu(plan)) == ""
-    assert "each rank would measure for itself" in made._untried(on_gpu(plan, devices=2))
-    compiled = on_gpu(plan, compile="default")
-    assert "gpu.compile=default would compile twice" in made._untried(compiled)
-    monkeypatch.setattr("wellfed.run.planner.probed", lambda *_: pytest.fail("was probed"))
-    monkeypatch.setattr(Planner, "_plan", lambda *_, **__: compiled)
-    said = made.for_training(0).knobs["memory.micro_batch"]
-    assert (said.value, said.source) == (64, "predicted")
-    assert said.because.endswith("what it keeps for its graphs is not predicted")
-
-
-def test_a_run_on_one_card_starts_with_a_probe(planner, monkeypatch):
-    made = planner("workload.effective_batch_size=64")
-    asked = []
-
-    def on_the_cpu(config, plan, parts, estimate, device):
-        asked.append(str(device))
-        return app.probed(config, plan, parts, estimate, CPU, More)
-
-    monkeypatch.setattr("wellfed.run.planner.probed", on_the_cpu)
-    monkeypatch.setattr(Planner, "_is_open", lambda *_: True)
-    assert made.for_training(0).knobs["memory.micro_batch"].source == "measured"
-    assert asked == ["cuda:0"]
+@pytest.mark.simulated
+def test_where_no_step_is_run_the_plan_says_why_not(planner):
+    said = planner("workload.effective_batch_size=64", "gpu.compile=default").for_training(0).knobs
+    micro = said["memory.micro_batch"]
+    assert (micro.value, micro.source) == (64, "predicted")
+    assert "; not tried before training: gpu.compile=default would compile twice" in micro.because
 
 
 @pytest.mark.gpu
@@ -226,6 +188,7 @@ def test_on_a_card_the_step_is_measured_by_its_allocator(planner):
     assert (found.value, found.source) == (256, "measured")
     assert torch.cuda.memory_allocated() == pytest.approx(0, abs=64 * 2**20)  # cuBLAS keeps its workspace
     assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()
+    assert not torch.cuda.memory_reserved() or torch.cuda.memory_allocated(), "cached segments went back to the driver"
 
 
 class Normed(torch.nn.Module):

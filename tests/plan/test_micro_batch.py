@@ -3,12 +3,19 @@ import dataclasses
 import pytest
 
 from tests.kit.footprints import footprint
-from tests.kit.machines import GIB
+from tests.kit.machines import GIB, LAPTOP
 from tests.plan.test_budget import DEEP, planned
-from tests.plan.test_decide import config
+from tests.plan.test_decide import MODEL, config
 from wellfed.plan.memory_candidates import PLANNED_FRAC
+from wellfed.plan.micro_batch import (
+    MOST_PROBES,
+    as_remembered,
+    at_plateau,
+    steps_to_run,
+    why_untried,
+    with_probes,
+)
 from wellfed.plan.predict.footprint import StepShape, predicted_peak
-from wellfed.plan.probing import MOST_PROBES, as_remembered, at_plateau, with_probes
 from wellfed.train.memory.remembered import FOREACH, MICRO_BATCH, Lowered
 
 STEP = StepShape(samples=64)
@@ -33,7 +40,7 @@ class Truth:
 
 def probed(truth, room=None, gpu="8gb"):
     plan = planned(config(), gpu, **DEEP)
-    return plan, with_probes(plan, CARD, STEP, truth, lambda: room)
+    return plan, with_probes(plan, truth, lambda: room, STEP, CARD)
 
 
 def test_what_was_predicted_stays_and_is_measured():
@@ -95,6 +102,49 @@ def test_what_never_fits_ends_with_a_warning():
     assert "Memory may run out at memory.micro_batch=" in found.warnings[-1]
 
 
+# -- when real steps are run -------------------------------------------------------------------------------------------
+
+
+def on_devices(plan, devices=1, compile="none"):
+    trainer = dataclasses.replace(plan.trainer, devices=devices)
+    return dataclasses.replace(plan, trainer=trainer, device=dataclasses.replace(plan.device, compile=compile))
+
+
+def test_a_prediction_is_measured_on_a_card_alone():
+    assert steps_to_run(planned(config(), "8gb", **DEEP), None, MODEL).memory
+    assert not steps_to_run(planned(config(), "8gb", facts=LAPTOP, **DEEP), None, MODEL), "trains on the CPU"
+
+
+@pytest.mark.parametrize("typed", [{"micro_batch": 3}, {"accumulate": 32}])
+def test_what_was_typed_is_not_measured(typed):
+    plan = planned(config(memory=typed), "8gb", **DEEP)
+    assert not steps_to_run(plan, 0.8, MODEL)
+
+
+def test_a_size_that_is_remembered_is_not_measured_again():
+    plan = planned(config(), "8gb", **DEEP)
+    assert not steps_to_run(as_remembered(plan, ran_out(2, 64), STEP, CARD), 0.8, MODEL)
+
+
+def test_a_plateau_is_looked_for_on_a_cpu_too_and_not_for_a_model_that_is_never_split():
+    plan = planned(config(memory={"plateau_frac": 0.8}), "cpu")
+    assert steps_to_run(plan, 0.8, MODEL).plateau
+    assert not steps_to_run(plan, 0.8, dataclasses.replace(MODEL, has_batch_norm=True))
+
+
+def test_the_plan_says_why_no_step_is_run():
+    plan = planned(config(), "8gb", **DEEP)
+    assert why_untried(plan, MODEL) == ""
+    assert "runs its own step" in why_untried(plan, dataclasses.replace(MODEL, is_lightning_module=True))
+    assert "each rank would measure for itself" in why_untried(on_devices(plan, 2), MODEL)
+    compiled = why_untried(on_devices(plan, compile="default"), MODEL)
+    assert compiled.startswith("gpu.compile=default would compile twice")
+    assert compiled.endswith("what it keeps for its graphs is not predicted")
+
+
+# -- the plateau -------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("frac", "rates", "micro"),
     [
@@ -108,7 +158,7 @@ def test_what_never_fits_ends_with_a_warning():
 def test_the_smallest_micro_batch_that_keeps_the_rate_is_taken(frac, rates, micro):
     plan = planned(config(memory={"plateau_frac": frac}), "cpu")
     tried = []
-    found = at_plateau(plan, frac, lambda size: tried.append(size) or rates[size], samples=64)
+    found = at_plateau(plan, frac, lambda size: tried.append(size) or rates[size], STEP, None)
     assert tried == list(rates)
     assert (found.memory.micro_batch, found.memory.accumulate) == (micro, 64 // micro)
     entry = found.knobs["memory.micro_batch"]
@@ -118,20 +168,20 @@ def test_the_smallest_micro_batch_that_keeps_the_rate_is_taken(frac, rates, micr
 
 def test_rates_are_measured_down_to_a_single_sample_and_no_further():
     plan, tried = planned(config(memory={"plateau_frac": 0.8}), "cpu"), []
-    assert at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, samples=5).memory.micro_batch == 1
+    assert at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, StepShape(5), None).memory.micro_batch == 1
     assert tried == [5, 2, 1]
 
 
 def test_without_any_rate_the_plan_stays():
     plan = planned(config(memory={"plateau_frac": 0.8}), "cpu")
-    assert at_plateau(plan, 0.8, lambda size: None, samples=64) == plan
-    assert at_plateau(plan, 0.8, lambda size: 0.0, samples=64) == plan
+    assert at_plateau(plan, 0.8, lambda size: None, STEP, None) == plan
+    assert at_plateau(plan, 0.8, lambda size: 0.0, STEP, None) == plan
 
 
 def test_no_rate_is_measured_of_what_is_predicted_not_to_fit():
     plan = planned(config(memory={"plateau_frac": 0.8}), "8gb", **DEEP)
     tried, step = [], StepShape(samples=640)
-    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, samples=640, footprint=CARD, step=step)
+    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, step, CARD)
     assert predicted_peak(CARD, tried[0], step).reserved_bytes <= plan.device.memory_gib * GIB
     assert found.parts == predicted_peak(CARD, 1, step).parts
 
@@ -145,7 +195,7 @@ def ran_out(value, before, run="NAME"):
 
 def recalled(remembered, given=None, gpu="24gb", step=STEP):
     plan = planned(given or config(), gpu, **DEEP)
-    return plan, as_remembered(plan, remembered, 64, CARD, step)
+    return plan, as_remembered(plan, remembered, step, CARD)
 
 
 def test_a_size_that_ran_out_is_not_tried_again_and_the_reason_says_when_it_was():
@@ -167,7 +217,7 @@ def test_of_several_steps_down_the_last_is_told():
 
 def test_without_an_estimate_it_was_planned():
     plan = dataclasses.replace(planned(config(), "24gb", **DEEP), predicted_peak_gib=None)
-    found = as_remembered(plan, ran_out(4, 64), 64, None, STEP)
+    found = as_remembered(plan, ran_out(4, 64), STEP, None)
     assert found.knobs["memory.micro_batch"].because.startswith("64 was planned, and ran out of memory on ")
     assert (found.memory.accumulate, found.predicted_peak_gib) == (16, None)
 
@@ -203,9 +253,9 @@ def test_a_step_on_all_weights_at_once_that_ran_out_is_a_number_of_the_plan():
 def test_no_rate_is_measured_of_a_size_that_ran_out():
     plan = planned(config(memory={"plateau_frac": 0.8}), "24gb", **DEEP)
     rates, tried = {20: 100.0, 10: 60.0}, []
-    plan = as_remembered(plan, ran_out(20, 40), 64, CARD, STEP)
+    plan = as_remembered(plan, ran_out(20, 40), STEP, CARD)
     assert plan.knobs["memory.micro_batch"].source == "predicted"  # a quarter of the step is below it
-    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or rates[size], samples=64, footprint=CARD, step=STEP)
+    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or rates[size], STEP, CARD)
     assert tried == [20, 10]
     assert found.memory.micro_batch == 20
     because = found.knobs["memory.micro_batch"].because

@@ -1,0 +1,188 @@
+"""Runs real steps of a copy of the configured model, to measure what memory they take and how fast they are."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
+from wellfed.data.backend_benchmark import copied, without_side_effects
+from wellfed.plan.budget import step_shape
+from wellfed.plan.micro_batch import StepsToRun, at_plateau, because_too, with_probes
+from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.size_fit import CudaMeter, Meter, Prober, TensorMeter
+from wellfed.plan.run_plan import RunPlan
+from wellfed.run.micro_batch.footprints import Footprints
+from wellfed.run.objects import assemble
+from wellfed.train.memory import oom
+from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.features import DeviceTable, blank
+from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.train_step import TrainStep, parameter_groups
+
+RATES_S = 20.0
+"""Seconds after which no further size is timed."""
+Fill = Callable[[Features, FeatureModeName, torch.device], FeatureSource]
+"""Makes the feature table: `features.hold` computes its rows, `features.blank` allocates it alone."""
+Result = TypeVar("Result")
+_LOG = logging.getLogger(__name__)
+
+
+class ConfiguredStep:
+    """Optimizer steps of the configured model on one device, without a trainer.
+
+    Moves the model to ``device`` and makes the feature table. Call it with a batch that `place` gave.
+    """
+
+    def __init__(
+        self, config: RunConfig, plan: RunPlan, parts: assemble.Parts, device: torch.device, fill: Fill
+    ) -> None:
+        self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
+        self._model = model = self._precision.convert(parts.model.to(device))
+        if plan.memory.checkpoint_activations:
+            checkpoint_blocks(model)
+        self._features: FeatureSource | None = None
+        if parts.features is not None:
+            model.eval()
+            self._features = fill(parts.features, plan.memory.features or "dynamic", device)
+        model.train()
+        groups = parameter_groups(model)
+        self._optimizer = assemble.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
+        self._micro = MicroBatches(1)
+        self._step = TrainStep(
+            model,
+            self._optimizer,
+            loss=Loss(model, plan.device.compile, lambda message: None),
+            prepare=Preparation(parts.data.train, config.seed, model),
+            micro=self._micro,
+            precision=self._precision,
+            device=device,
+            features=lambda: self._features,
+            gradient_clip=config.trainer.gradient_clip,
+        )
+        self._batch: Batch | None = None
+
+    def place(self, batch: Batch) -> Batch:
+        """Returns the batch on the device, in the precision of the step. Frees the batch before it."""
+        self._batch = None
+        placed = batches.to_device(batch, self.device)
+        self._batch = batches.map_tensors(placed, lambda each: each.to(self._precision.dtype_of(each)))
+        return self._batch
+
+    def resident(self) -> Iterator[Tensor]:
+        """Yields the tensors that exist between steps."""
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+        if isinstance(self._features, DeviceTable):
+            yield self._features.table
+        if self._batch is not None:
+            yield from batches.tensors(self._batch)
+
+    def meter(self) -> Meter:
+        """Returns the meter of its device's memory."""
+        return CudaMeter(self.device) if self.device.type == "cuda" else TensorMeter(self.resident)
+
+    def __call__(self, batch: Batch) -> None:
+        """Steps on the whole batch at once. The weights change."""
+        self._micro.size = size = batches.batch_size(batch)
+        self._step(Delivery(batch, epoch=0, index=0, total=size))
+
+
+def with_steps(
+    config: RunConfig,
+    plan: RunPlan,
+    make_parts: Callable[[], assemble.Parts],
+    fill: Fill,
+    use: Callable[[ConfiguredStep], Result],
+) -> Result:
+    """Returns what ``use`` returns for steps of the parts, then frees what they took from the device.
+
+    Random states stay as they are.
+    """
+    device = torch.device("cuda:0" if plan.on_gpu else "cpu")
+    try:
+        with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            # No name of this frame may refer to the step when its memory is to be freed.
+            return use(ConfiguredStep(config, plan, make_parts(), device, fill))
+    finally:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
+
+
+def _copy(parts: assemble.Parts, plan: RunPlan) -> assemble.Parts:
+    """Returns a copy of the model and the data, with the features of the copy."""
+    model, parts = copy.deepcopy(parts.model), assemble.for_features(parts, plan.memory.features)
+    features = assemble.features_of(parts.data, model)
+    if features is not None and parts.features is not None:
+        features = replace(features, trainable=parts.features.trainable)
+    data = replace(parts.data, train=copied(parts.data.train))
+    return replace(parts, model=model, features=features, data=data)
+
+
+def measured(
+    config: RunConfig,
+    plan: RunPlan,
+    parts: assemble.Parts,
+    footprints: Footprints,
+    asked: StepsToRun,
+    make_meter: Callable[[ConfiguredStep], Meter] = ConfiguredStep.meter,
+) -> RunPlan:
+    """Returns the plan with a measured micro-batch; as it is if no step can be run, which training will report.
+
+    Args:
+        footprints: those that ``plan`` was made with.
+    """
+    memory, facts = plan.memory, assemble.model_facts(parts, config)
+    make_batch, frac = footprints.batches(memory.features), config.memory.plateau_frac
+    if isinstance(make_batch, NoEstimate):
+        return plan
+    found = None
+    if plan.predicted_peak_gib is not None:
+        found = footprints(memory.features, memory.checkpoint_activations)
+    footprint = found if isinstance(found, Footprint) else None
+    shape, until_s = step_shape(plan, facts), time.monotonic() + RATES_S
+
+    def decide(step: ConfiguredStep) -> RunPlan:
+        prober = Prober(step, lambda size: step.place(make_batch(size)), make_meter(step))
+
+        def rate(size: int) -> float | None:
+            return None if time.monotonic() > until_s else prober.rate(size) or 0.0
+
+        def peak_bytes(size: int) -> int | None:
+            peak = prober.peak(size)
+            return None if peak is None else peak.total
+
+        decided = plan if frac is None or not asked.plateau else at_plateau(plan, frac, rate, shape, footprint)
+        if footprint is None or not asked.memory:
+            return decided
+        may_split = not facts.has_batch_norm
+        return with_probes(decided, peak_bytes, prober.meter.room, shape, footprint, may_split=may_split)
+
+    try:
+        # The table is not filled: to fill it twice may take minutes.
+        return with_steps(config, plan, lambda: _copy(parts, plan), blank, decide)
+    except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
+        _LOG.info("no step could be tried before training: %r", error)
+        failure = oom.classify(error)
+        if failure is not None:
+            why = f"; not tried before training, for which memory did not suffice: {failure.message}"
+            return because_too(plan, why)
+    return plan
