@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Seconds that a collective of torch waits for a rank. Then the rank hangs, and all others end."""
+
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher has started on all machines, and which of it this process is."""
+    """The ranks that a launcher has started on all machines, and which of them this process is."""
 
-    by: Literal["torchrun", "srun"]
+    by: Literal["torchrun", "srun", "Lightning"]
     rank: int
     local_rank: int
     """Among the ranks of this machine."""
@@ -71,6 +74,11 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
             attempt=number("SLURM_RESTART_COUNT", 0),
         )
     return None
+
+
+def lightnings_launch(rank: int, world_size: int) -> Launch:
+    """Returns the launch of ranks that Lightning starts on this machine when rank 0 begins to train."""
+    return Launch("Lightning", rank, local_rank=rank, node=0, world_size=world_size, num_nodes=1, devices=world_size)
 
 
 def requeue(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -76,7 +76,7 @@ class Run:
         self._config = self.composed.config
         earlier_s = record.duration_s + time.monotonic() - began_s
         self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
-        self._others = self.others or OtherRanks(self.rank, self.folder)
+        self._others = self.others or OtherRanks(self.rank)
         self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
         self._resumed_at = 0
@@ -95,8 +95,7 @@ class Run:
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
             if isinstance(error, OutOfMemoryExhausted) and outcome.kind == "device_oom":
                 outcome = replace(outcome, advice=self._ways_that_fit(outcome.message))
-            if self._config.trainer.world_size > 1:
-                outcome = self._others.reason(outcome)
+            outcome = self._others.outcome(outcome)
             outcome = self._with_what_is_saved(outcome)
             self._tell(outcome, error)
         books = self._books
@@ -127,18 +126,16 @@ class Run:
         with self._others.in_turn():
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
-        self._books.other_machines(self._others.machines(facts, planner.device))
+        self._books.other_machines(self._others.gpus_of_other_machines(facts, planner.device))
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
         passes = self._make_passes(planner, plan)
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
             books.open_loggers(self.composed, plan)
-        line = self._others.line
-        if self.rank == 0 and line is not None:
-            line.on("watched", lambda rank, told: books.hear_of_node(told))
         self._others.ready()
-        with self._others.watching(self._lost), self._watching(facts, plan):
+        received = self._others.receiving(books.hear_of_node)
+        with self._others.watching(self._lost), self._watching(facts, plan), received:
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
                 self._started()
@@ -215,17 +212,15 @@ class Run:
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Rank 0 watches its machine, the first rank of another node that one."""
-        line, books = self._others.line, self._books
+        """Rank 0 reads its machine; the first rank of another machine reads that one for rank 0."""
         if self.rank == 0:
-            return books.watching(facts, plan)
-        if line is None or line.launch.node == 0 or not line.launch.is_first_of_node:
-            return nullcontext()
-        return books.watched_from_afar(facts, plan, line.launch.node, lambda told: line.tell("watched", told))
+            return self._books.watching(facts, plan)
+        sender = self._others.sender()
+        return nullcontext() if sender is None else self._books.watched_from_afar(facts, plan, *sender)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
-        plan = self._others.plan(planner, self.composed.overrides)
+        plan = self._others.plan(planner)
         self._planned = plan, planner.ways_that_fit(plan)
         self._books.passed("plan_s")
         self._books.planned(plan)
@@ -278,7 +273,7 @@ class Run:
         if not self.has_trained and self.measure is None:
             screen.show_folder(self._console, self.folder)
         self.has_trained = True
-        self._others.meet()
+        self._others.met()
 
     def _ways_that_fit(self, message: str) -> str:
         """What can be typed where memory has run out in training; empty where there is no estimate to tell."""
@@ -340,9 +335,9 @@ class Run:
         return target.checkpoint.name, self._resumed_at
 
     def _lost(self, outcome: Outcome) -> None:
-        """A rank is gone and this one hangs for it: the record is written from another thread, before it is ended."""
+        """Writes the record from another thread, before this rank is ended, which hangs since another one failed."""
         self.stop.is_finishing = True
-        outcome = self._with_what_is_saved(outcome)
+        outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
             print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
             self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from wellfed.config import entry
 from wellfed.run.folder.resume import expand
-from wellfed.run.ranks.launched import on_all_ranks
+from wellfed.run.train import on_all_ranks
 
 
 def main(argv: Sequence[str]) -> int:

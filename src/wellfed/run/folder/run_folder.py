@@ -15,8 +15,6 @@ from wellfed import record
 from wellfed.errors import ConfigError
 from wellfed.run.folder import lock
 
-RUN_FOLDER = "WELLFED_RUN_FOLDER"
-"""Environment variable by which rank 0 tells the ranks that Lightning starts where the run is written."""
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
 _KEPT = ".before"
 """Folder of the files that a run which goes on may have to put back."""
@@ -24,16 +22,19 @@ _LARGE = 1 << 20
 _NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
-    """Where a run writes."""
+    """Folder that a run, or another rank of it, writes to."""
 
     path: Path
     is_new: bool
     """Created for this run: removed again if nothing was run."""
     warning: str | None = None
     before: Mapping[Path, int | None] | None = None
-    """What the folder held already, and stays whatever happens: sizes of files, None for folders."""
+    """Content of the folder before the run, which stays: sizes of files, None for folders."""
+    stays: bool = False
+    """The run has begun, so that its files are kept."""
+    has_failed: bool = False
 
     def keep(self) -> RunFolder:
         """The same, which `undo` can put back to how it is now. To be called by whoever holds the folder's lock."""
@@ -52,13 +53,6 @@ class RunFolder:
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     _link(found[name], kept)
         return replace(self, before=sizes)
-
-    def keep_log(self, name: str) -> None:
-        """On another rank: leave the log beside that of the run, under another name."""
-        log = self.path / "train.log"
-        if self.path.name.startswith("rank") and log.exists():
-            with suppress(OSError):
-                log.replace(self.path.parent / name)
 
     def done(self) -> None:
         """What this run has written stays."""
@@ -109,20 +103,36 @@ def release(folder: Path) -> None:
 
 
 def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
-    """A folder of another rank than rank 0, in that of the run; in the temporary directory where that is not seen here.
+    """Makes the folder of another rank than rank 0: in that of the run, or a temporary one where that is not seen here.
 
     Args:
-        folder_of_run: None = as Lightning's rank 0 has said (`RUN_FOLDER`).
+        folder_of_run: None = unknown.
     """
-    told = os.environ.get(RUN_FOLDER)
-    folder = folder_of_run or (None if told is None else Path(told))
-    if folder is not None:
-        path = folder / f"rank{rank}"
+    if folder_of_run is not None:
+        path = _of_rank(folder_of_run, rank)
         shutil.rmtree(path, ignore_errors=True)  # of a rank that was killed
         with suppress(OSError):
             path.mkdir()
             return RunFolder(path, is_new=True)
     return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+
+
+def log_of_rank(folder_of_run: Path, rank: int) -> Path:
+    """Returns where the log of a rank that failed stays."""
+    return folder_of_run / f"train.rank{rank}.log"
+
+
+def keep_log_of_rank(folder_of_run: Path, rank: int) -> Path | None:
+    """Moves the log of another rank beside that of the run, and removes the rank's folder; returns where it is now."""
+    own, kept = _of_rank(folder_of_run, rank), log_of_rank(folder_of_run, rank)
+    with suppress(OSError):  # it has none, or has moved it itself
+        (own / "train.log").replace(kept)
+    shutil.rmtree(own, ignore_errors=True)
+    return kept if kept.is_file() else None
+
+
+def _of_rank(folder_of_run: Path, rank: int) -> Path:
+    return folder_of_run / f"rank{rank}"
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:
