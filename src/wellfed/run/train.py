@@ -67,6 +67,7 @@ def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) ->
     invited = following.invited()
     if invited is not None:
         exchange, shared = invited
+        _quiet_torch(os.environ)
         return _and_close(exchange, lambda: train(shared.composed, exchange=exchange, shared=shared))
     launch = launched()
     if launch is None or launch.world_size == 1:
@@ -84,6 +85,7 @@ def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) ->
 
 def _follow(exchange: Exchange) -> int:
     spin_less(os.environ)
+    _quiet_torch(os.environ)
     try:
         shared = following.follow(exchange, own_git_state)
     except RankEnded as ended:
@@ -247,6 +249,11 @@ def spin_less(environ: MutableMapping[str, str]) -> None:
     """Lets torch's CPU threads wait less actively. To be called before torch is imported."""
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def _quiet_torch(environ: MutableMapping[str, str]) -> None:
+    """Keeps torch from printing frames of C++ where rank 0 is gone, on other ranks. Called before torch is imported."""
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:

@@ -145,7 +145,7 @@ class Ends:
 
     def _beat(self, store: RankStore) -> None:
         with suppress(RankEnded):
-            while not self._is_over.wait(BEAT_S):
+            while not self._is_over.wait(BEAT_S) and 0 not in self._known:  # whose end is that of the store
                 with self.gone_with_store():
                     self.signs.give(store)
                     self._read(store)
