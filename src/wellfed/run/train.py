@@ -207,17 +207,14 @@ class _Start:
         except BaseException:
             folder.stays = run is not None and run.has_trained
             raise
-        finally:
-            folder.has_failed = EXIT_OK < exit_code < exit_code_of(0)  # no signal has ended it
         return exit_code
 
     @contextmanager
     def _folder(self, target: resume.Target | None) -> Iterator[run_folder.RunFolder]:
         """The folder of this rank, locked. It is put back to how it was unless the block notes that it stays."""
-        composed, is_other = self.composed, self.rank > 0
-        of_run = None if self.shared is None else self.shared.folder
-        if is_other:  # rank 0 writes down what all of them do
-            folder = run_folder.of_rank(self.rank, of_run)
+        composed = self.composed
+        if self.rank > 0:  # rank 0 writes down what all of them do
+            folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
         elif composed.run_dir is not None:
             folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
         else:
@@ -227,9 +224,7 @@ class _Start:
             try:
                 yield folder
             finally:
-                if is_other and folder.has_failed and of_run is not None:
-                    run_folder.keep_log_of_rank(of_run, self.rank)
-                if is_other or not folder.stays:
+                if self.rank > 0 or not folder.stays:
                     folder.undo()
                 folder.done()
                 run_folder.release(folder.path)

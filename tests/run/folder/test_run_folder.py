@@ -112,11 +112,11 @@ def test_another_rank_writes_below_the_run_and_leaves_its_log(tmp_path):
     made = of_rank(1, tmp_path)
     assert (made.path, made.is_new, list(made.path.iterdir())) == (tmp_path / "rank1", True, [])
     (made.path / "train.log").write_text("what went wrong")
-    assert keep_log_of_rank(tmp_path, 1) == tmp_path / "train.rank1.log"
-    made.undo()
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"train.rank1.log": "what went wrong"}
-    assert keep_log_of_rank(tmp_path, 1) == tmp_path / "train.rank1.log"  # rank 0 asks again
-    assert keep_log_of_rank(tmp_path, 2) is None
+    kept = tmp_path / "train.rank1.log"
+    assert keep_log_of_rank(tmp_path, 1) == kept
+    assert made.path.is_dir()
+    assert keep_log_of_rank(tmp_path, 1, is_gone=True) == kept  # as rank 0 does it, if the rank has not
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {kept.name: "what went wrong"}
 
 
 @pytest.mark.parametrize("name", [None, "absent"])

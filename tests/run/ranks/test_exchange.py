@@ -1,6 +1,7 @@
 """Objects that ranks exchange by a real store of torch: in threads, and between processes that are killed."""
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -14,9 +15,8 @@ from torch.distributed import TCPStore
 from tests.run.ranks.processes import launch
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.ending import OK, Outcome, RankEnded
-from wellfed.run.ranks import ends, exchange, signs, store
+from wellfed.run.ranks import ends, exchange, store
 from wellfed.run.ranks.exchange import Exchange
-from wellfed.run.ranks.store import RankStore
 
 FAILED = Outcome("failed", EXIT_NOTHING_RUN, "data", "no such file", "Bring it.")
 STOPPED = Outcome("interrupted", 143, None, "stopped by SIGTERM")
@@ -113,9 +113,9 @@ class Harmful:
 
 def test_what_no_rank_has_signed_is_not_unpickled(exchanges, tmp_path):
     joined(exchanges)
-    host, port, _ = exchanges[0].address
-    stranger = RankStore(TCPStore(host, port, is_master=False, wait_for_workers=False), b"another key")
-    stranger.put("run/1", Harmful(tmp_path / "harm"))
+    (host,), port, _ = exchanges[0].address
+    stranger = TCPStore(host, port, is_master=False, wait_for_workers=False)
+    stranger.set("run/1", bytes(32) + pickle.dumps(Harmful(tmp_path / "harm")))
     with pytest.raises(RankEnded, match="it was signed by another run"):
         exchanges[1].broadcast("run")
     assert not (tmp_path / "harm").exists()
@@ -144,7 +144,7 @@ def test_ranks_learn_that_rank_0_runs_nothing(exchanges):
 def test_a_store_that_can_not_be_opened_is_reported(launcher, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "256.0.0.1")
     with pytest.raises(ConfigError, match=r"rank 1 of 3 can't meet the others at 256.0.0.1:"):
-        store.found(launch(1, 3), 2)
+        store.find(launch(1, 3), 2)
 
 
 def test_its_own_reason_counts_more_than_that_of_a_rank_that_lost_it(exchanges):
@@ -169,13 +169,13 @@ def test_where_all_ranks_were_stopped_none_is_to_blame(exchanges):
     assert exchanges[0].ends.reason(STOPPED).status == "interrupted"
 
 
-def test_a_rank_that_lives_and_does_not_answer_is_named(exchanges, monkeypatch):
+def test_ranks_that_report_nothing_after_a_collective_has_failed_are_gone(exchanges, monkeypatch):
     joined(exchanges)
-    monkeypatch.setattr(ends, "GONE_AFTER_FAILURE_S", 0.5)
-    lost = Outcome("failed", EXIT_FAILED, "code", "Timed out waiting", is_of_other_rank=True)
+    monkeypatch.setattr(ends, "REPORT_S", 0.5)
+    lost = Outcome("failed", EXIT_FAILED, "code", "Connection closed by peer", is_of_other_rank=True)
     exchanges[1].ends.report(lost)
     assert exchanges[0].ends.reason(lost).message.startswith("Rank 2 on node 2 (")
-    assert "did not answer, though alive" in exchanges[0].ends.reason(lost).message
+    assert exchanges[0].ends.lost == {2}
 
 
 # Processes
@@ -198,7 +198,7 @@ def meet_and(job):
 
 @pytest.mark.parametrize("on_one_machine", [True, False])
 def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_machine):
-    monkeypatch.setattr(signs, "GONE_S", 3.0)
+    monkeypatch.setattr(ends, "GONE_S", 3.0)
     killed = meet_and(lambda one: os.kill(os.getpid(), signal.SIGKILL))
     for rank in range(3):
         which = launch(rank, 3, on_one_machine=on_one_machine)
@@ -211,7 +211,7 @@ def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_mac
 
 
 def test_a_machine_that_gives_no_sign_of_life_is_gone(ranks, monkeypatch):
-    monkeypatch.setattr(signs, "GONE_S", 3.0)
+    monkeypatch.setattr(ends, "GONE_S", 3.0)
     stops = meet_and(lambda one: os.kill(os.getpid(), signal.SIGSTOP))
     for rank in range(2):
         ranks.start(launch(rank, 2), stops if rank else meet_and(wait))
@@ -280,7 +280,7 @@ def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
             wait(one) if one.launch.rank else time.sleep(50)
         return time.monotonic() - began_s
 
-    monkeypatch.setattr(signs, "GONE_S", 2.0)
+    monkeypatch.setattr(ends, "GONE_S", 2.0)
     for rank in range(3):
         ranks.start(launch(rank, 3), meet_and(job))
     assert "Rank 1 on node 1" in ranks.result(2)

@@ -34,7 +34,6 @@ class RunFolder:
     """Content of the folder before the run, which stays: sizes of files, None for folders."""
     stays: bool = False
     """The run has begun, so that its files are kept."""
-    has_failed: bool = False
 
     def keep(self) -> RunFolder:
         """The same, which `undo` can put back to how it is now. To be called by whoever holds the folder's lock."""
@@ -117,18 +116,14 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
     return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
 
 
-def log_of_rank(folder_of_run: Path, rank: int) -> Path:
-    """Returns where the log of a rank that failed stays."""
-    return folder_of_run / f"train.rank{rank}.log"
-
-
-def keep_log_of_rank(folder_of_run: Path, rank: int) -> Path | None:
-    """Moves the log of another rank beside that of the run, and removes the rank's folder; returns where it is now."""
-    own, kept = _of_rank(folder_of_run, rank), log_of_rank(folder_of_run, rank)
-    with suppress(OSError):  # it has none, or has moved it itself
+def keep_log_of_rank(folder_of_run: Path, rank: int, *, is_gone: bool = False) -> Path:
+    """Puts the log of another rank beside that of the run, and returns its path; a rank that lives writes on to it."""
+    own, kept = _of_rank(folder_of_run, rank), folder_of_run / f"train.rank{rank}.log"
+    with suppress(OSError):  # it has none, or has put it there itself
         (own / "train.log").replace(kept)
-    shutil.rmtree(own, ignore_errors=True)
-    return kept if kept.is_file() else None
+    if is_gone:
+        shutil.rmtree(own, ignore_errors=True)
+    return kept
 
 
 def _of_rank(folder_of_run: Path, rank: int) -> Path:

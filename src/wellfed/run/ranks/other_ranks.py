@@ -18,7 +18,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.nodes import NodeCards, card_faults
 from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, PlannedStage, RunPlan
 from wellfed.run.ending import Outcome
-from wellfed.run.folder.run_folder import keep_log_of_rank, log_of_rank
+from wellfed.run.folder.run_folder import keep_log_of_rank
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun, invite, uninvite
 from wellfed.train.memory.remembered import Lowered
@@ -174,7 +174,8 @@ class OtherRanks:
             return own
         if self._rank > 0:
             self.rank_0_tells = 0 not in exchange.ends.lost
-            own = self._with_own_log(own)
+            if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
+                keep_log_of_rank(self._shared.folder, self._rank)
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
             own = self._explained(own, exchange.ends.reason(own))
         exchange.ends.report(own)
@@ -184,12 +185,13 @@ class OtherRanks:
         return own
 
     def with_logs(self, outcome: Outcome) -> Outcome:
-        """Keeps the logs of ranks that are gone, and returns the outcome with their paths in its advice."""
-        lost = set() if self._exchange is None else self._exchange.ends.lost - {self._rank}
-        if self._shared is None or self._rank > 0 or outcome.is_refusal:
+        """Returns the outcome with the paths of the other ranks' logs in its advice, those of lost ranks too."""
+        if self._shared is None or self._exchange is None or self._rank > 0 or outcome.is_refusal:
             return outcome
-        kept = [path for rank in sorted(lost) if (path := keep_log_of_rank(self._shared.folder, rank)) is not None]
-        return _with_advice(outcome, f"Its log is {kept[0]}.") if kept else outcome
+        folder, ends = self._shared.folder, self._exchange.ends
+        logs = [keep_log_of_rank(folder, rank, is_gone=rank in ends.lost) for rank in ends.failed if rank > 0]
+        shown = ", ".join(str(log) for log in logs if log.exists())
+        return replace(outcome, advice=f"{outcome.advice} Its log is {shown}.".lstrip()) if shown else outcome
 
     def close(self, exit_code: int) -> None:
         """Ends an exchange that was opened for ranks that Lightning has started."""
@@ -206,15 +208,6 @@ class OtherRanks:
         code = found.exit_code if is_counted else EXIT_NOTHING_RUN
         # Its traceback was shown there; the one at hand is of a broken connection.
         return self.with_logs(replace(found, is_expected=True, exit_code=code))
-
-    def _with_own_log(self, own: Outcome) -> Outcome:
-        if self._shared is None or own.is_refusal or own.is_of_other_rank or own.status == "interrupted":
-            return own
-        return _with_advice(own, f"Its log is {log_of_rank(self._shared.folder, self._rank)}.")
-
-
-def _with_advice(outcome: Outcome, more: str) -> Outcome:
-    return replace(outcome, advice=f"{outcome.advice} {more}".lstrip())
 
 
 def _leave_collectives() -> None:
