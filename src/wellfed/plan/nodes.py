@@ -1,4 +1,4 @@
-"""Judges whether the processes that were started can train together: as many as asked for, alike on all machines."""
+"""Checks whether the ranks that were started can train together: their number, their code, their cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wellfed.units import counted
 
 
 def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fault]:
-    """What was asked for and is not what was started."""
+    """Yields a fault if other numbers of machines or devices were asked for than were started."""
     nodes, devices = trainer.num_nodes, trainer.devices
     if launch is None:
         if nodes > 1:
@@ -42,31 +42,31 @@ def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fau
 
 @dataclass(frozen=True)
 class RankFacts:
-    """A rank, and what must be the same for all."""
+    """A rank, with the facts that must be the same for all."""
 
     rank: int
     node: int
     host: str
     commit: str | None = None
-    """Of the checkout that it runs; None: it is none."""
+    """Commit of the checkout that it runs; None = not a git checkout."""
     change: str = ""
-    """Digest of what is not committed."""
+    """Digest of the uncommitted changes."""
     source: str = ""
     """Digest of the source files."""
     versions: tuple[tuple[str, str], ...] = field(default=())
-    """Of what ranks talk by."""
+    """Versions of Python and of the packages that ranks communicate by."""
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The rank with its machine, for messages."""
         return f"rank {self.rank} on node {self.node} ({self.host})"
 
 
 def code_faults(ranks: Sequence[RankFacts]) -> Iterator[Fault]:
-    """What the ranks run is not the same; the first that differs from rank 0 stands for all.
+    """Yields a fault for the first rank that runs other code than rank 0.
 
     Args:
-        ranks: one of each machine, rank 0 first.
+        ranks: one for each machine, rank 0 first.
     """
     first, *others = ranks
     way_out = "Let all machines see one folder of the project, or bring it to the same state on each."
@@ -93,17 +93,17 @@ def code_faults(ranks: Sequence[RankFacts]) -> Iterator[Fault]:
 
 @dataclass(frozen=True)
 class NodeCards:
-    """What a machine trains on."""
+    """The devices that a machine trains on."""
 
     node: int
     host: str
     accelerator: str
     cards: tuple[tuple[str, float | None], ...]
-    """Name and memory, GiB, of each; none on a CPU."""
+    """Name and memory (GiB) of each; empty on a CPU."""
 
 
 def card_faults(nodes: Sequence[NodeCards]) -> Iterator[Fault]:
-    """Machines whose cards are not those of the first; the first such one stands for all."""
+    """Yields a fault for the first machine whose cards differ from those of machine 0."""
     first, *others = nodes
     for other in others:
         if other.accelerator != first.accelerator:

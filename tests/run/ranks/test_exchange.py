@@ -318,3 +318,17 @@ def test_a_rank_that_ends_by_itself_is_left_to_it(ranks, monkeypatch):
     for rank in range(2):
         ranks.start(launch(rank, 2), meet_and(job))
     assert ranks.result(0) == "ended by itself"
+
+
+def test_a_rank_may_open_as_many_files_as_the_others_need():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard > 300
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        store.allow_open_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        store.allow_open_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

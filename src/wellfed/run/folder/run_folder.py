@@ -1,4 +1,4 @@
-"""Creates the folder of a run, exclusively, somewhere that can be written; and removes it where nothing was run."""
+"""Creates the folder of a run, where it can be written, and removes it if nothing was run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wellfed.run.folder import lock
 
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
 _KEPT = ".before"
-"""Folder of the files that a run which goes on may have to put back."""
+"""Folder of copies that a resumed run may have to put back."""
 _LARGE = 1 << 20
 _NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
 
@@ -28,7 +28,7 @@ class RunFolder:
 
     path: Path
     is_new: bool
-    """Created for this run: removed again if nothing was run."""
+    """Created for this run, so removed if nothing was run."""
     warning: str | None = None
     before: Mapping[Path, int | None] | None = None
     """Content of the folder before the run, which stays: sizes of files, None for folders."""
@@ -36,11 +36,11 @@ class RunFolder:
     """The run has begun, so that its files are kept."""
 
     def keep(self) -> RunFolder:
-        """The same, which `undo` can put back to how it is now. To be called by whoever holds the folder's lock."""
+        """Returns the same folder, which `undo` can put back to how it is now. The caller holds its lock."""
         if self.is_new:
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        is_run = (self.path / record.FILE_NAME).exists()  # else the user's, with whatever is in it
+        is_run = (self.path / record.FILE_NAME).exists()  # else a user's, with other files
         places = self.path.rglob("*") if is_run else self.path.iterdir()
         found = {place.relative_to(self.path): place for place in places}
         sizes = {name: place.stat().st_size if place.is_file() else None for name, place in found.items()}
@@ -48,17 +48,17 @@ class RunFolder:
             is_kept = is_run and size is not None and not found[name].is_symlink()
             if is_kept and name.parts[0] not in _NEVER_REPLACED:
                 kept = self.path / _KEPT / name
-                with suppress(OSError):  # a disk that is read-only or full: what is written next tells
+                with suppress(OSError):  # read-only or full: the next write reports it
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     _link(found[name], kept)
         return replace(self, before=sizes)
 
     def done(self) -> None:
-        """What this run has written stays."""
+        """Removes what `undo` needs."""
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)
 
     def undo(self) -> None:
-        """Nothing was run: what this run wrote goes, what it replaced comes back."""
+        """Removes what this run wrote, and puts back what it replaced."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
         if self.before is None:
@@ -82,21 +82,21 @@ class RunFolder:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A copy; of a large file a second name, which costs no room: those are replaced or grow, and never change."""
+    """Copies a file. A large one gets a second name, which costs no space: those are replaced or grow, never change."""
     if source.stat().st_size > _LARGE:
-        with suppress(OSError):  # a disk without such names
+        with suppress(OSError):  # a disk without hard links
             os.link(source, target)
             return
     shutil.copyfile(source, target)
 
 
 def reserve(folder: Path) -> None:
-    """Keep room for the record of a run that ends on a full disk."""
-    (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no room
+    """Keeps space for the record of a run that ends on a full disk."""
+    (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no space
 
 
 def release(folder: Path) -> None:
-    """Give back what `reserve` has kept."""
+    """Frees what `reserve` has kept."""
     with suppress(OSError):
         (folder / _RESERVE).unlink(missing_ok=True)
 
@@ -131,11 +131,12 @@ def _of_rank(folder_of_run: Path, rank: int) -> Path:
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:
-    """A new ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``; under the temporary directory if that can't
-    be written. The last four digits are the fraction of the second, so names sort as the folders were created.
+    """Creates ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``, or the same under the temporary directory.
+
+    The last four digits are the fraction of the second, so names sort as the folders were created.
 
     Raises:
-        ConfigError: neither can be written.
+        ConfigError: neither folder can be written.
     """
     runs = log_dir / workload / "runs"
     try:
@@ -155,7 +156,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
 
 
 def open_given(path: Path, *, resume: bool) -> RunFolder:
-    """The folder the user named (hydra.run.dir), the job's of a multirun, or the one to resume in.
+    """Opens the folder that the user named (hydra.run.dir), that of a multirun's job, or the one to resume in.
 
     Raises:
         ConfigError: it holds another run already, or can't be created.

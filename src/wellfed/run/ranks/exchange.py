@@ -183,6 +183,7 @@ class Exchange:
             return
         self._is_open = True
         come_s, launch = COME_S if come_s is None else come_s, self.launch
+        stores.allow_open_files(4 * launch.world_size + 1024)
         if launch.rank == 0:
             store, self._key = stores.serve()
         else:

@@ -219,6 +219,6 @@ def _leave_collectives() -> None:
 def _leave_for_torchrun(outcome: Outcome) -> None:
     """Writes the error of this rank where torchrun reads what failed first."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and outcome.exit_code and not outcome.is_of_other_rank:
+    if path and outcome.exit_code and not (outcome.is_of_other_rank or outcome.is_refusal):
         with suppress(OSError), open(path, "w", encoding="utf-8") as file:
             json.dump({"message": outcome.message, "timestamp": int(time.time())}, file)
