@@ -276,7 +276,7 @@ class Run:
         self._others.met()
 
     def _ways_that_fit(self, message: str) -> str:
-        """Returns, for a run that ran out of memory in training, overrides that would fit; empty without an estimate."""
+        """Returns overrides that would fit, for a run that ran out of memory in training; empty without an estimate."""
         if self._planned is None or self._books.progress.phase != "train":  # there is no estimate for an evaluation
             return ""
         plan, ask = self._planned
