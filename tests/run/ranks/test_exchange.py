@@ -252,6 +252,25 @@ def test_that_rank_0_is_killed_is_noticed_once(ranks, tmp_path):
         assert (noticed, lost) == ([said], {0})
 
 
+def test_the_record_of_a_rank_0_that_is_gone_is_written_before_another_rank_ends(ranks, tmp_path):
+    def job(one):
+        if one.launch.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def write(outcome):
+            time.sleep(1)
+            (tmp_path / "record").write_text(outcome.message)
+
+        one.ends.on_rank_0_gone = write
+        while 0 not in one.ends.lost:
+            time.sleep(0.01)
+
+    for rank in range(2):
+        ranks.start(launch(rank, 2), meet_and(job))
+    assert ranks.code(1) == 0
+    assert (tmp_path / "record").read_text().startswith("Rank 0 on node 0 (")
+
+
 def test_a_rank_that_hangs_when_another_fails_is_ended_after_its_record(ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(ends, "GRACE_S", 0.5)
 

@@ -61,6 +61,7 @@ class Ends:
         self._known: dict[int, Outcome] = {}
         self._noting = threading.Lock()
         self._is_over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="wellfed-ranks", daemon=True)
         self._on_failure: Callable[[Outcome], None] | None = None
         self._forcing: threading.Timer | None = None
 
@@ -73,7 +74,7 @@ class Ends:
         self.ask("set", f"beat/{rank}", "")
         self.ask("set", f"member/{rank}", json.dumps(own))
         self.missing({0, rank})
-        threading.Thread(target=self._watch, name="wellfed-ranks", daemon=True).start()
+        self._watching.start()
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the store.
@@ -187,6 +188,8 @@ class Ends:
                     self.ask("check", [_ENDS])  # until the store is gone
                     time.sleep(BEAT_S / 5)
         self._is_over.set()
+        if self._watching.is_alive():
+            self._watching.join(LAST_RECORD_S)  # it may write that rank 0 is gone
 
     def _watch(self) -> None:
         launch = self._launch
