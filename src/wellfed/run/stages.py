@@ -340,7 +340,8 @@ class Run:
         outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
             print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
-            self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
+            if self.measure is not None or not outcome.is_refusal:
+                self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""

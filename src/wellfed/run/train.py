@@ -188,7 +188,7 @@ class _Start:
             shared = self.shared or self._to_share(folder.path, target)
             if self.exchange is not None and self.rank == 0:
                 following.lead(self.exchange, shared, record.git)
-            others = OtherRanks(self.rank, shared, self.exchange)
+            others = OtherRanks(self.rank, shared, self.exchange, folder.undo)
             measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
             run = Run(
                 self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,

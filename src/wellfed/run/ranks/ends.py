@@ -74,6 +74,8 @@ class Ends:
         self.ask("set", f"beat/{rank}", "")
         self.ask("set", f"member/{rank}", json.dumps(own))
         self.missing({0, rank})
+        if rank in self._known:
+            self._send(rank, self._known[rank])
         self._watching.start()
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -110,8 +112,8 @@ class Ends:
         return [rank for rank, one in self._known.items() if one.exit_code and not one.is_of_other_rank]
 
     def report(self, outcome: Outcome) -> None:
-        """Reports how this rank ends; only the first report counts."""
-        if self._store is not None and self._note(self._launch.rank, outcome):
+        """Reports how this rank ends, once it has joined; only the first report counts."""
+        if self._note(self._launch.rank, outcome) and self._store is not None:
             with suppress(RankEnded):
                 self._send(self._launch.rank, outcome)
 
@@ -184,8 +186,9 @@ class Ends:
                     time.sleep(BEAT_S / 20)
             elif self._store is not None and self._launch.by == "Lightning" and self._known[own].exit_code:
                 # Lightning kills rank 0 within 5 s of a failed rank's end: the record must have been written before.
+                self._is_over.set()
                 while time.monotonic() < now_s + GRACE_S + LAST_RECORD_S + 2 * BEAT_S:
-                    self.ask("check", [_ENDS])  # until the store is gone
+                    self._read()  # until the store is gone
                     time.sleep(BEAT_S / 5)
         self._is_over.set()
         if self._watching.is_alive():
@@ -268,6 +271,8 @@ class Ends:
         recording = threading.Thread(target=on_failure, args=[outcome], daemon=True)
         recording.start()
         recording.join(LAST_RECORD_S)
+        if self._launch.rank == 0:
+            time.sleep(2 * BEAT_S)  # in which the others read it, since the store ends with this process
         os._exit(outcome.exit_code or EXIT_FAILED)
 
 

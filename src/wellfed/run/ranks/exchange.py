@@ -120,7 +120,7 @@ class Exchange:
         if self._is_closed:
             return
         self._is_closed = True
-        if self.launch.rank == 0:
+        if self.launch.rank == 0 or self._given is not None:
             with suppress(ConfigError, OSError, RuntimeError, RankEnded):
                 self._open(come_s=REFUSED_S)
         self.ends.report(outcome)

@@ -48,10 +48,17 @@ class OtherRanks:
     Args:
         shared: the run as rank 0 has composed it.
         exchange: with ranks that run already. Lightning starts the others of a machine when rank 0 begins to train.
+        undo: removes the run folder, where another rank has found that nothing can be run.
     """
 
-    def __init__(self, rank: int = 0, shared: SharedRun | None = None, exchange: Exchange | None = None) -> None:
-        self._rank, self._shared, self._exchange = rank, shared, exchange
+    def __init__(
+        self,
+        rank: int = 0,
+        shared: SharedRun | None = None,
+        exchange: Exchange | None = None,
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._rank, self._shared, self._exchange, self._undo = rank, shared, exchange, undo
         self._has_invited = False
         self.rank_0_tells = False
         """Rank 0 shows how this rank has ended."""
@@ -137,7 +144,7 @@ class OtherRanks:
         return [own] if self._exchange is None else self._exchange.all_gather(kind, own)
 
     def met(self) -> None:
-        """Called when all ranks train: those that Lightning has started need no invitation any more."""
+        """Removes the invitation, which ranks that Lightning has started need no more once all ranks train."""
         if self._has_invited:
             uninvite()
 
@@ -147,7 +154,14 @@ class OtherRanks:
         Args:
             on_failure: writes the record before that.
         """
-        return nullcontext() if self._exchange is None else self._exchange.ends.watching(on_failure)
+
+        def end(outcome: Outcome) -> None:
+            on_failure(outcome)
+            self.met()
+            if outcome.is_refusal:
+                self._undo()
+
+        return nullcontext() if self._exchange is None else self._exchange.ends.watching(end)
 
     def receiving(self, handler: Callable[[Any], None]) -> AbstractContextManager[None]:
         """Within the block rank 0 gets what the first ranks of other machines read there."""
