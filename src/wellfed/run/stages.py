@@ -346,7 +346,7 @@ class Run:
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.rank_0_tells)):
+        if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)

@@ -60,7 +60,7 @@ class OtherRanks:
     ) -> None:
         self._rank, self._shared, self._exchange, self._undo = rank, shared, exchange, undo
         self._has_invited = False
-        self.rank_0_tells = False
+        self.is_shown_by_rank_0 = False
         """Rank 0 shows how this rank has ended."""
 
     @property
@@ -141,7 +141,13 @@ class OtherRanks:
 
     def all_gather(self, kind: str, own: Any) -> list[Any]:
         """Returns what all ranks give, in their order, on all of them; raises RankEnded where one has failed."""
-        return [own] if self._exchange is None else self._exchange.all_gather(kind, own)
+        if self._exchange is not None:
+            return self._exchange.all_gather(kind, own)
+        if not (dist.is_available() and dist.is_initialized()):
+            return [own]
+        found: list[Any] = [None] * dist.get_world_size()  # something else has started the ranks
+        dist.all_gather_object(found, own)
+        return found
 
     def met(self) -> None:
         """Removes the invitation, which ranks that Lightning has started need no more once all ranks train."""
@@ -187,7 +193,7 @@ class OtherRanks:
         if exchange is None:
             return own
         if self._rank > 0:
-            self.rank_0_tells = 0 not in exchange.ends.lost
+            self.is_shown_by_rank_0 = 0 not in exchange.ends.lost
             if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
                 keep_log_of_rank(self._shared.folder, self._rank)
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
