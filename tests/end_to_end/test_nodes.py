@@ -334,7 +334,7 @@ from workloads.recsys.data import datasets as those
 from wellfed.errors import DataError
 
 def datasets(**given):
-    if os.environ["GROUP_RANK"] == "1":
+    if "1" in (os.environ.get("GROUP_RANK"), os.environ.get("LOCAL_RANK")):
         raise DataError("/data/ratings.csv: there is no such file. Bring it to all machines.")
     return those(**given)
 """
@@ -420,3 +420,14 @@ def test_a_rank_that_lightning_has_started_is_named_with_its_reason_and_log(tmp_
     assert (folder / "train.rank1.log").exists()
     assert not (folder / "rank1").exists()
     assert not (folder / ".ranks").exists()
+
+
+def test_a_rank_that_lightning_has_started_and_that_can_not_begin_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    data = ("workload.data._target_=mine.datasets", "config.allow_targets=[torch,wellfed,workloads,mine]")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = train(*CPU, *QUICK, *data, "trainer=ddp", cwd=tmp_path, fresh=True, PYTHONPATH=path)
+    assert done.code == 2, done.text
+    assert done.err.count("Rank 1: /data/ratings.csv: there is no such file.") == 1
+    assert "is gone" not in done.err
+    assert not run_folders(tmp_path)
