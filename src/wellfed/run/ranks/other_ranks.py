@@ -150,8 +150,13 @@ class OtherRanks:
         return found
 
     def met(self) -> None:
-        """Removes the invitation, which ranks that Lightning has started need no more once all ranks train."""
-        if self._has_invited:
+        """Removes the invitation if all ranks that Lightning starts have joined; some stages start before them."""
+        exchange = self._exchange
+        if (
+            self._has_invited
+            and exchange is not None
+            and not exchange.ends.missing({*range(exchange.launch.world_size)})
+        ):
             uninvite()
 
     def watching(self, on_failure: Callable[[Outcome], None]) -> AbstractContextManager[None]:
@@ -163,7 +168,8 @@ class OtherRanks:
 
         def end(outcome: Outcome) -> None:
             on_failure(outcome)
-            self.met()
+            if self._has_invited:
+                uninvite()
             if outcome.is_refusal:
                 self._undo()
 
