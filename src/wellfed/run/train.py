@@ -27,7 +27,6 @@ from wellfed.plan.nodes import launch_faults
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.ranks import launched, own_rank
 from wellfed.record import GitState, LaunchEntry, RunRecord, engine_state, git_state
-from wellfed.run import screen
 from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.folder import resume, run_folder
 from wellfed.run.folder.lock import only_one
@@ -177,6 +176,8 @@ class _Start:
     def _stages(self, folder: run_folder.RunFolder, record: RunRecord, target: resume.Target | None) -> int:
         """Runs the stages, and notes whether the folder stays."""
         if self.rank == 0 and not self._is_trial:
+            from wellfed.run import screen  # which imports numpy, and this module is imported before torch
+
             origin = None if target is None else target.checkpoint.parent.parent
             screen.show_start(screen.Terminal(), self._config.workload.name, origin)
         run, exit_code = None, EXIT_FAILED

@@ -37,7 +37,7 @@ REPORT_S = 10.0
 _ENDS = "ends"
 
 
-class Member(NamedTuple):
+class Joined(NamedTuple):
     """Process and machine of a rank that has joined."""
 
     node: int
@@ -55,7 +55,7 @@ class Ends:
         """Called once, in whichever thread finds that rank 0 is gone without a report."""
         self._launch = launch
         self._store: Any = None
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Joined] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         """Last sign of life of ranks on other machines, and when it came by this process's clock."""
         self._known: dict[int, Outcome] = {}
@@ -70,7 +70,7 @@ class Ends:
         self._store, rank = store, self._launch.rank
         if rank == 0:
             self.ask("set", _ENDS, "\n")
-        own = Member(self._launch.node, socket.gethostname(), os.getpid())
+        own = Joined(self._launch.node, socket.gethostname(), os.getpid())
         self.ask("set", f"beat/{rank}", "")
         self.ask("set", f"member/{rank}", json.dumps(own))
         self.missing({0, rank})
@@ -95,7 +95,7 @@ class Ends:
         """Returns those of the ranks that have not joined yet."""
         for rank in ranks - self._members.keys():
             if self.ask("check", [f"member/{rank}"]):
-                self._members[rank] = Member(*json.loads(self.ask("get", f"member/{rank}")))
+                self._members[rank] = Joined(*json.loads(self.ask("get", f"member/{rank}")))
         return sorted(ranks - self._members.keys())
 
     def named(self, *ranks: int) -> str:
