@@ -25,8 +25,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from wellfed.config import entry  # noqa: E402
 from wellfed.ranks import own_rank  # noqa: E402
 from wellfed.run.folder.resume import expand  # noqa: E402
-from wellfed.run.ranks.launched import on_all_ranks  # noqa: E402
-from wellfed.run.train import spin_less  # noqa: E402
+from wellfed.run.train import on_all_ranks, spin_less  # noqa: E402
 
 spin_less(os.environ)
 

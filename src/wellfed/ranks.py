@@ -1,4 +1,4 @@
-"""Ranks: which process of a run this one is, as torchrun, Slurm or Lightning say, and its share of a step's samples."""
+"""Ranks: the number of this process within its run, by its launcher, and its share of the samples of a step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Seconds that a collective of torch waits for a rank. Then the rank hangs, and all others end."""
+
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher has started on all machines, and which of it this process is."""
+    """The ranks that a launcher has started on all machines, and which of them this process is."""
 
-    by: Literal["torchrun", "srun"]
+    by: Literal["torchrun", "srun", "Lightning"]
     rank: int
     local_rank: int
     """Among the ranks of this machine."""
@@ -24,18 +27,18 @@ class Launch:
     devices: int
     """Ranks on this machine."""
     job: str | None = None
-    """Names what was started; the same when it is started again. None: it has no name of its own."""
+    """Name of the job, which stays when it is started again; None = it has none."""
     attempt: int = 0
-    """How often it was started before."""
+    """Times that the job was started before."""
 
     @property
     def is_first_of_node(self) -> bool:
-        """It does what is done once on each machine."""
+        """Whether this rank does what is done once on each machine."""
         return self.local_rank == 0
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """None where neither torchrun nor srun has started this process. Of both, torchrun within srun, it is torchrun."""
+    """Returns what torchrun or srun has started; None if neither has. torchrun within srun counts as torchrun."""
 
     def number(name: str, default: int) -> int:
         text = environ.get(name, "")
@@ -52,10 +55,10 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
             world_size=world_size,
             num_nodes=number("GROUP_WORLD_SIZE", max(1, world_size // devices)),
             devices=devices,
-            job=None if name in ("", "none") else f"torchrun {name}",  # "none" is that of all without --rdzv-id
+            job=None if name in ("", "none") else f"torchrun {name}",  # torchrun writes "none" without --rdzv-id
             attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
         )
-    # An interactive shell within a job has the variables of the job, and nobody has started its processes.
+    # An interactive shell within a job has the variables of the job, and srun has not started its processes.
     if "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         world_size, num_nodes = number("SLURM_NTASKS", 1), number("SLURM_NNODES", 1)
         job = environ.get("SLURM_JOB_ID")
@@ -73,8 +76,13 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
+def lightnings_launch(rank: int, world_size: int) -> Launch:
+    """Returns the launch of ranks that Lightning starts on this machine when rank 0 begins to train."""
+    return Launch("Lightning", rank, local_rank=rank, node=0, world_size=world_size, num_nodes=1, devices=world_size)
+
+
 def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Has Slurm queue this job again, which `scontrol` does; why it could not. None also outside of srun."""
+    """Has Slurm queue this job again (`scontrol requeue`). Returns why it could not, else None, also without srun."""
     launch = launched(environ)
     if launch is None or launch.by != "srun" or launch.job is None:
         return None
@@ -88,7 +96,7 @@ def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def own_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """The rank this process was started as, by whomever; 0 where nobody says so."""
+    """Returns the rank of this process, whatever has started it; 0 if the environment has none."""
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -96,20 +104,20 @@ def own_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def own_local_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """The same among the ranks of this machine, which is the number of the card that Lightning gives it."""
+    """Returns the rank among those of this machine, which is the number of the card that Lightning gives it."""
     launch = launched(environ)
     text = environ.get("LOCAL_RANK", "0")
     return launch.local_rank if launch is not None else int(text) if text.isdigit() else 0
 
 
 def share_of(total: int, rank: int, world_size: int) -> range:
-    """Places within the step of the samples that a rank takes: contiguous and nearly equal parts, all of it taken once.
+    """Returns the positions, within a step, of the samples that a rank takes.
 
-    Empty for some ranks where there are fewer samples than ranks.
+    Shares are contiguous and nearly equal. Some are empty where there are fewer samples than ranks.
     """
     return range(total * rank // world_size, total * (rank + 1) // world_size)
 
 
 def largest_share(total: int, world_size: int) -> int:
-    """Samples that one rank takes at most."""
+    """Returns the most samples that one rank takes."""
     return -(-total // world_size)

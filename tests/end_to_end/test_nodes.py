@@ -22,6 +22,7 @@ import torch
 from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run_folders, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
+from wellfed.run.ranks.ends import GONE_S
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 400
@@ -193,7 +194,7 @@ def test_a_rank_0_that_hangs_when_another_is_killed_is_ended_with_its_record(nod
         time.sleep(0.2)
     hanging = nodes.rank(0)
     nodes.rank(1).kill()
-    hanging.wait(30)
+    hanging.wait(GONE_S + 40)  # it takes that long until a machine counts as gone, and some seconds to end
     record = record_of(only_folder(nodes.folder))
     assert (record["status"], record["exit_code"]) == ("failed", 1)
     assert record["error"]["message"].startswith(f"Rank 1 on node 1 ({socket.gethostname()}) is gone without a word")
@@ -333,7 +334,7 @@ from workloads.recsys.data import datasets as those
 from wellfed.errors import DataError
 
 def datasets(**given):
-    if os.environ["GROUP_RANK"] == "1":
+    if "1" in (os.environ.get("GROUP_RANK"), os.environ.get("LOCAL_RANK")):
         raise DataError("/data/ratings.csv: there is no such file. Bring it to all machines.")
     return those(**given)
 """
@@ -388,3 +389,45 @@ def test_what_the_first_rank_prepares_is_there_for_the_others(nodes: Nodes, port
     hooks = (nodes.folder / "hooks").read_text().splitlines()
     assert hooks.count("prepare_data") == 2
     assert hooks.count("setup fit") == 4
+
+
+FAILS = """
+import os
+import signal
+import lightning.pytorch as pl
+
+class Fails(pl.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == 8 and trainer.global_rank == 1:
+            if os.environ["HOW"] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("no such column")
+"""
+
+
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_a_rank_that_lightning_has_started_is_named_with_its_reason_and_log(tmp_path: Path, how: str) -> None:
+    (tmp_path / "mine.py").write_text(FAILS)
+    fails = ("+callbacks.fails._target_=mine.Fails", "config.allow_targets=[torch,lightning,wellfed,workloads,mine]")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = train(*CPU, *LONG, "trainer=ddp", *fails, cwd=tmp_path, fresh=True, HOW=how, PYTHONPATH=path)
+    folder = only_folder(tmp_path)
+    record = record_of(folder)
+    assert (record["status"], record["exit_code"]) == ("failed", 1), done.text
+    reason = "Rank 1: ValueError: no such column" if how == "raises" else "Rank 1 is gone without a word"
+    assert record["error"]["message"].startswith(reason)
+    assert f"Its log is {folder.resolve() / 'train.rank1.log'}" in record["error"]["advice"]
+    assert (folder / "train.rank1.log").exists()
+    assert not (folder / "rank1").exists()
+    assert not (folder / ".ranks").exists()
+
+
+def test_a_rank_that_lightning_has_started_and_that_can_not_begin_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    data = ("workload.data._target_=mine.datasets", "config.allow_targets=[torch,wellfed,workloads,mine]")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = train(*CPU, *QUICK, *data, "trainer=ddp", cwd=tmp_path, fresh=True, PYTHONPATH=path)
+    assert done.code == 2, done.text
+    assert done.err.count("Rank 1: /data/ratings.csv: there is no such file.") == 1
+    assert "is gone" not in done.err
+    assert not run_folders(tmp_path)

@@ -10,8 +10,9 @@ import pytest
 from wellfed.config.compose import compose
 from wellfed.ranks import own_rank
 from wellfed.run import train
+from wellfed.run.folder.log import log_file
 from wellfed.run.folder.run_folder import RunFolder
-from wellfed.run.train import SPIN_COUNT, log_file, set_environment
+from wellfed.run.train import SPIN_COUNT, set_environment
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks that the started processes can train together: as many as asked for, with the same code and cards."""
+"""Checks whether the ranks that were started can train together: their number, their code, their cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wellfed.units import counted
 
 
 def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fault]:
-    """Yields a fault if other processes were started than asked for."""
+    """Yields a fault if other numbers of machines or devices were asked for than were started."""
     nodes, devices = trainer.num_nodes, trainer.devices
     if launch is None:
         if nodes > 1:
@@ -42,31 +42,31 @@ def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fau
 
 @dataclass(frozen=True)
 class RankFacts:
-    """A rank, with the facts that must be the same for all ranks."""
+    """A rank, with the facts that must be the same for all."""
 
     rank: int
     node: int
     host: str
     commit: str | None = None
-    """Commit of its checkout; None: it runs no checkout."""
+    """Commit of the checkout that it runs; None = not a git checkout."""
     change: str = ""
-    """Digest of uncommitted changes."""
+    """Digest of the uncommitted changes."""
     source: str = ""
     """Digest of the source files."""
     versions: tuple[tuple[str, str], ...] = field(default=())
-    """Name and version of the libraries that ranks communicate with."""
+    """Versions of Python and of the packages that ranks communicate by."""
 
     @property
     def where(self) -> str:
-        """``rank 1 on node 0 (host)``, for messages."""
+        """The rank with its machine, for messages."""
         return f"rank {self.rank} on node {self.node} ({self.host})"
 
 
 def code_faults(ranks: Sequence[RankFacts]) -> Iterator[Fault]:
-    """Yields a fault for the first rank whose code differs from that of rank 0.
+    """Yields a fault for the first rank that runs other code than rank 0.
 
     Args:
-        ranks: one of each machine, rank 0 first.
+        ranks: one for each machine, rank 0 first.
     """
     first, *others = ranks
     way_out = "Let all machines see one folder of the project, or bring it to the same state on each."
@@ -99,11 +99,11 @@ class NodeCards:
     host: str
     accelerator: str
     cards: tuple[tuple[str, float | None], ...]
-    """Name and memory (GiB) of each card; empty on a CPU."""
+    """Name and memory (GiB) of each; empty on a CPU."""
 
 
 def card_faults(nodes: Sequence[NodeCards]) -> Iterator[Fault]:
-    """Yields a fault for the first machine whose cards differ from those of node 0."""
+    """Yields a fault for the first machine whose cards differ from those of machine 0."""
     first, *others = nodes
     for other in others:
         if other.accelerator != first.accelerator:

@@ -42,7 +42,6 @@ from wellfed.run.ending import Outcome
 from wellfed.run.folder import run_folder
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
-from wellfed.run.ranks.other_ranks import NodeGpus
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.units import mib
@@ -110,10 +109,9 @@ class Bookkeeper:
             "torch_problem": facts.torch_problem,
         }
 
-    def other_machines(self, nodes: Sequence[NodeGpus]) -> None:
-        """GPUs of the machines that train with this one."""
-        gpus = self.record.machine.get("gpus", [])
-        gpus += [{**gpu, "node": node.node, "host": node.host} for node in nodes for gpu in node.gpus]
+    def other_machines(self, gpus: Sequence[dict[str, Any]]) -> None:
+        """Records the GPUs of the machines that train with this one."""
+        self.record.machine["gpus"] = [*self.record.machine.get("gpus", []), *gpus]
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""

@@ -1,4 +1,4 @@
-"""Goes through the stages of one run, in order: machine, data, plan, training, test, ceiling, report."""
+"""Runs the stages of one run, in order: machine, data, plan, training, test, ceiling, report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """One run in its folder. ``go`` never raises: whatever ended the run is in the record and in the exit code."""
+    """One run in its folder. ``go`` never raises: how the run ended is in the record and in the exit code."""
 
     composed: Composed[RunConfig]
     folder: Path
@@ -61,22 +61,22 @@ class Run:
     began_s: InitVar[float]
     """When the command started, by the monotonic clock."""
     parts: assemble.Parts | None = None
-    """Data and model, where they are there already; trained as they are."""
+    """Data and model, where they are made already."""
     measure: Measure | None = None
-    """Only time the training: no validation, no checkpoint, no test, no wandb."""
+    """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
     others: OtherRanks | None = None
     judge: Judge | None = None
-    """May end the training early, after a validation: what is then kept is tested no more."""
+    """Pruner, called after each validation. A pruned run skips the test."""
     has_trained: bool = field(default=False, init=False)
-    """The first batch was asked for: from here on the folder stays."""
+    """The first batch was asked for, so the folder stays."""
     is_refused: bool = field(default=False, init=False)
-    """It has ended, and nothing was run."""
+    """The run has ended before anything was run."""
 
     def __post_init__(self, record: RunRecord, began_s: float) -> None:
         self._config = self.composed.config
         earlier_s = record.duration_s + time.monotonic() - began_s
         self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
-        self._others = self.others or OtherRanks(self.rank, self.folder)
+        self._others = self.others or OtherRanks(self.rank)
         self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
         self._resumed_at = 0
@@ -84,21 +84,20 @@ class Run:
         self._planned: tuple[RunPlan, Callable[[RanOut], list[str]]] | None = None
 
     def go(self) -> int:
-        """All stages; the exit code."""
+        """Runs all stages and returns the exit code."""
         try:
             self._stages()
             outcome = OK
             self.stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
             self.stop.is_finishing = True
-            is_trial = self.measure is not None  # it keeps nothing to go on from
+            is_trial = self.measure is not None  # it keeps no checkpoint
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
             if isinstance(error, OutOfMemoryExhausted) and outcome.kind == "device_oom":
                 outcome = replace(outcome, advice=self._ways_that_fit(outcome.message))
-            if self._config.trainer.world_size > 1:
-                outcome = self._others.reason(outcome)
+            outcome = self._others.outcome(outcome)
             outcome = self._with_what_is_saved(outcome)
-            self._tell(outcome, error)
+            self._show(outcome, error)
         books = self._books
         self.is_refused = outcome.is_refusal
         if self.is_refused and self.measure is None:
@@ -122,23 +121,21 @@ class Run:
             free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
             by = f"; held by {gpu.held_by()}" if gpu.holders else ""
             _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
-        # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
+        # torch counts the host's cores; threads beyond the quota would wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         with self._others.in_turn():
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
-        self._books.other_machines(self._others.machines(facts, planner.device))
+        self._books.other_machines(self._others.gpus_of_other_machines(facts, planner.device))
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
         passes = self._make_passes(planner, plan)
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
-        if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
+        if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
             books.open_loggers(self.composed, plan)
-        line = self._others.line
-        if self.rank == 0 and line is not None:
-            line.on("watched", lambda rank, told: books.hear_of_node(told))
         self._others.ready()
-        with self._others.watching(self._lost), self._watching(facts, plan):
+        received = self._others.receiving(books.hear_of_node)
+        with self._others.watching(self._lost), self._watching(facts, plan), received:
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
                 self._started()
@@ -171,7 +168,7 @@ class Run:
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
-        """With the model in the form that the plan has it in."""
+        """Makes the passes, and the model as the plan has it."""
         _prepare_model(planner.config, plan, planner.parts)
         may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
         config, parts, books = planner.config, planner.parts, self._books
@@ -179,7 +176,7 @@ class Run:
         return self._passes
 
     def _fit(self, passes: Passes, checkpoint: Path | None) -> RestartNeeded | None:
-        """Train; what has to be done about it where memory ran out in a step that can't be done again."""
+        """Trains; returns what a restart changes where memory ran out in a step that can't be done again."""
         try:
             passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
         except RestartNeeded as needed:
@@ -190,7 +187,7 @@ class Run:
         return None
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
-        """Data and model made anew, and the plan with what needs less."""
+        """Makes data and model again, and the plan that needs less memory."""
         changes = needed.changes
         if plan.stages:  # each has sizes and features of its own
             changes = {knob: value for knob, value in changes.items() if not knob.startswith("memory.")}
@@ -202,7 +199,7 @@ class Run:
         return planner, plan
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
-        """Record and tables are put back to where training goes on, and it is told."""
+        """Puts record and tables back to where training goes on, and reports the restart."""
         step, epochs = (0, 0.0) if checkpoint is None else _place_of(load_checkpoint(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
         self._books.journal.event(
@@ -215,17 +212,15 @@ class Run:
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Rank 0 watches its machine, the first rank of another node that one."""
-        line, books = self._others.line, self._books
+        """Rank 0 reads its machine; the first rank of another machine reads that one for rank 0."""
         if self.rank == 0:
-            return books.watching(facts, plan)
-        if line is None or line.launch.node == 0 or not line.launch.is_first_of_node:
-            return nullcontext()
-        return books.watched_from_afar(facts, plan, line.launch.node, lambda told: line.tell("watched", told))
+            return self._books.watching(facts, plan)
+        sender = self._others.sender()
+        return nullcontext() if sender is None else self._books.watched_from_afar(facts, plan, *sender)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
-        plan = self._others.plan(planner, self.composed.overrides)
+        plan = self._others.plan(planner)
         self._planned = plan, planner.ways_that_fit(plan)
         self._books.passed("plan_s")
         self._books.planned(plan)
@@ -235,7 +230,7 @@ class Run:
             screen.show_plan(self._console, config.workload.name, plan, notes)
             for warning in filter(None, [project.engine_doubt(), *plan.warnings]):
                 _LOG.warning(warning)
-            if config.rerun:  # what is not as it was in the run that is run again
+            if config.rerun:
                 earlier, record = RunRecord.read(Path(config.rerun)), self._books.record
                 found = differences(earlier.config, {**self.composed.resolved, "rerun": earlier.config.get("rerun")})
                 found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
@@ -245,7 +240,7 @@ class Run:
         return plan
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
-        """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
+        """Returns the checkpoint to go on from, and puts record and tables back to its step. It must fit the model."""
         checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := self._loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
@@ -263,9 +258,9 @@ class Run:
         return checkpoint
 
     def _loaded(self, checkpoint: Path, target: Target, damaged: Sequence[Path]) -> dict[str, Any] | None:
-        """Content of a checkpoint; None where it can't be loaded and there is another one in the folder.
+        """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one.
 
-        Of an earlier version a file has no digest, and may pass all checks but this.
+        Files of earlier versions have no digest, so this may be the first check that fails.
         """
         try:
             return load_checkpoint(checkpoint)
@@ -278,27 +273,27 @@ class Run:
         if not self.has_trained and self.measure is None:
             screen.show_folder(self._console, self.folder)
         self.has_trained = True
-        self._others.meet()
+        self._others.met()
 
     def _ways_that_fit(self, message: str) -> str:
-        """What can be typed where memory has run out in training; empty where there is no estimate to tell."""
-        if self._planned is None or self._books.progress.phase != "train":  # what an evaluation needs is not estimated
+        """Returns overrides that would fit, for a run that ran out of memory in training; empty without an estimate."""
+        if self._planned is None or self._books.progress.phase != "train":  # there is no estimate for an evaluation
             return ""
         plan, ask = self._planned
-        if plan.stages:  # whose later ones need something else
+        if plan.stages:  # later ones need other sizes
             return ""
         events = self._books.record.events
         anew = ("resume", "restart")
         began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
         try:
             ways = ask(RanOut.of(plan, events[began:], message))
-        except Exception:  # noqa: BLE001  how the run has ended must not be lost to what is said of it
-            _LOG.exception("What would have fitted can't be told.")
+        except Exception:  # noqa: BLE001  an error here must not replace that of the run
+            _LOG.exception("What would have fitted can't be estimated.")
             return ""
         return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
-        """The same, whose advice says how much of the training is saved, and how to go on from there."""
+        """Returns the outcome, with advice on how much of the training is saved and how to go on from there."""
         if self.measure is not None or self.rank > 0 or outcome.is_refusal:
             return outcome
         target = self.target
@@ -323,34 +318,35 @@ class Run:
 
     @property
     def _newest_saved(self) -> Mapping[str, int]:
-        """Step of each checkpoint that was written in this process and is there, by file name; before a restart too."""
+        """Step of each checkpoint that this process has written and that still exists, by file name."""
         saved = {**self._saved, **({} if self._passes is None else self._passes.saved)}
         return {name: step for name, step in saved.items() if (self.folder / CHECKPOINTS / name).is_file()}
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
-        """File and step of what ``resume=`` would go on from in this folder."""
+        """Returns file and step of the checkpoint from which ``resume=`` would go on in this folder."""
         saved, target = self._newest_saved, self.target
         if LAST in saved:
             return LAST, saved[LAST]
         if target is None or not target.in_place:
             return (BEST, saved[BEST]) if BEST in saved else (None, 0)
-        # A newer best.ckpt is taken only where the latest last.ckpt is damaged.
+        # A newer best.ckpt is taken only if the latest last.ckpt is damaged.
         if BEST in saved and (target.damaged or target.checkpoint.name == BEST):
             return BEST, saved[BEST]
         return target.checkpoint.name, self._resumed_at
 
     def _lost(self, outcome: Outcome) -> None:
-        """A rank is gone and this one hangs for it: the record is written from another thread, before it is ended."""
+        """Writes the record from another thread, before this rank is ended, which hangs since another one failed."""
         self.stop.is_finishing = True
-        outcome = self._with_what_is_saved(outcome)
+        outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
             print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
-            self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
+            if self.measure is not None or not outcome.is_refusal:
+                self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
-    def _tell(self, outcome: Outcome, error: BaseException) -> None:
-        """What ended the run, on the terminal and in the log; the traceback only where it helps."""
+    def _show(self, outcome: Outcome, error: BaseException) -> None:
+        """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.rank_0_tells)):
+        if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)
@@ -365,7 +361,7 @@ class Run:
 
 
 def _place_of(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
-    """Steps and epochs done where a checkpoint was written."""
+    """Returns the steps and epochs that were done when a checkpoint was written."""
     step, position = int(state["global_step"]), state.get("position", {})
     stream = position.get("stream")
     part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
@@ -373,12 +369,12 @@ def _place_of(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:
-    """What must hold before a model reaches its device; the ballast, if there is one."""
+    """Enforces the memory budget before a model reaches its device; returns the ballast, if there is one."""
     ballast = None
     if plan.device.enforce and plan.device.memory_gib is not None:
         budget_bytes = int(plan.device.memory_gib * 2**30)
         if plan.on_gpu:
-            # Lightning chooses the rank's card later.
+            # Lightning has not chosen the rank's card yet.
             ballast = cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=own_local_rank())
         elif cap.cap_host(budget_bytes) is None:
             _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
@@ -386,7 +382,7 @@ def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:
 
 
 def _prepare_model(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
-    """Before it reaches its device."""
+    """Sets memory format and checkpointing of the model before it reaches its device."""
     if config.gpu.channels_last:
         parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if plan.memory.checkpoint_activations:

@@ -1,36 +1,43 @@
-"""Starts one run: folder, lock and first record, then its stages; removes the folder where nothing was run."""
+"""Starts one run, on all of its ranks: folder, lock and first record, then its stages.
+
+`on_all_ranks` is what the command calls, `train` what a rank does then. The folder is removed if nothing was run.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, cast
 
 from wellfed import project
+from wellfed.command_line import words
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
-from wellfed.masking import MaskedFormatter, learn, masked_override
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
+from wellfed.masking import learn, masked_override
 from wellfed.plan.nodes import launch_faults
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.ranks import launched, own_rank
-from wellfed.record import GitState, RunRecord, engine_state, git_state
-from wellfed.run import screen
+from wellfed.record import GitState, LaunchEntry, RunRecord, engine_state, git_state
+from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.folder import resume, run_folder
 from wellfed.run.folder.lock import only_one
+from wellfed.run.folder.log import log_file
+from wellfed.run.ranks import following
+from wellfed.run.ranks.exchange import Exchange
+from wellfed.run.ranks.following import SharedRun
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
     from wellfed.run.objects.assemble import Parts
-    from wellfed.run.ranks.following import Word
-    from wellfed.run.ranks.line import Line
     from wellfed.train.lightning.callbacks.pruning import Judge
 
 _LOG = logging.getLogger("wellfed")
@@ -39,33 +46,88 @@ TRIAL = "WELLFED_TRIAL"
 SPIN_COUNT = "10000"
 """Turns that torch's CPU threads (GNU OpenMP) wait for work before they sleep. Its own 300,000 stall a run when another
 process wants the cores: record 2026-11-21_omp_spin_cpu."""
+_LAUNCH = ("by", "job", "attempt")
+"""Facts of the launch that the record has."""
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
     *("host", "tested"),
 )
-"""What a run that goes on in its folder knows of itself already, until it has something newer."""
+"""Fields of the record that a resumed run keeps until it has measured newer ones."""
+
+
+def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) -> int:
+    """Runs a command on each rank that torchrun, srun or Lightning has started; returns the exit code of this one.
+
+    Args:
+        main: composes what the command line says and calls its argument with that. Called on rank 0 only, and where
+            the process was started alone; other ranks train what rank 0 has composed.
+    """
+    invited = following.invited()
+    if invited is not None:
+        exchange, shared = invited
+        _quiet_torch(os.environ)
+        return _and_close(exchange, lambda: train(shared.composed, exchange=exchange, shared=shared))
+    launch = launched()
+    if launch is None or launch.world_size == 1:
+        return main(train)
+    if {"-m", "--multirun"} & set(words()):
+        problem = f"is for many runs, and {launch.by} has started the ranks of one."
+        if launch.rank == 0:
+            print(ConfigError.of("-m", problem, f"Start it without {launch.by}."), file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    exchange = Exchange(launch)
+    if launch.rank == 0:
+        return _and_close(exchange, lambda: main(lambda composed: train(composed, exchange=exchange)))
+    return _and_close(exchange, lambda: _follow(exchange))
+
+
+def _follow(exchange: Exchange) -> int:
+    spin_less(os.environ)
+    _quiet_torch(os.environ)
+    try:
+        shared = following.follow(exchange, own_git_state)
+    except RankEnded as ended:
+        exchange.ends.report(ended.outcome)  # rank 0 shows it, which may not know what could not be read here
+        return ended.outcome.exit_code
+    except WellfedError as error:
+        print(show_text(str(error)), file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    return train(shared.composed, exchange=exchange, shared=shared)
+
+
+def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
+    code = EXIT_FAILED
+    try:
+        code = job()
+    finally:
+        exchange.close(Outcome("ok" if code == EXIT_OK else "invalid", code))
+    if exchange.ends.lost:  # threads of a collective that has lost a rank may never end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def train(
     composed: Composed[RunConfig],
     parts: Parts | None = None,
-    line: Line | None = None,
-    word: Word | None = None,
     judge: Judge | None = None,
+    exchange: Exchange | None = None,
+    shared: SharedRun | None = None,
 ) -> int:
-    """Run it; the exit code. Whatever happens, the run's folder tells, or there is none, since nothing was run.
+    """Trains and returns the exit code. The outcome is in the run folder, which is removed if nothing was run.
 
     Args:
         composed: with an option of ``sweep``, or in the process of a trial (`TRIAL`), the run is only timed.
         parts: data and model, where they are made already.
-        line: to the other ranks, where torchrun or srun has started them.
-        word: of rank 0, on another rank of these.
-        judge: may end the training early; is told each validation's number, from 1, and its best metric.
+        judge: may end the training early; gets each validation's number, from 1, and its best metric.
+        exchange: with the other ranks, where they run already.
+        shared: what rank 0 has composed, on another rank.
     """
     try:
         with StopRequest().listening() as stop:
-            return _train(composed, stop, parts, line, word, judge)
+            return _Start(composed, own_rank(), stop, parts, judge, exchange, shared).run()
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -73,103 +135,132 @@ def train(
         return EXIT_NOTHING_RUN
 
 
-def _train(
-    composed: Composed[RunConfig],
-    stop: StopRequest,
-    parts: Parts | None,
-    line: Line | None,
-    word: Word | None,
-    judge: Judge | None,
-) -> int:
-    """If nothing was run, the folder is as it was."""
-    began_s, config, rank = time.monotonic(), composed.config, own_rank()
-    learn(composed.secrets)  # another process may have composed it
-    if faults := list(launch_faults(config.trainer, launched())):
-        raise ConfigError(faults)
-    is_trial = "sweep" in composed.choices or TRIAL in os.environ  # it has a record whatever becomes of it
-    target = word.target if word else _target(config, rank)
-    if target and target.earlier:
-        resume.check_unchanged(composed, target.earlier)
-    folder = _open_folder(composed, target, rank, word)
-    set_environment(os.environ, config)
-    with only_one(folder.path):
-        if target is not None and target.in_place and word is None:  # another resume may have ended since
-            target = _target(config, rank)
-        folder = folder.keep()
-        run, run_record = None, begin_record(composed, folder, target)
-        try:
-            if rank == 0:
-                _write_first(composed, folder.path, run_record)
+@dataclass
+class _Start:
+    """What is done before and after the stages of one run; arguments as for `train`."""
+
+    composed: Composed[RunConfig]
+    rank: int
+    stop: StopRequest
+    parts: Parts | None
+    judge: Judge | None
+    exchange: Exchange | None
+    shared: SharedRun | None
+
+    def __post_init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._config = self.composed.config
+        # Its record stays, however it ends.
+        self._is_trial = "sweep" in self.composed.choices or TRIAL in os.environ
+
+    def run(self) -> int:
+        """Checks what can be checked before torch is imported, opens the folder, and runs the stages."""
+        learn(self.composed.secrets)  # another process may have composed it
+        if faults := list(launch_faults(self._config.trainer, launched())):
+            raise ConfigError(faults)
+        target = self._target()
+        if target and target.earlier:
+            resume.check_unchanged(self.composed, target.earlier)
+        set_environment(os.environ, self._config)
+        with self._folder(target) as folder:
+            if target is not None and target.in_place and self.shared is None:  # another resume may have ended since
+                target = self._target()
+            record = begin_record(self.composed, folder, target)
+            if self.rank == 0:
+                _write_first(self.composed, folder.path, record)
             with log_file(folder.path / "train.log"):
                 if folder.warning:
                     _LOG.warning(folder.warning)
-                if rank == 0 and not is_trial:
-                    screen.show_start(
-                        screen.Terminal(),
-                        config.workload.name,
-                        None if target is None else target.checkpoint.parent.parent,
-                    )
-                from wellfed.run.passes import Measure
-                from wellfed.run.ranks.following import lead
-                from wellfed.run.ranks.other_ranks import OtherRanks  # torch and Lightning from here on
-                from wellfed.run.stages import Run
+                return self._stages(folder, record, target)
 
-                if line is not None and rank == 0:
-                    lead(line, composed, target, folder.path, run_record.git)
-                measure = Measure(config.sweep.trial_steps) if is_trial else None
-                others = OtherRanks(rank, folder.path, line)
-                run = Run(composed, folder.path, run_record, target, rank, stop, began_s, parts, measure, others, judge)
+    def _stages(self, folder: run_folder.RunFolder, record: RunRecord, target: resume.Target | None) -> int:
+        """Runs the stages, and notes whether the folder stays."""
+        if self.rank == 0 and not self._is_trial:
+            from wellfed.run import screen  # which imports numpy, and this module is imported before torch
+
+            origin = None if target is None else target.checkpoint.parent.parent
+            screen.show_start(screen.Terminal(), self._config.workload.name, origin)
+        run, exit_code = None, EXIT_FAILED
+        try:
+            from wellfed.run.passes import Measure
+            from wellfed.run.ranks.other_ranks import OtherRanks  # torch and Lightning from here on
+            from wellfed.run.stages import Run
+
+            shared = self.shared or self._to_share(folder.path, target)
+            if self.exchange is not None and self.rank == 0:
+                following.lead(self.exchange, shared, record.git)
+            others = OtherRanks(self.rank, shared, self.exchange, folder.undo)
+            measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
+            run = Run(
+                self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,
+                self.parts, measure, others, self.judge,
+            )  # fmt: skip
+            try:
                 exit_code = run.go()
+            finally:
+                others.close(exit_code)
+            folder.stays = self._is_trial or not run.is_refused
         except Stopped as stopped:  # while torch was imported
-            run_record.status = "interrupted"
-            run_record.exit_code = exit_code = exit_code_of(stopped.signum)
-            run_record.write(folder.path)
+            record.status = "interrupted"
+            record.exit_code = exit_code = exit_code_of(stopped.signum)
+            record.write(folder.path)
+            folder.stays = True
         except BaseException:
-            if rank > 0:
-                folder.keep_log(f"train.rank{rank}.log")
-            if run is None or not run.has_trained or rank > 0:
-                folder.undo()
-            folder.done()
+            folder.stays = run is not None and run.has_trained
             raise
-        if rank > 0 and EXIT_OK < exit_code < exit_code_of(0):  # no signal has ended it
-            folder.keep_log(f"train.rank{rank}.log")
-        if (run is not None and run.is_refused and not is_trial) or rank > 0:
-            folder.undo()
-        folder.done()
-        run_folder.release(folder.path)
         return exit_code
+
+    @contextmanager
+    def _folder(self, target: resume.Target | None) -> Iterator[run_folder.RunFolder]:
+        """The folder of this rank, locked. It is put back to how it was unless the block notes that it stays."""
+        composed = self.composed
+        if self.rank > 0:  # rank 0 writes down what all of them do
+            folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
+        elif composed.run_dir is not None:
+            folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
+        else:
+            folder = run_folder.create(Path(self._config.paths.log_dir), self._config.workload.name)
+        with only_one(folder.path):
+            folder = folder.keep()
+            try:
+                yield folder
+            finally:
+                if self.rank > 0 or not folder.stays:
+                    folder.undo()
+                folder.done()
+                run_folder.release(folder.path)
+
+    def _target(self) -> resume.Target | None:
+        if self.shared is not None:
+            return self.shared.target
+        named = self._config.resume
+        return resume.locate(Path(named), may_run=self.rank > 0) if named else None
+
+    def _to_share(self, folder: Path, target: resume.Target | None) -> SharedRun:
+        there = None if target is None else replace(target, checkpoint=target.checkpoint.resolve())
+        return SharedRun(self.composed, there, folder.resolve(), socket.gethostname(), os.getpid())
 
 
 def spin_less(environ: MutableMapping[str, str]) -> None:
-    """Before torch is imported."""
+    """Lets torch's CPU threads wait less actively. To be called before torch is imported."""
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
+def _quiet_torch(environ: MutableMapping[str, str]) -> None:
+    """Keeps torch from printing frames of C++ where rank 0 is gone, on other ranks. Called before torch is imported."""
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
-    """What torch reads once, when it is imported or CUDA starts; what the user has set stays."""
+    """Sets what torch reads once, when it is imported or CUDA starts; what the user has set stays."""
     spin_less(environ)
     if config.gpu.allocator is Allocator.expandable:
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def _open_folder(
-    composed: Composed[RunConfig], target: resume.Target | None, rank: int, word: Word | None
-) -> run_folder.RunFolder:
-    config = composed.config
-    if rank > 0:  # rank 0 writes down what all of them do
-        return run_folder.of_rank(rank, None if word is None else word.folder)
-    if composed.run_dir is not None:
-        return run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
-    return run_folder.create(Path(config.paths.log_dir), config.workload.name)
-
-
-def _target(config: RunConfig, rank: int) -> resume.Target | None:
-    return resume.locate(Path(config.resume), may_run=rank > 0) if config.resume else None
-
-
 def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
-    """From here on the run has a record, if so much fits on the disk."""
+    """Writes the first record, and keeps some bytes of the disk for the last one."""
     try:
         composed.write_hydra_files(folder)
         run_record.write(folder)
@@ -182,7 +273,7 @@ def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRec
 def begin_record(
     composed: Composed[RunConfig], folder: run_folder.RunFolder, target: resume.Target | None
 ) -> RunRecord:
-    """The record of a run that starts now, or goes on in its own folder."""
+    """Returns the record of a run that starts now, or goes on in its own folder."""
     launch = launched()
     started = replace(
         RunRecord.start(folder.path.name),
@@ -192,7 +283,7 @@ def begin_record(
         config=composed.resolved,
         git=_git_state(composed.config) if own_rank() == 0 else None,  # the record of another rank goes nowhere
         engine=engine_state(),
-        launch=None if launch is None else {"by": launch.by, "job": launch.job, "attempt": launch.attempt},
+        launch=None if launch is None else cast("LaunchEntry", {name: getattr(launch, name) for name in _LAUNCH}),
         resumed_from=None if target is None else str(target.checkpoint),
     )
     if target is None or not target.in_place or target.earlier is None:
@@ -209,46 +300,3 @@ def _git_state(config: RunConfig) -> GitState | None:
 def own_git_state() -> GitState | None:
     """Returns the state of the project's checkout; git is asked once, which takes 50 ms."""
     return git_state(project.root())
-
-
-class _LogFile(logging.FileHandler):
-    """Keeps quiet about a full disk, which the run's tables report: logging would print a traceback for each line."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Whatever is Python's stderr by then: a bar that is drawn puts itself there, to go on below what is said."""
-
-    stream = property(lambda self: sys.stderr, lambda self, stream: None)
-
-
-@contextmanager
-def log_file(path: Path) -> Iterator[None]:
-    """Everything logged, and Python's warnings, go to the file; warnings of ours to the terminal too."""
-    root, package = logging.getLogger(), logging.getLogger("wellfed")
-    terminal = _Stderr()
-    terminal.setLevel(logging.WARNING)
-    terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
-    handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
-    try:
-        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        handlers.append((root, file))
-    except OSError as error:
-        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
-    for logger, handler in handlers:
-        logger.addHandler(handler)
-    level, root.level = root.level, logging.INFO
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)
-        root.setLevel(level)
-        for logger, handler in handlers:
-            logger.removeHandler(handler)
-            with suppress(OSError):  # a full disk
-                handler.close()

@@ -6,7 +6,7 @@ import pytest
 from wellfed.errors import ConfigError
 from wellfed.record import write_atomically
 from wellfed.run.folder import run_folder
-from wellfed.run.folder.run_folder import RUN_FOLDER, create, of_rank, open_given
+from wellfed.run.folder.run_folder import create, keep_log_of_rank, of_rank, open_given
 
 
 def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
@@ -106,24 +106,23 @@ def test_a_folder_that_cannot_be_made(unwritable):
         open_given(unwritable / "run", resume=False)
 
 
-def test_another_rank_writes_below_the_run_and_leaves_its_log(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+def test_another_rank_writes_below_the_run_and_leaves_its_log(tmp_path):
     (tmp_path / "rank1").mkdir()
     (tmp_path / "rank1" / "train.log").write_text("of a rank that was killed")
     made = of_rank(1, tmp_path)
     assert (made.path, made.is_new, list(made.path.iterdir())) == (tmp_path / "rank1", True, [])
     (made.path / "train.log").write_text("what went wrong")
-    made.keep_log("train.rank1.log")
-    made.undo()
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"train.rank1.log": "what went wrong"}
-    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))  # as Lightning's rank 0 says it
-    assert of_rank(2, None).path == tmp_path / "rank2"
+    kept = tmp_path / "train.rank1.log"
+    assert keep_log_of_rank(tmp_path, 1) == kept
+    assert made.path.is_dir()
+    assert keep_log_of_rank(tmp_path, 1, is_gone=True) == kept  # as rank 0 does it, if the rank has not
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {kept.name: "what went wrong"}
 
 
-def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [None, "absent"])
+def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypatch, name):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "absent"))
-    assert of_rank(2, None).path.parent == tmp_path
+    assert of_rank(2, name and tmp_path / name).path.parent == tmp_path
 
 
 def test_undo_leaves_a_users_own_folder_alone(tmp_path):

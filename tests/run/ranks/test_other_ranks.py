@@ -1,22 +1,25 @@
-"""What the ranks of a run tell each other."""
+"""What the ranks of a run do together: the plan, data in turn, one outcome."""
 
-import sys
+import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import torch
+import pytest
 
 from tests.plan.test_decide import ITEMS, config, planned
-from tests.run.ranks.test_line import connected, lines, meeting_place  # noqa: F401
+from tests.run.ranks.test_exchange import joined, on_all
+from tests.run.ranks.test_following import shared_in
 from wellfed.errors import DataError
 from wellfed.plan.run_plan import Decided, PlannedStage, RunPlan
 from wellfed.ranks import Launch
-from wellfed.run.ending import RankEnded
+from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.outcome import outcome_of
-from wellfed.run.ranks import line as module
-from wellfed.run.ranks.other_ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
+from wellfed.run.ranks import ends
+from wellfed.run.ranks.exchange import Exchange
+from wellfed.run.ranks.other_ranks import OtherRanks, PlanOfRank0
 from wellfed.train.memory.remembered import MICRO_BATCH, Lowered
+
+BROKEN = Outcome("failed", 1, "code", "Another rank has ended: Connection closed by peer", is_of_other_rank=True)
 
 
 def plan(num_workers, micro_batch):
@@ -36,17 +39,18 @@ class Plans:
         return self.device
 
 
-def test_ranks_load_and_split_a_step_as_rank_0_has_decided(monkeypatch, tmp_path):
-    monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
-    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
-    first = plan(2, 16)
+def test_ranks_load_and_split_a_step_as_rank_0_has_decided(exchanges, tmp_path):
+    first, own = plan(2, 16), plan(8, 4)  # another rank finds more memory for workers, and less for samples
     four = {MICRO_BATCH: Lowered(4, 8, "2026-11-22", "a")}
     stages = (PlannedStage(0, first.memory),)
-    RankZero(tmp_path, 7.2, first.memory, first.loader, stages, four).tell(["seed=2", "resume=logs/run"])
-    assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
-    other = OtherRanks(1, tmp_path / "of rank 1")
-    own = plan(8, 4)  # sees more room for workers, and less for samples
-    second = other.plan(Plans(own), [])
+
+    def planned_on(exchange):
+        if exchange.launch.rank == 0:
+            exchange.broadcast("plan", PlanOfRank0(7.2, first.memory, first.loader, stages, four))
+            return None
+        return OtherRanks(exchange.launch.rank, shared_in(tmp_path), exchange).plan(Plans(own))
+
+    second = on_all(joined(exchanges), planned_on)[1]
     assert second.loader == first.loader
     assert (second.memory, second.memory.micro_batch) == (first.memory, 16)
     assert second.device.memory_gib == 7.2
@@ -54,51 +58,78 @@ def test_ranks_load_and_split_a_step_as_rank_0_has_decided(monkeypatch, tmp_path
     assert second.remembered_in is None  # what has to be lowered, rank 0 keeps
 
 
-def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):
-    monkeypatch.delenv("WELLFED_RANK_0", raising=False)
-    assert RankZero.told() is None
-
-
-def test_data_are_prepared_in_turns(meeting_place, monkeypatch, tmp_path):  # noqa: F811
-    """Two machines with two ranks each: what one does within its turn is over before the next begins."""
-    monkeypatch.setattr(module, "_meet_at", lambda address, port: None)
-    launches = [Launch("torchrun", rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
+def test_data_are_prepared_in_turns(launcher, tmp_path):
+    """Two machines with two ranks each: a turn is over before the next begins."""
+    exchanges = [Exchange(Launch("torchrun", rank, rank % 2, rank // 2, 4, 2, 2)) for rank in range(4)]
     seen = {}
 
-    def prepare(line):
-        rank = line.launch.rank
-        with OtherRanks(rank, tmp_path, line).in_turn():
+    def prepare(exchange):
+        rank = exchange.launch.rank
+        with OtherRanks(rank, None, exchange).in_turn():
             seen[rank] = {path.name for path in tmp_path.iterdir()}
             time.sleep(0.05)
             (tmp_path / str(rank)).touch()
 
-    with connected(*launches) as made, ThreadPoolExecutor(4) as pool:
-        list(pool.map(prepare, made))
+    on_all(exchanges, prepare)
+    for exchange in reversed(exchanges):
+        exchange.close()
     assert (seen[0], seen[2]) == (set(), {"0"})
     assert {"0", "2"} <= seen[1]
     assert {"0", "2"} <= seen[3]
 
 
-def test_a_rank_whose_data_can_not_be_read_is_not_waited_for(lines, tmp_path):  # noqa: F811
-    def prepare(line):
-        others = OtherRanks(line.launch.rank, tmp_path, line)
+def test_a_rank_whose_data_can_not_be_read_is_not_waited_for(exchanges):
+    def prepare(exchange):
+        others = OtherRanks(exchange.launch.rank, None, exchange)
         try:
             with others.in_turn():
-                if line.launch.rank == 1:
+                if exchange.launch.rank == 1:
                     raise DataError("no such file")
         except (DataError, RankEnded) as error:
-            return others.reason(outcome_of(error, has_trained=False)).message
+            return others.outcome(outcome_of(error, has_trained=False)).message
         return "prepared"
 
-    with ThreadPoolExecutor(3) as pool:
-        said = list(pool.map(prepare, lines))
-    assert said[0].endswith("no such file")
+    said = on_all(exchanges, prepare)
+    assert said[0].startswith("Rank 1 on node 1 (")
+    assert said[0].endswith("): no such file")
     assert said[1] == "no such file"
 
 
-def test_what_a_rank_leaves_is_taken_once(tmp_path):
-    left = outcome_of(torch.OutOfMemoryError("CUDA out of memory."), has_trained=True)
-    assert leave_for_rank_0(left, tmp_path, 1)
-    assert take_from_ranks(tmp_path) == left
-    assert take_from_ranks(tmp_path, wait_s=0) is None
-    assert not leave_for_rank_0(left, tmp_path / "of another machine", 1)
+@pytest.fixture
+def others(exchanges, tmp_path):
+    """Three ranks that have met, with their part of the run."""
+    return [OtherRanks(one.launch.rank, shared_in(tmp_path), one) for one in joined(exchanges)]
+
+
+def test_rank_0_has_the_reason_and_the_log_of_the_rank_that_failed(others, tmp_path, monkeypatch):
+    left = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(left))
+    failed = outcome_of(ValueError("no such column"), has_trained=True)
+    (tmp_path / "rank2").mkdir()
+    (tmp_path / "rank2" / "train.log").write_text("its traceback")
+    assert others[2].outcome(failed) == failed
+    assert json.loads(left.read_text())["message"] == "ValueError: no such column"  # torchrun shows it
+    assert others[1].outcome(BROKEN) == BROKEN
+    found = others[0].outcome(BROKEN)
+    assert found.message.startswith("Rank 2 on node 2 (")
+    assert found.message.endswith("): ValueError: no such column")
+    assert (found.advice, found.is_expected) == (f"Its log is {tmp_path / 'train.rank2.log'}.", True)
+    assert (tmp_path / "train.rank2.log").read_text() == "its traceback"
+
+
+def test_an_error_that_all_ranks_have_is_no_others(others):
+    failed = outcome_of(ValueError("no such column"), has_trained=True)
+    others[1].outcome(failed)
+    assert others[0].outcome(failed) == failed
+
+
+def test_the_log_of_a_rank_that_is_gone_is_kept(others, tmp_path, monkeypatch):
+    (tmp_path / "rank1").mkdir()
+    (tmp_path / "rank1" / "train.log").write_text("its last message")
+    monkeypatch.setattr(ends, "REPORT_S", 2.0)
+    others[2].outcome(BROKEN)
+    found = others[0].outcome(BROKEN)
+    assert found.message.startswith("Rank 1 on node 1 (")
+    assert found.advice == f"Its log is {tmp_path / 'train.rank1.log'}."
+    assert (tmp_path / "train.rank1.log").read_text() == "its last message"
+    assert not (tmp_path / "rank1").exists()

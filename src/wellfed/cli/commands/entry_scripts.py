@@ -18,7 +18,7 @@ from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
 from wellfed.run.folder.resume import expand
 from wellfed.run.ranks.announce import announce
-from wellfed.run.ranks.launched import on_all_ranks
+from wellfed.run.train import on_all_ranks
 from wellfed.study.trials import tune_words
 
 RESULT = "evaluation.json"

@@ -1,1 +1,4 @@
-"""The folder of a run: created exclusively, locked, its checkpoints read, resumed from."""
+"""The folder of a run: creates and locks it, logs to it, reads its checkpoints, finds the run to resume.
+
+Start with `run_folder` and `resume`.
+"""

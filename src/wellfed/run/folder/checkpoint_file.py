@@ -1,4 +1,4 @@
-"""Reads a checkpoint file; tells without torch whether it is whole."""
+"""Reads a checkpoint file, and checks without torch whether it is intact."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NEEDED = ("data.pkl", "version")
-"""torch.load takes a zip archive without them for something else."""
+"""Entries without which torch.load takes a zip archive for something else."""
 _NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
-"""What torch.load raises for other content."""
+"""Exceptions of torch.load for other content."""
 _KEYS = ("state_dict", "global_step")
 
 
 def is_readable(checkpoint: Path) -> bool:
-    """Whether this is an archive of torch.save whose every byte is as written, by its digest.
+    """Returns whether a file is an archive of torch.save with every byte as written, by its digest.
 
-    Of a file without one, as earlier versions wrote, every byte of content, by its checksums.
-
-    Reads the whole file, once for as long as it stays as it is, and needs no torch, which would load other bytes in
-    silence.
+    Files of earlier versions have no digest; the archive's checksums are compared instead. The whole file is read, once
+    until it changes. torch itself would load changed bytes without an error.
     """
     try:
         found = checkpoint.stat()
@@ -37,7 +35,7 @@ def is_readable(checkpoint: Path) -> bool:
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """The step in a checkpoint's trailer; None where it has none."""
+    """Returns the step in a checkpoint's trailer; None if it has none."""
     try:
         step = (checkpoint_trailer.facts_of(checkpoint) or {}).get("step")
     except OSError:
@@ -59,7 +57,7 @@ def _is_whole(checkpoint: Path, *_version: int) -> bool:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds, tensors on the CPU, which are read from the file when they are used. Loads weights-only.
+    """Returns the content of a checkpoint. Tensors are on the CPU and read from the file when they are used.
 
     Raises:
         ConfigError: no such file, not torch's, damaged, or without weights and step.

@@ -1,4 +1,4 @@
-"""Keeps a second process from writing to a run folder, by a lock that ends with the process that holds it."""
+"""Locks a run folder against a second process. The lock ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wellfed.errors import ConfigError
 
 FILE_NAME = ".lock"
 _held: set[Path] = set()
-"""Folders whose lock this process holds."""
+"""Folders that this process has locked."""
 
 
 def made(folder: Path) -> Path:
-    """The folder of a sweep, a search or a tune, made where there is none.
+    """Makes the folder of a sweep, a search or a tune if there is none, and returns it.
 
     Raises:
         ConfigError: it can't be made.
@@ -31,22 +31,22 @@ def made(folder: Path) -> Path:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Keep every other process from entering with this folder; doesn't wait. The empty lock file stays behind.
+    """Locks a folder against other processes within the block, without waiting. The empty lock file stays.
 
-    Where a file can't be written or the file system has no locks, it goes on without. Not for use twice in a process.
+    Where no file can be written or the file system has no locks, there is none. Not reentrant within a process.
 
     Raises:
-        ConfigError: another process is inside.
+        ConfigError: another process holds the lock.
     """
     try:
         descriptor = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:  # read-only, full, or gone: what is written next tells
+    except OSError:  # read-only, full, or gone: the next write reports it
         yield
         return
     try:
         try:
             _lock(descriptor)
-        except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, as the system likes
+        except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, depending on the system
             problem = "another process is writing to it."
             raise ConfigError.of(str(folder), problem, "Wait for its end, or stop it.") from error
         except OSError:  # no locks here
@@ -59,8 +59,8 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether another process on this machine holds the lock, in another container too. False where nobody can know."""
-    if folder.resolve() in _held:  # and closing any descriptor of the file would let go of it
+    """Returns whether another process on this machine, or in a container on it, holds the lock; False if unknown."""
+    if folder.resolve() in _held:  # closing any descriptor of the file would unlock it
         return False
     try:
         descriptor = os.open(folder / FILE_NAME, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Adds to the command line what the record of an earlier run says, for ``resume=`` and ``rerun=``."""
+"""Finds the run that ``resume=`` or ``rerun=`` names, and puts its recorded overrides before the command line."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class Target:
-    """Where a resumed run goes on."""
+    """The checkpoint from which a resumed run goes on."""
 
     checkpoint: Path
     in_place: bool
-    """In its own folder (a run folder was named), or in a new one (a checkpoint was)."""
+    """Whether it goes on in its own folder (a run folder was named), or in a new one (a checkpoint was)."""
     earlier: RunRecord | None
-    """The record of the run that wrote the checkpoint."""
+    """Record of the run that wrote the checkpoint."""
     damaged: tuple[Path, ...] = ()
     """Newer checkpoints that can't be read."""
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
-    """The command line with the recorded overrides of the run that ``resume`` or ``rerun`` names put before it.
+    """Returns the command line, after the recorded overrides of the run that ``resume`` or ``rerun`` names.
 
     Later overrides win. Paths with characters that Hydra's grammar would read are quoted.
 
     Args:
-        compose: tells the workload whose latest run is wanted.
+        compose: composes a command line, to know the workload whose latest run is wanted.
 
     Raises:
         ConfigError: there is no such run.
@@ -57,7 +57,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         replayed = _folder("rerun", rerun, typed, compose)
         typed = [assigned("rerun", str(replayed)) if key_value(text)[0] == "rerun" else text for text in typed]
         earlier = _read(replayed, f"rerun={rerun}")
-        # Of a trial of a sweep: the run that it was measured for.
+        # A trial of a sweep is replayed as the run that it was measured for.
         return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
@@ -70,7 +70,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         resume = str(found)
     else:
         resume = str(_folder("resume", resume, rest, compose))
-    in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
+    in_place, named = _named_run(Path(resume))  # the run itself checks whether it may go on
     before = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
     merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
@@ -78,7 +78,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
 
 
 def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> Path:
-    """Returns what is asked for where that is a path, else the run of that name, of that beginning, or the ``last``.
+    """Returns the path that was typed, or else the run of that name, with that beginning, or the ``last``.
 
     Raises:
         ConfigError: there is no run of that name.
@@ -88,7 +88,7 @@ def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequ
         return path
     try:
         log_dir = compose([text for text in typed if key_value(text)[0] != knob]).config.paths.log_dir
-    except ConfigError:  # of words that need those of the earlier run beside them
+    except ConfigError:  # overrides that need those of the earlier run beside them
         log_dir = PathsConfig.log_dir
     try:
         return folder_lookup.find(asked, Path(log_dir), folder_lookup.RUN, flag="paths.log_dir=<folder>")
@@ -97,10 +97,10 @@ def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequ
 
 
 def locate(path: Path, *, may_run: bool = False) -> Target:
-    """What ``resume=<path>`` means: a run folder, or a checkpoint file.
+    """Returns where ``resume=<path>`` goes on: the path is a run folder or a checkpoint file.
 
     Args:
-        may_run: don't mind that the run is running: this is another rank of it.
+        may_run: accept a run that is running, for another rank of it.
 
     Raises:
         ConfigError: neither, or the run is still running, or no checkpoint of it can be read.
@@ -124,7 +124,7 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
 
 
 def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
-    """Whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
+    """Returns whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
     where = f"resume={path}"
     if path.is_file():
         folder = path.parent.parent
@@ -141,7 +141,7 @@ def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """Every ``last*.ckpt`` of a run folder, the newest first, then ``best.ckpt``; damaged ones too."""
+    """Returns every ``last*.ckpt`` of a run folder, the newest first, then ``best.ckpt``; damaged ones too."""
 
     def age(checkpoint: Path) -> int:  # last-10.ckpt is older than last-2.ckpt
         number = checkpoint.stem.removeprefix("last-")
@@ -153,10 +153,10 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of a run folder to go on from: the newest ``last*.ckpt`` that is whole.
+    """Returns the checkpoint of a run folder to go on from: the newest ``last*.ckpt`` that is intact.
 
-    ``best.ckpt``, written in the middle of a validation, is taken only where a damaged one lies before that, and it is
-    newer.
+    ``best.ckpt``, which is written amid a validation, is taken only if a newer ``last*.ckpt`` is damaged, and if it is
+    newer than the intact one.
     """
     places = checkpoints_of(folder)
     good = next((place for place in places if is_readable(place)), None)
@@ -169,10 +169,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
-    """The newest run of the workload which did not end well and has a checkpoint; and why newer ones are passed over.
+    """Returns the newest run of the workload that did not end well and has a checkpoint, and why newer ones don't do.
 
     Raises:
-        ConfigError: the newest that did not end well has checkpoints, and they or its record can't be read.
+        ConfigError: the checkpoints or the record of the newest that did not end well can't be read.
     """
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     passed_over: list[str] = []
@@ -218,17 +218,17 @@ def _is_running(folder: Path, earlier: RunRecord) -> bool:
         and launch.job == before["job"]
         and launch.attempt > before["attempt"]
     )
-    # The lock is exact where containers share a machine, which see no process of one another.
+    # The lock is exact for containers on one machine, which don't see each other's processes.
     return lock.is_held(folder) or (earlier.status == "running" and not is_next)
 
 
 def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
-    """What is learned must be what the checkpoint learned.
+    """Checks that the run learns the same as the one that wrote the checkpoint.
 
     Raises:
-        ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
+        ConfigError: it has another ``workload.*`` or ``seed``; both values of each are listed.
     """
-    now, then = plain(composed.resolved), earlier.filled_config()  # as the record writes it: inf is null there
+    now, then = plain(composed.resolved), earlier.filled_config()  # the record writes inf as null
     then, now = ({key: each.get(key) for key in ("seed", "workload")} for each in (then, now))
     faults = []
     for name, *values in differences(then, now):
@@ -245,9 +245,9 @@ _OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "
 
 
 def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """The micro-batch of a run that measured which one is fast enough: measured again it may come out as another.
+    """Returns the micro-batch as an override where the run measured which one is fast enough.
 
-    Gradients summed over other parts are not the same bit for bit.
+    Measured again it may differ, and gradients summed over other parts are not the same bit for bit.
     """
     found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
     if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
@@ -257,15 +257,15 @@ def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
 
 
 def derived_overrides(earlier: RunRecord) -> list[str]:
-    """Overrides that give knobs the values which followed from the data of a run: the data may have changed since."""
+    """Returns overrides for values that followed from the data of a run, since the data may have changed."""
     return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
 
 
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Earlier overrides that no later one replaces, then the later ones.
+    """Returns the earlier overrides that no later one replaces, then the later ones.
 
-    Secrets were not written down, so overrides that held one can't be replayed. One that was a secret as a whole is
-    left out and named: the run may do without it.
+    Secrets were not written down, so overrides with one can't be replayed. An override that was a secret as a whole is
+    left out and named, since the run may not need it.
 
     Raises:
         ConfigError: an override that held a secret beside other values was not typed again.

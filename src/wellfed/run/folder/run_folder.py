@@ -1,4 +1,4 @@
-"""Creates the folder of a run, exclusively, somewhere that can be written; and removes it where nothing was run."""
+"""Creates the folder of a run, where it can be written, and removes it if nothing was run."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from wellfed import record
 from wellfed.errors import ConfigError
 from wellfed.run.folder import lock
 
-RUN_FOLDER = "WELLFED_RUN_FOLDER"
-"""Environment variable by which rank 0 tells the ranks that Lightning starts where the run is written."""
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
 _KEPT = ".before"
-"""Folder of the files that a run which goes on may have to put back."""
+"""Folder of copies that a resumed run may have to put back."""
 _LARGE = 1 << 20
 _NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
-    """Where a run writes."""
+    """Folder that a run, or another rank of it, writes to."""
 
     path: Path
     is_new: bool
-    """Created for this run: removed again if nothing was run."""
+    """Created for this run, so removed if nothing was run."""
     warning: str | None = None
     before: Mapping[Path, int | None] | None = None
-    """What the folder held already, and stays whatever happens: sizes of files, None for folders."""
+    """Content of the folder before the run, which stays: sizes of files, None for folders."""
+    stays: bool = False
+    """The run has begun, so that its files are kept."""
 
     def keep(self) -> RunFolder:
-        """The same, which `undo` can put back to how it is now. To be called by whoever holds the folder's lock."""
+        """Returns the same folder, which `undo` can put back to how it is now. The caller holds its lock."""
         if self.is_new:
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        is_run = (self.path / record.FILE_NAME).exists()  # else the user's, with whatever is in it
+        is_run = (self.path / record.FILE_NAME).exists()  # else a user's, with other files
         places = self.path.rglob("*") if is_run else self.path.iterdir()
         found = {place.relative_to(self.path): place for place in places}
         sizes = {name: place.stat().st_size if place.is_file() else None for name, place in found.items()}
@@ -48,24 +48,17 @@ class RunFolder:
             is_kept = is_run and size is not None and not found[name].is_symlink()
             if is_kept and name.parts[0] not in _NEVER_REPLACED:
                 kept = self.path / _KEPT / name
-                with suppress(OSError):  # a disk that is read-only or full: what is written next tells
+                with suppress(OSError):  # read-only or full: the next write reports it
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     _link(found[name], kept)
         return replace(self, before=sizes)
 
-    def keep_log(self, name: str) -> None:
-        """On another rank: leave the log beside that of the run, under another name."""
-        log = self.path / "train.log"
-        if self.path.name.startswith("rank") and log.exists():
-            with suppress(OSError):
-                log.replace(self.path.parent / name)
-
     def done(self) -> None:
-        """What this run has written stays."""
+        """Removes what `undo` needs."""
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)
 
     def undo(self) -> None:
-        """Nothing was run: what this run wrote goes, what it replaced comes back."""
+        """Removes what this run wrote, and puts back what it replaced."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
         if self.before is None:
@@ -89,35 +82,33 @@ class RunFolder:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A copy; of a large file a second name, which costs no room: those are replaced or grow, and never change."""
+    """Copies a file. A large one gets a second name, which costs no space: those are replaced or grow, never change."""
     if source.stat().st_size > _LARGE:
-        with suppress(OSError):  # a disk without such names
+        with suppress(OSError):  # a disk without hard links
             os.link(source, target)
             return
     shutil.copyfile(source, target)
 
 
 def reserve(folder: Path) -> None:
-    """Keep room for the record of a run that ends on a full disk."""
-    (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no room
+    """Keeps space for the record of a run that ends on a full disk."""
+    (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no space
 
 
 def release(folder: Path) -> None:
-    """Give back what `reserve` has kept."""
+    """Frees what `reserve` has kept."""
     with suppress(OSError):
         (folder / _RESERVE).unlink(missing_ok=True)
 
 
 def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
-    """A folder of another rank than rank 0, in that of the run; in the temporary directory where that is not seen here.
+    """Makes the folder of another rank than rank 0: in that of the run, or a temporary one where that is not seen here.
 
     Args:
-        folder_of_run: None = as Lightning's rank 0 has said (`RUN_FOLDER`).
+        folder_of_run: None = unknown.
     """
-    told = os.environ.get(RUN_FOLDER)
-    folder = folder_of_run or (None if told is None else Path(told))
-    if folder is not None:
-        path = folder / f"rank{rank}"
+    if folder_of_run is not None:
+        path = _of_rank(folder_of_run, rank)
         shutil.rmtree(path, ignore_errors=True)  # of a rank that was killed
         with suppress(OSError):
             path.mkdir()
@@ -125,12 +116,27 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
     return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
 
 
+def keep_log_of_rank(folder_of_run: Path, rank: int, *, is_gone: bool = False) -> Path:
+    """Puts the log of another rank beside that of the run, and returns its path; a rank that lives writes on to it."""
+    own, kept = _of_rank(folder_of_run, rank), folder_of_run / f"train.rank{rank}.log"
+    with suppress(OSError):  # it has none, or has put it there itself
+        (own / "train.log").replace(kept)
+    if is_gone:
+        shutil.rmtree(own, ignore_errors=True)
+    return kept
+
+
+def _of_rank(folder_of_run: Path, rank: int) -> Path:
+    return folder_of_run / f"rank{rank}"
+
+
 def create(log_dir: Path, workload: str) -> RunFolder:
-    """A new ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``; under the temporary directory if that can't
-    be written. The last four digits are the fraction of the second, so names sort as the folders were created.
+    """Creates ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``, or the same under the temporary directory.
+
+    The last four digits are the fraction of the second, so names sort as the folders were created.
 
     Raises:
-        ConfigError: neither can be written.
+        ConfigError: neither folder can be written.
     """
     runs = log_dir / workload / "runs"
     try:
@@ -150,7 +156,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
 
 
 def open_given(path: Path, *, resume: bool) -> RunFolder:
-    """The folder the user named (hydra.run.dir), the job's of a multirun, or the one to resume in.
+    """Opens the folder that the user named (hydra.run.dir), that of a multirun's job, or the one to resume in.
 
     Raises:
         ConfigError: it holds another run already, or can't be created.

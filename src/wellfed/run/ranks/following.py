@@ -1,13 +1,19 @@
-"""Has the ranks that torchrun or srun has started follow rank 0 into its run: one configuration, folder, code."""
+"""Has all ranks of a run work on what rank 0 has composed: one configuration, one folder, the same code.
+
+Ranks that torchrun or srun has started wait for it in `follow`. Those that Lightning starts, when rank 0 begins to
+train, find a file whose path is in their environment (`invite`, `invited`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,84 +23,116 @@ from platform import python_version
 from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, WellfedError
+from wellfed.errors import ConfigError
 from wellfed.plan.nodes import RankFacts, code_faults
-from wellfed.ranks import Launch
+from wellfed.ranks import Launch, lightnings_launch, own_rank
 from wellfed.record import FILE_NAME, GitState, write_atomically
-from wellfed.run.ending import Outcome, RankEnded
+from wellfed.run.ending import Outcome
 from wellfed.run.folder.resume import Target, checkpoints_of
-from wellfed.run.ranks.line import Line
-from wellfed.run.train import own_git_state, spin_less, train
+from wellfed.run.ranks.exchange import Exchange
 from wellfed.units import show_text
 
 SEEN_S = 15.0
-"""How long a file may take until other machines see it: network file systems look again after some seconds."""
-_TALKED_BY = ("torch", "lightning")
+"""Seconds until other machines see a new file: network file systems look again only after some."""
+_INVITATION = "WELLFED_RANK_0"
+"""Environment variable: path of the file that rank 0 has left for the ranks that Lightning starts."""
+_COMMON = ("torch", "lightning")
+"""Packages whose versions must be the same on all machines."""
 
 
 @dataclass(frozen=True)
-class Word:
-    """What rank 0 has composed and decided before anything is read."""
+class SharedRun:
+    """The run that all ranks work on, as rank 0 has composed it."""
 
     composed: Composed[RunConfig]
     target: Target | None
     folder: Path
-    mark: str
-    """Content of the file `_mark_of` in the folder."""
     host: str
+    """Of rank 0."""
     pid: int
+    mark: str = ""
+    """Content of the file `_mark_of` in the folder."""
 
 
-def lead(line: Line, composed: Composed[RunConfig], target: Target | None, folder: Path, git: GitState | None) -> None:
-    """On rank 0: have the others follow into this folder.
+def lead(exchange: Exchange, shared: SharedRun, git: GitState | None) -> None:
+    """Has the other ranks, which torchrun or srun has started, work on this run. Called on rank 0.
 
     Raises:
         ConfigError: they are not there, run other code, or don't see the folder.
         RankEnded: one of them has ended.
     """
-    told = line.gather("code", _facts(line.launch, git))
-    faults = list(code_faults([facts for facts in told if facts is not None]))
+    facts = exchange.gather("code", _facts(exchange.launch, git))
+    faults = list(code_faults([one for one in facts if one is not None]))
     if faults:
         raise ConfigError(faults)
-    place, mark = _mark_of(folder), secrets.token_hex(8)
-    place.write_text(mark, encoding="utf-8")
+    shared = replace(shared, mark=secrets.token_hex(8))
+    mark = _mark_of(shared.folder)
+    mark.write_text(shared.mark, encoding="utf-8")
     try:
-        there = None if target is None else replace(target, checkpoint=target.checkpoint.resolve())
-        line.tell("word", Word(composed, there, folder.resolve(), mark, socket.gethostname(), os.getpid()))
-        blind = [where for where in line.gather("sees", None) if where is not None]
+        exchange.broadcast("run", shared)
+        blind = [where for where in exchange.gather("sees", None) if where is not None]
     finally:
-        place.unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)
     if blind:
-        problem = f"{folder.resolve()}, on {socket.gethostname()}, is not there on {', '.join(dict.fromkeys(blind))}."
+        problem = f"{shared.folder}, on {socket.gethostname()}, is not there on {', '.join(dict.fromkeys(blind))}."
         raise ConfigError.of("paths.log_dir", problem, "Set it to a folder on a disk that all machines share.")
 
 
-def follow(line: Line) -> int:
-    """On another rank: do what rank 0 does."""
-    launch = line.launch
-    spin_less(os.environ)
-    try:
-        # Once a machine: hundreds of ranks would ask one file server for the same files.
-        line.tell("code", _facts(launch, own_git_state()) if launch.is_first_of_node else None)
-        word: Word = line.hear("word")
-        line.on_gone = lambda rank, outcome: _rank_0_is_gone(launch, word, outcome)
-        sees = _sees(word)
-        line.tell("sees", None if sees else f"node {launch.node} ({socket.gethostname()})")
-        if not sees:
-            line.hear("plan")  # which does not come
-    except RankEnded as ended:
-        line.end(ended.outcome)  # rank 0 tells it, which does not know yet what could not be read here
-        return ended.outcome.exit_code
-    except WellfedError as error:
-        print(show_text(str(error)), file=sys.stderr)
-        return EXIT_NOTHING_RUN
-    return train(word.composed, line=line, word=word)
+def follow(exchange: Exchange, own_git: Callable[[], GitState | None]) -> SharedRun:
+    """Returns the run that rank 0 leads. Called on the other ranks that torchrun or srun has started.
+
+    Raises:
+        WellfedError: rank 0 does not come, has ended, or sends what can't be read.
+    """
+    launch = exchange.launch
+    # Once a machine: hundreds of ranks would ask one file server for the same files.
+    exchange.gather("code", _facts(launch, own_git()) if launch.is_first_of_node else None)
+    shared: SharedRun = exchange.broadcast("run")
+    exchange.ends.on_rank_0_gone = lambda outcome: _complete_record(launch, shared, outcome)
+    is_seen = _sees(shared)
+    exchange.gather("sees", None if is_seen else f"node {launch.node} ({socket.gethostname()})")
+    if not is_seen:
+        exchange.broadcast("plan")  # which does not come
+    return shared
+
+
+def invite(shared: SharedRun, world_size: int) -> Exchange:
+    """Opens the exchange on rank 0 and leaves its address and the run for the ranks that Lightning will start.
+
+    The file is readable for this user alone: it has the configuration with its secrets, and the key of the exchange.
+    """
+    exchange = Exchange(lightnings_launch(0, world_size))
+    path = shared.folder / ".ranks"
+    data = pickle.dumps((exchange.address, shared, world_size))
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    os.environ[_INVITATION] = str(path)
+    return exchange
+
+
+def uninvite() -> None:
+    """Removes the file that `invite` has left."""
+    path = os.environ.pop(_INVITATION, None)
+    if path is not None:
+        Path(path).unlink(missing_ok=True)
+
+
+def invited() -> tuple[Exchange, SharedRun] | None:
+    """Returns what `invite` has left, in a process that Lightning has started for another rank; else None."""
+    path, rank = os.environ.get(_INVITATION), own_rank()
+    if path is None or rank == 0:
+        return None
+    address, shared, world_size = pickle.loads(Path(path).read_bytes())
+    exchange = Exchange(lightnings_launch(rank, world_size), address)
+    exchange.ends.on_rank_0_gone = lambda outcome: _complete_record(exchange.launch, shared, outcome)
+    return exchange, shared
 
 
 def _facts(launch: Launch, git: GitState | None) -> RankFacts:
     change = "" if git is None else git.get("digest", "")
     versions = [("Python", python_version())]
-    for name in _TALKED_BY:
+    for name in _COMMON:
         with suppress(PackageNotFoundError):
             versions.append((name, version(name)))
     return RankFacts(
@@ -112,30 +150,29 @@ def _mark_of(folder: Path) -> Path:
     return folder / ".seen"
 
 
-def _sees(word: Word) -> bool:
-    """Whether this machine sees the folder of rank 0, and not one of the same name."""
+def _sees(shared: SharedRun) -> bool:
+    """Returns whether this machine sees the folder of rank 0, and not another one of the same name."""
     until_s = time.monotonic() + SEEN_S
     while True:
         with suppress(OSError):
-            if _mark_of(word.folder).read_text(encoding="utf-8") == word.mark:
+            if _mark_of(shared.folder).read_text(encoding="utf-8") == shared.mark:
                 return True
         if time.monotonic() > until_s:
             return False
         time.sleep(0.5)
 
 
-def _rank_0_is_gone(launch: Launch, word: Word, outcome: Outcome) -> None:
-    """Write into its record what it can't any more."""
-    if launch.rank > 1 and not launch.is_first_of_node:  # enough others do
+def _complete_record(launch: Launch, shared: SharedRun, outcome: Outcome) -> None:
+    """Writes into the record of rank 0 that it is gone; on the first other rank, and on the first of each machine."""
+    if launch.rank > 1 and not launch.is_first_of_node:
         return
-    path = word.folder / FILE_NAME
-    if checkpoints_of(word.folder):
-        outcome = replace(outcome, advice=f"resume={word.folder} goes on from its last checkpoint.")
-    if launch.rank == 1 or launch.node > 0:
-        print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
+    if checkpoints_of(shared.folder):
+        outcome = replace(outcome, advice=f"resume={shared.folder} goes on from its last checkpoint.")
+    print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
+    path = shared.folder / FILE_NAME
     with suppress(OSError, ValueError):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if (record["status"], record["pid"], record["host_name"]) == ("running", word.pid, word.host):
+        if (record["status"], record["pid"], record["host_name"]) == ("running", shared.pid, shared.host):
             error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
             record |= {"status": outcome.status, "exit_code": outcome.exit_code, "error": error}
             write_atomically(path, json.dumps(record, indent=1) + "\n")

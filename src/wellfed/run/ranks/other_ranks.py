@@ -1,227 +1,250 @@
-"""Tells the ranks of one run what rank 0 has decided, and rank 0 how another has ended.
-
-Lightning starts the other ranks of a machine when rank 0 begins to train. It hands them the environment and the
-command line of rank 0 and nothing else: so these two carry what a rank can't find out by itself. To ranks that torchrun
-or srun has started it goes over a `Line`.
-"""
+"""Keeps the ranks of one run together: data prepared in turn, rank 0's plan, the GPUs of all machines, one outcome."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from wellfed.command_line import set_words, words
-from wellfed.config.entry import where_flags
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.nodes import NodeCards, card_faults
 from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, PlannedStage, RunPlan
-from wellfed.record import write_atomically
 from wellfed.run.ending import Outcome
-from wellfed.run.folder.run_folder import RUN_FOLDER
-from wellfed.run.planner import Planner
-from wellfed.run.ranks.line import Line
+from wellfed.run.folder.run_folder import keep_log_of_rank
+from wellfed.run.ranks.exchange import Exchange
+from wellfed.run.ranks.following import SharedRun, invite, uninvite
 from wellfed.train.memory.remembered import Lowered
 
-_TOLD = "WELLFED_RANK_0"
-"""Environment variable: `RankZero`, pickled, in hexadecimal digits."""
-WAIT_S = 5.0
-"""A rank's connections may break before it has said why."""
+if TYPE_CHECKING:
+    from wellfed.run.planner import Planner
 
 
 @dataclass(frozen=True)
-class RankZero:
-    """What rank 0 has decided for the others."""
+class PlanOfRank0:
+    """The parts of a plan that rank 0 decides for all ranks."""
 
-    folder: Path
-    """Of the run."""
     budget_gib: float | None
-    """By the time a later rank looks, the card is held by those that came before."""
+    """When a later rank reads the card, the ranks before it hold some of its memory."""
     memory: MemorySection
-    """Ranks that split a step into other parts would not meet in the same collectives."""
+    """Ranks that split a step in other ways would not meet in the same collectives."""
     loader: LoaderSection
-    """Rank 0 alone has seen what host memory was free for all of them."""
+    """Rank 0 has measured the host memory that is free for all of them."""
     stages: tuple[PlannedStage, ...] = ()
-    """As for ``memory``."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
-    """What earlier runs had to lower: the optimizer goes by it."""
-
-    @classmethod
-    def told(cls) -> Self | None:
-        """On another rank; None where Lightning has not started it."""
-        told = os.environ.get(_TOLD)
-        return None if told is None else pickle.loads(bytes.fromhex(told))
-
-    def tell(self, overrides: Sequence[str]) -> None:
-        """On rank 0, before the others are started; ``overrides``: ``resume=auto`` must mean the same run there."""
-        os.environ[_TOLD], os.environ[RUN_FOLDER] = pickle.dumps(self).hex(), str(self.folder)
-        set_words([*where_flags(words()), *overrides])
+    """What earlier runs had to lower, which the optimizer goes by."""
 
 
 class OtherRanks:
-    """What this rank has in common with the others of its run.
+    """What this rank does together with the others of its run; nothing where it is alone.
 
     Args:
-        folder: this rank's own; of rank 0 that of the run.
-        line: to those that torchrun or srun has started.
+        shared: the run as rank 0 has composed it.
+        exchange: with ranks that run already. Lightning starts the others of a machine when rank 0 begins to train.
+        undo: removes the run folder, where another rank has found that nothing can be run.
     """
 
-    def __init__(self, rank: int, folder: Path, line: Line | None = None) -> None:
-        self._rank, self._folder, self.line = rank, folder, line
-        self._rank_0 = RankZero.told() if rank > 0 else None
-        self._folder_of_rank_0 = None if self._rank_0 is None else self._rank_0.folder
-        """Known at the start where rank 0 has started this one, else once the ranks have met."""
-        self.rank_0_tells = False
-        """How this rank has ended."""
+    def __init__(
+        self,
+        rank: int = 0,
+        shared: SharedRun | None = None,
+        exchange: Exchange | None = None,
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._rank, self._shared, self._exchange, self._undo = rank, shared, exchange, undo
+        self._has_invited = False
+        self.is_shown_by_rank_0 = False
+        """Rank 0 shows how this rank has ended."""
+
+    @property
+    def _together(self) -> Exchange | None:
+        """The exchange where all ranks were started at once, so that they can do things in turn before training."""
+        return None if self._exchange is None or self._exchange.launch.by == "Lightning" else self._exchange
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Within it data are prepared: by rank 0, then by the first rank of each other machine, then by the others.
+        """Within the block data are prepared: by rank 0, then by the first rank of each machine, then by the rest.
 
-        So what is prepared once is there for all: on a disk that machines share rank 0's, else each machine's own.
+        So what is prepared once is there for all, on a shared disk and on a disk of each machine.
 
         Raises:
-            RankEnded: one whose turn was before has ended.
+            RankEnded: a rank whose turn was before has ended.
         """
-        if self.line is None:  # Lightning starts the others when this one begins to train
+        exchange = self._together
+        if exchange is None:
             yield
             return
-        line, launch = self.line, self.line.launch
+        launch = exchange.launch
         if launch.rank > 0:
-            line.hear("first is prepared")
+            exchange.broadcast("first is prepared")
         if not launch.is_first_of_node:
-            line.gather("prepared", None)
-            line.hear("all are prepared")
+            exchange.gather("prepared", None)
+            exchange.broadcast("all are prepared")
         yield
         if launch.rank == 0:
-            line.tell("first is prepared")
+            exchange.broadcast("first is prepared")
         if launch.is_first_of_node:
-            line.gather("prepared", None)
-        if launch.rank == 0:
-            line.tell("all are prepared")
+            exchange.gather("prepared", None)
+            exchange.broadcast("all are prepared")
 
-    def plan(self, planner: Planner, overrides: Sequence[str]) -> RunPlan:
-        """The plan of training, with what is rank 0's to decide as it has decided."""
-        if self.line is not None and self._rank > 0:
-            self._rank_0 = self.line.hear("plan")
-        if self._rank_0 is not None:
-            device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
-            planner = replace(planner, device=replace(planner.device, device=device))
-            told = {name: getattr(self._rank_0, name) for name in ("memory", "loader", "stages", "remembered")}
-            return replace(planner.rough(), **told)
+    def plan(self, planner: Planner) -> RunPlan:
+        """Returns the plan of training, with what rank 0 decides as it has decided."""
+        if self._rank > 0 and self._exchange is not None:
+            decided: PlanOfRank0 = self._exchange.broadcast("plan")
+            device = replace(planner.device.device, memory_gib=decided.budget_gib)
+            rough = replace(planner, device=replace(planner.device, device=device)).rough()
+            names = ("memory", "loader", "stages", "remembered")
+            return replace(rough, **{name: getattr(decided, name) for name in names})
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
-            folder, budget_gib = self._folder.resolve(), plan.device.memory_gib
-            decided = RankZero(folder, budget_gib, plan.memory, plan.loader, plan.stages, plan.remembered)
-            if self.line is None:
-                decided.tell(overrides)
-            else:
-                self.line.tell("plan", decided)
+            if self._exchange is None and self._shared is not None:
+                self._exchange = invite(self._shared, plan.trainer.world_size)
+                self._has_invited = True
+            if self._exchange is not None:
+                budget_gib = plan.device.memory_gib
+                decided = PlanOfRank0(budget_gib, plan.memory, plan.loader, plan.stages, plan.remembered)
+                self._exchange.broadcast("plan", decided)
         return plan
 
-    def machines(self, facts: MachineFacts, device: DevicePlan) -> list[NodeGpus]:
-        """On rank 0 the GPUs of the other machines, once they are known to be as those of this one.
+    def gpus_of_other_machines(self, facts: MachineFacts, device: DevicePlan) -> list[dict[str, Any]]:
+        """Returns, on rank 0, the GPUs of other machines as the record has them, once they match this machine's.
 
         Raises:
-            ConfigError: they are not.
-            RankEnded: a rank has found out by itself.
+            ConfigError: they don't match.
+            RankEnded: a rank has found a fault by itself.
         """
-        if self.line is None:
+        exchange = self._together
+        if exchange is None:
             return []
-        launch, on_gpu = self.line.launch, device.on_gpu
-        used = facts.training_gpus[: device.trainer.devices] if on_gpu else ()
+        launch, host = exchange.launch, socket.gethostname()
+        used = facts.training_gpus[: device.trainer.devices] if device.on_gpu else ()
         cards = tuple((gpu.name, gpu.memory_gib) for gpu in used)
-        own = NodeCards(launch.node, socket.gethostname(), device.trainer.accelerator, cards)
-        told = self.line.gather("cards", (own, [asdict(gpu) for gpu in facts.gpus] if launch.is_first_of_node else []))
-        if not told:  # rank 0 has heard it
-            return []
-        if faults := list(card_faults([node for node, _ in told])):
+        own = NodeCards(launch.node, host, device.trainer.accelerator, cards)
+        gpus = [asdict(gpu) for gpu in facts.gpus] if launch.is_first_of_node else []
+        gathered = exchange.gather("cards", (own, gpus))
+        if gathered and (faults := list(card_faults([node for node, _ in gathered]))):
             raise ConfigError(faults)
-        others = [(node, gpus) for node, gpus in told if node.node != launch.node and gpus]
-        return [NodeGpus(node.node, node.host, gpus) for node, gpus in others]
+        others = [(node, gpus) for node, gpus in gathered if node.node != launch.node]
+        return [{**gpu, "node": node.node, "host": node.host} for node, gpus in others for gpu in gpus]
 
     def ready(self) -> None:
-        """All ranks have come so far that the next they do is to meet by torch; raises RankEnded where one has not."""
-        if self.line is None:
-            return
-        self.line.gather("ready", None)
-        self.line.tell("go") if self._rank == 0 else self.line.hear("go")
+        """Waits until all ranks are about to meet in a collective of torch; raises RankEnded where one has failed."""
+        if self._together is not None:
+            self._together.all_gather("ready", None)
 
-    def watching(self, on_lost: Callable[[Outcome], None]) -> AbstractContextManager[None]:
-        """Within it a rank that is gone ends this one, by force where it hangs; ``on_lost`` is called before that."""
-        return nullcontext() if self.line is None else self.line.watching(on_lost)
+    def all_gather(self, kind: str, own: Any) -> list[Any]:
+        """Returns what all ranks give, in their order, on all of them; raises RankEnded where one has failed."""
+        if self._exchange is not None:
+            return self._exchange.all_gather(kind, own)
+        if not (dist.is_available() and dist.is_initialized()):
+            return [own]
+        found: list[Any] = [None] * dist.get_world_size()  # something else has started the ranks
+        dist.all_gather_object(found, own)
+        return found
 
-    def meet(self) -> None:
-        """All ranks begin to train: a collective. From here on all know rank 0's folder, whoever started them."""
-        if dist.is_available() and dist.is_initialized():
-            told = [str(self._folder.resolve())]
-            dist.broadcast_object_list(told)
-            self._folder_of_rank_0 = Path(told[0])
+    def met(self) -> None:
+        """Removes the invitation if all ranks that Lightning starts have joined; some stages start before them."""
+        exchange = self._exchange
+        if (
+            self._has_invited
+            and exchange is not None
+            and not exchange.ends.missing({*range(exchange.launch.world_size)})
+        ):
+            uninvite()
 
-    def reason(self, outcome: Outcome) -> Outcome:
-        """Rank 0 takes the reason of a rank that ended before it; the others leave theirs."""
-        if self.line is not None:
-            return self._reason_by_line(self.line, outcome)
-        if self._rank == 0:
-            is_stopped = outcome.status == "interrupted"  # by torchrun, perhaps, because a rank had ended
-            if outcome.is_expected and not (outcome.is_of_other_rank or is_stopped):
-                return outcome
-            found = take_from_ranks(self._folder, wait_s=0 if is_stopped else WAIT_S)
-            # Its traceback has been shown there; the one at hand tells of a broken connection.
-            return outcome if found is None else replace(found, is_expected=True)
-        if self._folder_of_rank_0 is not None and not outcome.is_of_other_rank:
-            self.rank_0_tells = leave_for_rank_0(outcome, self._folder_of_rank_0, self._rank)
-        return outcome
+    def watching(self, on_failure: Callable[[Outcome], None]) -> AbstractContextManager[None]:
+        """Within the block the failure of another rank ends this one, by force where it hangs.
 
-    def _reason_by_line(self, line: Line, outcome: Outcome) -> Outcome:
+        Args:
+            on_failure: writes the record before that.
+        """
+
+        def end(outcome: Outcome) -> None:
+            on_failure(outcome)
+            if self._has_invited:
+                uninvite()
+            if outcome.is_refusal:
+                self._undo()
+
+        return nullcontext() if self._exchange is None else self._exchange.ends.watching(end)
+
+    def receiving(self, handler: Callable[[Any], None]) -> AbstractContextManager[None]:
+        """Within the block rank 0 gets what the first ranks of other machines read there."""
+        if self._together is None or self._rank > 0:
+            return nullcontext()
+        launch = self._together.launch
+        firsts = range(launch.devices, launch.world_size, launch.devices)
+        return self._together.receiving("readings", firsts, handler)
+
+    def sender(self) -> tuple[int, Callable[[Any], None]] | None:
+        """Returns the number of this machine and what sends its readings to rank 0, if it is this rank's to read it."""
+        exchange = self._together
+        if exchange is None or exchange.launch.node == 0 or not exchange.launch.is_first_of_node:
+            return None
+        return exchange.launch.node, lambda message: exchange.post("readings", message)
+
+    def outcome(self, own: Outcome) -> Outcome:
+        """Returns how the run has ended, and reports it to the other ranks.
+
+        On rank 0 that is how the rank has ended which failed first; the others report only their own.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            return own
         if self._rank > 0:
-            self.rank_0_tells = not line.is_broken
-        else:
-            is_stopped = outcome.status == "interrupted"  # by torchrun, perhaps, because a rank had ended
-            if not outcome.is_expected or outcome.is_of_other_rank or is_stopped:
-                found = line.reason(wait_s=0 if is_stopped else WAIT_S)
-                if found is not None and not (is_stopped and found.status == "interrupted"):
-                    is_own = found.is_refusal or not outcome.is_refusal
-                    code = found.exit_code if is_own else EXIT_NOTHING_RUN
-                    outcome = replace(found, is_expected=True, exit_code=code)
-        line.end(outcome)
-        return outcome
+            self.is_shown_by_rank_0 = 0 not in exchange.ends.lost
+            if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
+                keep_log_of_rank(self._shared.folder, self._rank)
+        elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
+            own = self._explained(own, exchange.ends.reason(own))
+        exchange.ends.report(own)
+        _leave_for_torchrun(own)
+        if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
+            _leave_collectives()
+        return own
+
+    def with_logs(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome with the paths of the other ranks' logs in its advice, those of lost ranks too."""
+        if self._shared is None or self._exchange is None or self._rank > 0 or outcome.is_refusal:
+            return outcome
+        folder, ends = self._shared.folder, self._exchange.ends
+        logs = [keep_log_of_rank(folder, rank, is_gone=rank in ends.lost) for rank in ends.failed if rank > 0]
+        shown = ", ".join(str(log) for log in logs if log.exists())
+        return replace(outcome, advice=f"{outcome.advice} Its log is {shown}.".lstrip()) if shown else outcome
+
+    def close(self, exit_code: int) -> None:
+        """Ends an exchange that was opened for ranks that Lightning has started."""
+        if self._has_invited and self._exchange is not None:
+            self._exchange.close(Outcome("ok" if exit_code == 0 else "failed", exit_code))
+            uninvite()
+
+    def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:
+        if found is None or (own.status == found.status == "interrupted"):
+            return own
+        if own.message and found.message.endswith(own.message):  # the same error on all ranks: it is no other's
+            return own
+        is_counted = found.is_refusal or not own.is_refusal
+        code = found.exit_code if is_counted else EXIT_NOTHING_RUN
+        # Its traceback was shown there; the one at hand is of a broken connection.
+        return self.with_logs(replace(found, is_expected=True, exit_code=code))
 
 
-@dataclass(frozen=True)
-class NodeGpus:
-    """Another machine's, as its ``gpus`` in the record has them."""
-
-    node: int
-    host: str
-    gpus: list[dict[str, Any]]
+def _leave_collectives() -> None:
+    """Breaks the connections of Gloo, so that ranks which wait for this one fail at once and not when it is gone."""
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
-def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
-    """Another rank's end, for rank 0, which sees of it no more than a broken connection; whether it could be left."""
-    try:
-        write_atomically(folder / f".rank{rank}.json", json.dumps(asdict(outcome)))
-    except OSError:  # the folder is not on this machine, say
-        return False
-    return True
-
-
-def take_from_ranks(folder: Path, wait_s: float = WAIT_S) -> Outcome | None:
-    """The end that another rank has left here, or leaves within ``wait_s``: the reason of rank 0's own."""
-    until_s = time.monotonic() + wait_s
-    while not (left := sorted(folder.glob(".rank*.json"))) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in left]
-    for path in left:
-        path.unlink()
-    return Outcome(**found[0]) if found else None
+def _leave_for_torchrun(outcome: Outcome) -> None:
+    """Writes the error of this rank where torchrun reads what failed first."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and outcome.exit_code and not (outcome.is_of_other_rank or outcome.is_refusal):
+        with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": outcome.message, "timestamp": int(time.time())}, file)

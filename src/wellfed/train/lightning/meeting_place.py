@@ -7,7 +7,7 @@ from typing import Literal
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
 
-def meeting_place(by: Literal["torchrun", "srun"]) -> tuple[str, int]:
+def meeting_place(by: Literal["torchrun", "srun", "Lightning"]) -> tuple[str, int]:
     """Host and port of the store of rank 0; sets ``MASTER_ADDR`` and ``MASTER_PORT`` where Slurm says it otherwise."""
     environment = TorchElasticEnvironment() if by == "torchrun" else SLURMEnvironment()
     return environment.main_address, environment.main_port

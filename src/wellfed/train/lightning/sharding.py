@@ -6,6 +6,7 @@ torch's part is imported where it is used: few runs shard.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from wellfed.train.memory.fsdp_blocks import blocks_to_gather
 
 
-def fsdp_strategy() -> FSDPStrategy:
+def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
     """Blocks are gathered one after the other; weights, buffers and inputs keep the types they have on one card."""
     from torch.distributed.fsdp import MixedPrecision
     from torch.distributed.fsdp.wrap import CustomPolicy
@@ -29,7 +30,10 @@ def fsdp_strategy() -> FSDPStrategy:
 
     # Rank 0's weights count, as with DDP: it alone reads and writes checkpoints.
     return FSDPStrategy(
-        auto_wrap_policy=CustomPolicy(is_gathered), mixed_precision=MixedPrecision(), sync_module_states=True
+        timeout=timeout,
+        auto_wrap_policy=CustomPolicy(is_gathered),
+        mixed_precision=MixedPrecision(),
+        sync_module_states=True,
     )
 
 

@@ -15,7 +15,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import DDPStrategy
 
+from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.lightning.callbacks.together import Together
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
@@ -65,10 +67,13 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
     quiet_lightning()
     users = more.pop("users", ())
     strategy: Any = options.strategy
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     if strategy == "fsdp":
         from wellfed.train.lightning.sharding import fsdp_strategy
 
-        strategy = fsdp_strategy()
+        strategy = fsdp_strategy(timeout)
+    elif options.world_size > 1:
+        strategy = DDPStrategy(timeout=timeout)
     trainer = pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,

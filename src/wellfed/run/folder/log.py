@@ -1,0 +1,55 @@
+"""Writes what is logged while a run lasts into its ``train.log``, and warnings to the terminal too."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from wellfed.masking import MaskedFormatter
+
+
+class _LogFile(logging.FileHandler):
+    """Does not report a full disk, which the run's tables report: logging would print a traceback for each message."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Whatever is ``sys.stderr`` by then: a progress bar replaces it, to redraw itself below each message."""
+
+    stream = property(lambda self: sys.stderr, lambda self, stream: None)
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Everything logged, and Python's warnings, go to the file; this package's warnings go to the terminal too."""
+    root, package = logging.getLogger(), logging.getLogger("wellfed")
+    terminal = _Stderr()
+    terminal.setLevel(logging.WARNING)
+    terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
+    handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
+    try:
+        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append((root, file))
+    except OSError as error:
+        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
+    for logger, handler in handlers:
+        logger.addHandler(handler)
+    level, root.level = root.level, logging.INFO
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        for logger, handler in handlers:
+            logger.removeHandler(handler)
+            with suppress(OSError):  # a full disk
+                handler.close()

@@ -1,0 +1,285 @@
+"""Reports how each rank ends, and ends a rank that hangs because another one has failed.
+
+In each rank a daemon thread reads once a second which ranks have ended, and checks the processes of the other ranks on
+its machine. A rank of another machine that is gone without a report is found when a collective of torch fails, or when
+rank 0 has had no sign of life for `GONE_S`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import psutil
+
+from wellfed.errors import EXIT_FAILED
+from wellfed.ranks import Launch
+from wellfed.run.ending import Outcome, RankEnded
+
+BEAT_S = 1.0
+"""Seconds between two signs of life."""
+GONE_S = 60.0
+"""Seconds without a sign of life after which a rank of another machine is gone. A call in C that keeps Python's lock
+also keeps the thread that gives them, for tens of seconds at worst."""
+GRACE_S = 6.0
+"""Seconds in which a rank ends by itself once another has failed. Then it is ended: its collective may hang."""
+LAST_RECORD_S = 5.0
+"""Seconds that rank 0 then has to write the record."""
+REPORT_S = 10.0
+"""Seconds that rank 0 waits for the reports of others after a collective has failed. A rank without one is gone."""
+_ENDS = "ends"
+
+
+class Joined(NamedTuple):
+    """Process and machine of a rank that has joined."""
+
+    node: int
+    host: str
+    pid: int
+
+
+class Ends:
+    """How the ranks of a run have ended, as far as this one has read or found."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.lost: set[int] = set()
+        """Ranks that are gone without a report."""
+        self.on_rank_0_gone: Callable[[Outcome], None] = lambda outcome: None
+        """Called once, in whichever thread finds that rank 0 is gone without a report."""
+        self._launch = launch
+        self._store: Any = None
+        self._members: dict[int, Joined] = {}
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        """Last sign of life of ranks on other machines, and when it came by this process's clock."""
+        self._known: dict[int, Outcome] = {}
+        self._noting = threading.Lock()
+        self._is_over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="wellfed-ranks", daemon=True)
+        self._on_failure: Callable[[Outcome], None] | None = None
+        self._forcing: threading.Timer | None = None
+
+    def start(self, store: Any) -> None:
+        """Joins the other ranks at a store of torch."""
+        self._store, rank = store, self._launch.rank
+        if rank == 0:
+            self.ask("set", _ENDS, "\n")
+        own = Joined(self._launch.node, socket.gethostname(), os.getpid())
+        self.ask("set", f"beat/{rank}", "")
+        self.ask("set", f"member/{rank}", json.dumps(own))
+        self.missing({0, rank})
+        if rank in self._known:
+            self._send(rank, self._known[rank])
+        self._watching.start()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the store.
+
+        Raises:
+            RankEnded: rank 0, which serves it, has ended or is gone.
+        """
+        try:
+            return getattr(self._store, method)(*arguments)
+        except RuntimeError as error:
+            if not self._is_over.is_set() and self._note_gone(0):
+                self.on_rank_0_gone(self._known[0])
+            raise RankEnded(self.failure() or self._known.get(0) or self._gone(0)) from error
+
+    def missing(self, ranks: set[int]) -> list[int]:
+        """Returns those of the ranks that have not joined yet."""
+        for rank in ranks - self._members.keys():
+            if self.ask("check", [f"member/{rank}"]):
+                self._members[rank] = Joined(*json.loads(self.ask("get", f"member/{rank}")))
+        return sorted(ranks - self._members.keys())
+
+    def named(self, *ranks: int) -> str:
+        """Returns ranks with their machines, for messages; eight at most."""
+        shown = []
+        for rank in ranks[:8]:
+            member = self._members.get(rank) if self._launch.num_nodes > 1 else None
+            shown.append(f"{rank} on node {member.node} ({member.host})" if member else str(rank))
+        return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
+
+    @property
+    def failed(self) -> list[int]:
+        """Ranks that failed by themselves."""
+        return [rank for rank, one in self._known.items() if one.exit_code and not one.is_of_other_rank]
+
+    def report(self, outcome: Outcome) -> None:
+        """Reports how this rank ends, once it has joined; only the first report counts."""
+        if self._note(self._launch.rank, outcome) and self._store is not None:
+            with suppress(RankEnded):
+                self._send(self._launch.rank, outcome)
+
+    def check(self, rank: int) -> None:
+        """Raises RankEnded if any rank has failed, or this one has ended."""
+        failure = self.failure()
+        if failure is not None or rank in self._known:
+            raise RankEnded(failure or self._known[rank])
+
+    def failure(self) -> Outcome | None:
+        """Returns the failure of another rank that explains most: not caused by another rank, not by a signal."""
+        bad = [one for rank, one in [*self._known.items()] if one.exit_code and rank != self._launch.rank]
+        return min(bad, key=lambda one: (one.is_of_other_rank, one.status == "interrupted"), default=None)
+
+    def reason(self, own: Outcome) -> Outcome | None:
+        """Returns how another rank failed, which may be why this one can't go on.
+
+        Waits until a rank reports that it failed by itself, or all others have ended. Where this rank has lost the
+        connection to one, and all but some report that too, those are gone.
+
+        Args:
+            own: the outcome of this rank. Where all ranks stop together none is waited for.
+        """
+        if self._store is None:
+            return None
+        until_s = time.monotonic() + (0.0 if own.is_of_all else REPORT_S)
+        while True:
+            with suppress(RankEnded):
+                self._read()
+            found = self.failure()
+            if found is not None and not found.is_of_other_rank and found.status != "interrupted":
+                return found
+            silent = [rank for rank in range(self._launch.world_size) if rank not in {*self._known, self._launch.rank}]
+            if not silent or time.monotonic() > until_s:
+                break
+            time.sleep(BEAT_S / 5)
+        if own.is_of_other_rank and silent:
+            with suppress(RankEnded):
+                self.missing(set(silent))
+            for rank in silent:
+                self._note_gone(rank)
+            return self._gone(*silent)
+        return None if found is None or found.is_of_other_rank else found
+
+    @contextmanager
+    def watching(self, on_failure: Callable[[Outcome], None]) -> Iterator[None]:
+        """Within the block the failure of another rank ends this one too, by force after `GRACE_S`.
+
+        Args:
+            on_failure: writes the record; called in another thread before the process is ended.
+        """
+        self._on_failure = on_failure
+        failure = self.failure()
+        if failure is not None:
+            self._force_later(failure)
+        try:
+            yield
+        finally:
+            self._on_failure = None
+            if self._forcing is not None:
+                self._forcing.cancel()
+
+    def stop(self) -> None:
+        """Waits some seconds for the ranks that have to read this rank's outcome."""
+        own, now_s = self._launch.rank, time.monotonic()
+        with suppress(RankEnded):
+            if self._store is not None and own == 0:  # it serves the store
+                while len(self._known) < self._launch.world_size and time.monotonic() < now_s + 3 * BEAT_S:
+                    self._read()
+                    time.sleep(BEAT_S / 20)
+            elif self._store is not None and self._launch.by == "Lightning" and self._known[own].exit_code:
+                # Lightning kills rank 0 within 5 s of a failed rank's end: the record must have been written before.
+                self._is_over.set()
+                while time.monotonic() < now_s + GRACE_S + LAST_RECORD_S + 2 * BEAT_S:
+                    self._read()  # until the store is gone
+                    time.sleep(BEAT_S / 5)
+        self._is_over.set()
+        if self._watching.is_alive():
+            self._watching.join(LAST_RECORD_S)  # it may write that rank 0 is gone
+
+    def _watch(self) -> None:
+        launch = self._launch
+        first = launch.rank - launch.local_rank
+        near = set(range(first, first + launch.devices)) - {launch.rank}
+        with suppress(RankEnded):
+            while not self._is_over.wait(BEAT_S) and 0 not in self._known:  # the store ends with rank 0
+                self.ask("set", f"beat/{launch.rank}", str(time.monotonic()))
+                self._read()
+                self.missing(near)  # those that Lightning starts come later
+                left = {rank: one for rank, one in self._members.items() if rank not in {launch.rank, *self._known}}
+                found = [rank for rank in near & left.keys() if not _is_alive(left[rank].pid)]
+                found += self._silent([rank for rank in left if rank not in near]) if launch.rank == 0 else []
+                if found:
+                    self._read()  # they may have reported meanwhile
+                for rank in found:
+                    if self._note_gone(rank):
+                        self._send(rank, self._known[rank])
+
+    def _silent(self, ranks: list[int]) -> list[int]:
+        signs = self.ask("multi_get", [f"beat/{rank}" for rank in ranks]) if ranks else []
+        now_s = time.monotonic()
+        for rank, sign in zip(ranks, signs, strict=True):
+            if rank not in self._beats or self._beats[rank][0] != sign:
+                self._beats[rank] = sign, now_s
+        return [rank for rank in ranks if now_s - self._beats[rank][1] > GONE_S]
+
+    def _read(self) -> None:
+        for entry in filter(None, self.ask("get", _ENDS).decode().split("\n")):
+            rank, fields = json.loads(entry)
+            if rank in self._known:
+                continue
+            outcome = Outcome(**fields)
+            if outcome.exit_code and not outcome.message.startswith("Rank "):
+                self.missing({rank})
+                outcome = replace(outcome, message=f"{self.named(rank)}: {outcome.message}")
+            self._note(rank, outcome)
+
+    def _note(self, rank: int, outcome: Outcome) -> bool:
+        """Returns whether this is the first that is known of the rank's end."""
+        with self._noting:
+            if rank in self._known:
+                return False
+            self._known[rank] = outcome
+        if outcome.exit_code and rank != self._launch.rank:
+            self._force_later(outcome)
+        return True
+
+    def _note_gone(self, rank: int) -> bool:
+        is_first = self._note(rank, self._gone(rank))
+        if is_first:
+            self.lost.add(rank)
+        return is_first
+
+    def _send(self, rank: int, outcome: Outcome) -> None:
+        self.ask("append", _ENDS, json.dumps([rank, asdict(outcome)]) + "\n")
+
+    def _gone(self, *ranks: int) -> Outcome:
+        verb = "is" if len(ranks) == 1 else "are"
+        message = f"{self.named(*ranks)} {verb} gone without a word: it was killed, or its machine is gone."
+        return Outcome("failed", EXIT_FAILED, "code", message)
+
+    def _force_later(self, outcome: Outcome) -> None:
+        if outcome.is_of_all or self._on_failure is None or self._forcing is not None:
+            return  # where all stop together, rank 0 may write its checkpoint for long
+        self._forcing = threading.Timer(GRACE_S, self._force, [outcome])
+        self._forcing.daemon = True
+        self._forcing.start()
+
+    def _force(self, outcome: Outcome) -> None:
+        on_failure = self._on_failure
+        if on_failure is None:
+            return
+        outcome = self.failure() or outcome
+        self.report(replace(outcome, is_of_other_rank=True))  # the others must not wait for the record
+        recording = threading.Thread(target=on_failure, args=[outcome], daemon=True)
+        recording.start()
+        recording.join(LAST_RECORD_S)
+        if self._launch.rank == 0:
+            time.sleep(2 * BEAT_S)  # in which the others read it, since the store ends with this process
+        os._exit(outcome.exit_code or EXIT_FAILED)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:  # of another user, say
+        return True

@@ -1,0 +1,123 @@
+"""Opens the store of torch.distributed that the ranks of one run share.
+
+Rank 0 serves a new `TCPStore` for each start of the run. torchrun keeps one store for all its attempts: there a rank
+that is started again finds the addresses of the attempt before, and fails (torch 2.13). So the launcher's store holds
+only the address of the new one, and torch's own process groups meet at the new one, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from wellfed.errors import ConfigError, first_line
+from wellfed.ranks import Launch
+
+Address = tuple[Sequence[str], int, bytes]
+"""Hosts, port and key of a store that is open."""
+_ADDRESS = "wellfed"
+_CONNECT_S = 5.0
+
+
+def allow_open_files(wanted: int) -> None:
+    """Raises this process's limit of open files, as far as the system lets it: for stores and for Gloo's groups."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def serve() -> tuple[Any, bytes]:
+    """Returns a store that this process serves, and a key for the signatures of what is put into it."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True), secrets.token_bytes(32)
+
+
+def publish(port: int, key: bytes, launch: Launch, come_s: float) -> Any:
+    """Puts the address of the store into the launcher's, which is returned: this process may have to serve it."""
+    launchers, host = _launchers_store(launch, come_s)
+    launchers.set(_ADDRESS, repr((_own_addresses(host), port, key)).encode())
+    _meet_at("localhost", port)
+    return launchers
+
+
+def find(launch: Launch, come_s: float) -> tuple[Any, bytes]:
+    """Connects to the store whose address rank 0 has published; returns it with its key.
+
+    Raises:
+        ConfigError: rank 0 has not come within the time.
+    """
+    launchers, _ = _launchers_store(launch, come_s)
+    until_s = time.monotonic() + come_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        try:
+            launchers.wait([_ADDRESS], timedelta(seconds=max(1.0, left_s)))
+            store, key = connect(ast.literal_eval(launchers.get(_ADDRESS).decode()))
+        except RuntimeError:  # the address of an attempt before this one
+            time.sleep(0.3)
+            continue
+        _meet_at(store.host, store.port)
+        return store, key
+    problem = f"rank 0 did not come within {come_s:.0f} s."
+    raise ConfigError.of(f"rank {launch.rank}", problem, "What it says itself is in its own output.")
+
+
+def connect(address: Address) -> tuple[Any, bytes]:
+    """Connects to a store by the first of its hosts that answers; returns it with its key."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    hosts, port, key = address
+    failure = RuntimeError("no host")
+    for host in hosts:
+        try:
+            return TCPStore(host, port, None, False, timedelta(seconds=_CONNECT_S), wait_for_workers=False), key
+        except RuntimeError as error:
+            failure = error
+    raise failure
+
+
+def _launchers_store(launch: Launch, come_s: float) -> tuple[Any, str]:
+    """Returns the store that the launcher has an address for, and its host.
+
+    Raises:
+        ConfigError: it can't be reached or opened.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    from wellfed.train.lightning.meeting_place import meeting_place
+
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master, patience = launch.rank == 0 and not is_agents, timedelta(seconds=come_s)
+    try:
+        host, port = meeting_place(launch.by)
+        store = TCPStore(host, port, None, is_master, patience, wait_for_workers=False, multi_tenant=not is_agents)
+    except RuntimeError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        problem = f"rank {launch.rank} of {launch.world_size} can't meet the others at {where}: {first_line(error)}"
+        raise ConfigError.of(launch.by, problem, "Set MASTER_ADDR and MASTER_PORT, or start it again.") from error
+    return PrefixStore("wellfed", store), host
+
+
+def _meet_at(host: str, port: int) -> None:
+    """Has torch's process groups meet at the store of rank 0."""
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _own_addresses(master: str) -> tuple[str, ...]:
+    """Returns hosts by which other machines may reach this one, the likeliest first."""
+    hosts = [master]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing
+        hosts.append(probe.getsockname()[0])
+    return tuple(dict.fromkeys([*hosts, socket.gethostname()]))
