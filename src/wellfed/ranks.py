@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that ranks sum in one call; DDP's default for ``bucket_cap_mb``."""
+
 
 @dataclass(frozen=True)
 class Launch:

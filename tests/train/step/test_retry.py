@@ -268,7 +268,7 @@ def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
     retry.gradients(attempt)
     assert reserved == [0, 0]
     assert torch.cuda.memory_reserved(device) > 0
-    retry.go_down_without_failure()
+    retry.step_down_without_failure()
     assert torch.cuda.memory_reserved(device) == 0
 
 

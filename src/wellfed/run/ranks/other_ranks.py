@@ -168,6 +168,14 @@ class OtherRanks:
             dist.broadcast_object_list(told)
             self._folder_of_rank_0 = Path(told[0])
 
+    def all_gather(self, kind: str, own: Any) -> list[Any]:
+        """Returns what each rank gave, in the order of ranks; all must call it."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return [own]
+        given: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(given, own)
+        return given
+
     def reason(self, outcome: Outcome) -> Outcome:
         """Rank 0 takes the reason of a rank that ended before it; the others leave theirs."""
         if self.line is not None:

@@ -35,9 +35,9 @@ from wellfed.train.step.feature_table import FeatureStage, FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.non_finite import OnNan, as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import Ranks, Replicas, RetryingReplicas, Shards
+from wellfed.train.step.ranks import AgreeingReplicas, Ranks, Replicas, Shards
 from wellfed.train.step.totals import Totals
-from wellfed.train.step.train_step import StepListener, TrainStep
+from wellfed.train.step.train_step import Computation, StepListener, StepSettings, TrainStep
 from wellfed.units import gib
 
 _LOG = logging.getLogger(__name__)
@@ -191,23 +191,27 @@ class StepModule(pl.LightningModule):
     def _make_step(self) -> TrainStep:
         trainer, options = self.trainer, self.options
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        precision = Precision(trainer.precision_plugin.precision, self.device.type, scaler)
         return TrainStep(
-            self.model,
+            Computation(
+                self.model,
+                self._loss,
+                self._prepare,
+                precision,
+                self.device,
+                ranks=self._ranks(),
+                features=self._source,
+            ),
             trainer.optimizers[0],
-            loss=self._loss,
-            prepare=self._prepare,
-            micro=self.micro,
-            precision=Precision(trainer.precision_plugin.precision, self.device.type, scaler),
-            device=self.device,
-            ranks=self._ranks(),
-            features=self._source,
+            self._ladder,
+            StepSettings(
+                gradient_clip=trainer.gradient_clip_val,
+                on_nan=options.on_nan,
+                on_oom="retry" if options.retry_on_oom else "fail",
+                may_adapt=options.may_adapt,
+                batches_ahead=options.batches_ahead,
+            ),
             totals=self.totals,
-            gradient_clip=trainer.gradient_clip_val,
-            on_nan=options.on_nan,
-            ladder=self._ladder,
-            retry_on_oom=options.retry_on_oom,
-            may_adapt=options.may_adapt,
-            batches_ahead=options.batches_ahead,
             listener=self.listener,
             on_event=self._on_event,
         )
@@ -221,7 +225,7 @@ class StepModule(pl.LightningModule):
         if not self.options.retry_on_oom:
             return Replicas(strategy.model, self.device)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        return RetryingReplicas(strategy.model, self.device, weights)
+        return AgreeingReplicas(strategy.model, self.device, weights)
 
     def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """``call(*arguments)``: a part of the step that is done within what a strategy has put around the module."""

@@ -77,7 +77,7 @@ class Ladder:
     """The way down: smaller micro-batches, and where there are none left the rungs, in order, each once."""
 
     def __init__(self, micro: MicroBatches, rungs: Sequence[Rung] = ()) -> None:
-        self._micro, self._rungs = micro, list(rungs)
+        self.micro, self._rungs = micro, list(rungs)
         self._taken: list[str] = []
         self._changes: dict[str, object] = {}
 
@@ -88,8 +88,8 @@ class Ladder:
             of_held: memory ran out where no pass was under way, so that neither smaller micro-batches nor activations
                 that are computed again would help: only a rung that frees what lies there all the time.
         """
-        before = self._micro.size
-        if not of_held and (smaller := self._micro.step_down()) is not None:
+        before = self.micro.size
+        if not of_held and (smaller := self.micro.step_down()) is not None:
             return {"micro_batch": smaller, "before": before}
         for rung in [rung for rung in self._rungs if rung.frees_held or not of_held]:
             self._rungs.remove(rung)
@@ -110,10 +110,10 @@ class Ladder:
 
     def changes(self) -> dict[str, object]:
         """The knobs that have another value by now than training began with."""
-        smaller = {MICRO_BATCH: self._micro.size} if len(self._micro.tried) > 1 else {}
+        smaller = {MICRO_BATCH: self.micro.size} if len(self.micro.tried) > 1 else {}
         return {**smaller, **self._changes}
 
     def tried(self) -> str:
         """All ways so far, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
-        sizes = " -> ".join(map(str, self._micro.tried))
+        sizes = " -> ".join(map(str, self.micro.tried))
         return ", then ".join([f"micro-batches of {sizes}", *self._taken])

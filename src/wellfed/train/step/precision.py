@@ -71,12 +71,6 @@ class Precision:
                 "or trainer.gradient_clip=null."
             )
 
-    def scaler_state(self) -> list[Tensor]:
-        """What `step` changes besides weights and the optimizer's states."""
-        scaler = self.scaler
-        found = () if scaler is None else (scaler._scale, scaler._growth_tracker)  # no public tensor of them
-        return [each for each in found if each is not None]
-
     def step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
         """The optimizer's step, which may ask for gradients more than once."""
         if self.scaler is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from wellfed.contract import FeatureSource
 from wellfed.errors import ModelError
 from wellfed.record import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
-from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.memory.ladder import Ladder
 from wellfed.train.memory.optimizer_state import allocate
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.memory.thrash import Thrash
@@ -47,76 +48,90 @@ class _NoWeight(Exception):
     """The samples of the step count nothing, on no rank: nothing is masked, or all is padding."""
 
 
+@dataclass(frozen=True)
+class Computation:
+    """What a step computes, where, and with which other ranks."""
+
+    model: nn.Module
+    loss: Loss
+    prepare: Preparation
+    precision: Precision
+    device: torch.device
+    ranks: Ranks = field(default_factory=Ranks)
+    features: Callable[[], FeatureSource | None] = lambda: None
+    """Asked for the source of feature rows at each micro-batch."""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How a step treats its gradients, and errors of memory; every field is decided."""
+
+    gradient_clip: float | None = None
+    """Largest norm of all gradients."""
+    on_nan: OnNan = "raise"
+    on_oom: Literal["raise", "fail", "retry"] = "raise"
+    """raise: errors of memory pass as they are. fail: the first one ends training, with what can be done about it.
+    retry: less is tried."""
+    may_adapt: bool = True
+    """False: the first error of memory ends training, though all is prepared for a retry."""
+    batches_ahead: int = 0
+    """Batches copied to the device ahead of the step, for messages about memory."""
+
+
 class TrainStep:
-    """Call it with a delivery; the weights change.
+    """Makes one optimizer step: call it with a batch, and the weights change.
 
     Args:
-        micro: sizes of micro-batches; they may change from step to step.
-        features: asked for the source of feature rows at each micro-batch.
-        ladder: ways of needing less memory; None = a failure of memory is nothing that is known here.
-        retry_on_oom: False = the first failure ends the run, and nothing is kept for doing a step again.
-        may_adapt: False = the same, though all is prepared for doing a step again.
-        batches_ahead: copied to the device ahead of the step, for what is said of memory.
-        listener: told what goes on, again where a step is done again.
-        number: of the step before the first, for events.
+        ladder: sizes of micro-batches, which may change from step to step, and other ways to need less memory.
+        listener: called within a step, again where a step is done again.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        computation: Computation,
         optimizer: torch.optim.Optimizer,
+        ladder: Ladder,
+        settings: StepSettings = StepSettings(),
         *,
-        loss: Loss,
-        prepare: Preparation,
-        micro: MicroBatches,
-        precision: Precision,
-        device: torch.device,
-        ranks: Ranks | None = None,
-        features: Callable[[], FeatureSource | None] = lambda: None,
         totals: Totals | None = None,
-        gradient_clip: float | None = None,
-        on_nan: OnNan = "raise",
-        ladder: Ladder | None = None,
-        retry_on_oom: bool = False,
-        may_adapt: bool = True,
-        batches_ahead: int = 0,
         listener: StepListener | None = None,
         on_event: OnEvent = ignore_event,
-        number: int = 0,
     ) -> None:
-        self.number = number
+        self.number = 0
+        """Number of the latest step; to be set where training goes on."""
         self.num_micro_batches = self.largest = self.samples = 0
-        """Of the latest step on this rank: micro-batches, samples of the largest, samples as the model counts them."""
+        """Latest step on this rank: micro-batches, samples of the largest, samples as the model counts them."""
         self.was_disturbed = False
-        """A step compiled or was done again: its time is no figure. Reset by who reads it."""
+        """A step compiled or was done again, so its time is no figure. Reset by the reader."""
         self.totals = totals or Totals()
-        self._model, self._optimizer, self._loss, self._prepare, self._micro = model, optimizer, loss, prepare, micro
-        self._precision, self._device, self._features = precision, device, features
-        self._ranks = ranks = ranks or Ranks()
-        self._clip = ranks.clipping(optimizer, gradient_clip) if gradient_clip else None
-        self._on_nan, self._on_event = on_nan, on_event
-        self._batches_ahead, self._listener = batches_ahead, listener
-        self._trained = list(model.parameters())  # to find them takes a walk through all modules
+        self._model, self._loss, self._prepare = computation.model, computation.loss, computation.prepare
+        self._precision, self._device = computation.precision, computation.device
+        self._ranks, self._features = computation.ranks, computation.features
+        self._optimizer, self._micro, self._settings = optimizer, ladder.micro, settings
+        self._on_event, self._listener = on_event, listener
+        clip, retries = settings.gradient_clip, settings.on_oom == "retry"
+        self._clip = self._ranks.clipping(optimizer, clip) if clip else None
+        self._trained = list(self._model.parameters())  # to find them takes a walk through all modules
         self._is_finite: Tensor | None = None
         self._is_left_out = False
         self._num_empty = 0
         self._is_undoable = False
         """A step is under way that has changed no weight yet."""
-        self._may_split = ladder is not None and retry_on_oom and may_adapt
         self._is_split_checked = False
-        self._start = StepStart(model, device) if retry_on_oom or on_nan != "raise" else None
-        self._takes_start = not (retry_on_oom and ladder is not None)  # else `StepRetry` does
+        may_undo = retries or settings.on_nan != "raise"
+        self._start = StepStart(self._model, self._device) if may_undo else None
+        self._takes_start = not retries  # else `StepRetry` does
         self._retry = StepRetry(
-            ladder,
-            self._start if retry_on_oom else None,
+            None if settings.on_oom == "raise" else ladder,
+            self._start if retries else None,
             forget=self._forget,
             way_out=self._way_out,
             on_event=on_event,
-            ranks=ranks,
-            may_adapt=may_adapt,
+            ranks=self._ranks,
+            may_adapt=settings.may_adapt,
         )
-        is_watched = device.type == "cuda" and retry_on_oom and may_adapt
-        self._thrash = Thrash(device) if is_watched else None
+        self._adapts = retries and settings.may_adapt
+        self._thrash = Thrash(self._device) if self._device.type == "cuda" and self._adapts else None
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """The loss, as it was before the step.
@@ -133,7 +148,7 @@ class TrainStep:
 
         def passes() -> Tensor:
             loss = self.forward_backward(delivery, self.split(delivery))
-            self._ranks.make_room()
+            self._ranks.prepare_average()
             return loss
 
         def gradients() -> Tensor:
@@ -145,7 +160,7 @@ class TrainStep:
                 losses.append(self._retry.gradients(passes))
             self.totals.hold()
             self._ranks.average_gradients()
-            if self._on_nan != "raise":
+            if self._settings.on_nan != "raise":
                 self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
             if self._is_left_out:
                 self._leave_out()
@@ -164,18 +179,18 @@ class TrainStep:
 
         self._ranks.begin_step()
         try:
-            is_thrashing = self._retry.optimizer_step(self._optimizer, step, self._precision.scaler_state)
+            is_thrashing = self._retry.optimizer_step(self._optimizer, step)
         except _NoWeight:
             self._is_undoable = False
             return self._changed_nothing()
         self.totals.commit()
         if self._is_left_out:
-            is_halved = self._on_nan == "halve_lr" and halve_rate(self._optimizer)
+            is_halved = self._settings.on_nan == "halve_lr" and halve_rate(self._optimizer)
             self._on_event("nan", step=self.number, action="halve_lr" if is_halved else "skip")
         if is_thrashing:
             message = "the allocator had to give its cache back to the device in successive steps"
             self._on_event("thrash", step=self.number, message=message)
-            self._retry.go_down_without_failure()
+            self._retry.step_down_without_failure()
         if self._loss.has_compiled or self._retry.has_retried:
             self._loss.has_compiled = self._retry.has_retried = False
             self.was_disturbed = True
@@ -239,7 +254,7 @@ class TrainStep:
         self.totals.add("loss", output.loss, factor, is_overwritten=overwrites)
         for name, value in output.metrics.items():
             self.totals.add(name, value, factor, is_overwritten=overwrites)
-        if self._on_nan != "raise":
+        if self._settings.on_nan != "raise":
             is_finite = torch.isfinite(output.loss.detach())
             self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
         return output.loss if factor == 1 else output.loss * factor  # also its backward is a kernel less
@@ -296,7 +311,7 @@ class TrainStep:
         if self._is_split_checked or delivery.is_padding:
             return
         self._is_split_checked = True
-        if self._micro.size < delivery.size or (self._may_split and self._micro.may_step_down):
+        if self._micro.size < delivery.size or (self._adapts and self._micro.may_step_down):
             self._prepare.check_split(delivery.batch, delivery.size)
 
     def _is_whole_step_finite(self) -> Tensor:
@@ -332,7 +347,8 @@ class TrainStep:
         if kind == "host_oom" and self._device.type != "cpu":
             return breakdown.way_out_of_host(self._features())
         parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features(), self._ranks.bucket_bytes)
-        less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
+        ahead = self._settings.batches_ahead
+        less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=ahead)
         more = "a machine with more memory" if kind == "host_oom" else "a card with more memory (gpu=...)"
         ways = [*less, more, "a smaller workload.model, which learns something else"]
         return f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
