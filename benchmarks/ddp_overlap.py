@@ -35,7 +35,7 @@ from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.train.memory.ladder import Ladder, MicroBatches  # noqa: E402
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402
 from wellfed.train.step.micro_batches import Preparation  # noqa: E402
 from wellfed.train.step.precision import Precision  # noqa: E402
@@ -83,7 +83,7 @@ def step_of(model: Layers, *, retries: bool) -> TrainStep:
             model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", "cpu"), CPU, ranks=ranks
         ),
         torch.optim.SGD(model.parameters(), lr=1e-3),
-        Ladder(MicroBatches(SAMPLES)),
+        Fallbacks(MicroBatches(SAMPLES)),
         StepSettings(on_oom="retry" if retries else "fail"),
     )
 

@@ -46,8 +46,8 @@ from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.assemble import Parts, for_features, make_optimizer, make_parts
 from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import hold
-from wellfed.train.memory.ladder import Ladder, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -249,7 +249,7 @@ def training(
     computation = Computation(
         model, loss, task.prepare, precision, device, ranks=_AsOnCuda(), features=lambda: source[0]
     )
-    train_step = TrainStep(computation, optimizer, Ladder(MicroBatches(micro_batch)))
+    train_step = TrainStep(computation, optimizer, Fallbacks(MicroBatches(micro_batch)))
     on_host = batches.map_tensors(task.make_batch(samples), lambda each: each.to(precision.dtype_of(each)))
     held: list[Batch] = []
 

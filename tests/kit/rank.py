@@ -22,7 +22,7 @@ from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule, StepOptions
-from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.thrash import Thrash
 from wellfed.train.step.gradients import GradientAverage
 

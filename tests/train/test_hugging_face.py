@@ -25,7 +25,7 @@ from transformers import (
 from wellfed.batches import Delivery, to_device
 from wellfed.errors import ConfigError, DataError
 from wellfed.train.hugging_face import TransformersModel, from_transformers
-from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -104,7 +104,7 @@ def gradients(made: TransformersModel, whole: BatchEncoding, micro: int) -> tupl
     step = TrainStep(
         Computation(made, step_loss, Preparation(None, 0, made), precision, device),
         Keeps([each for each in made.parameters() if each.requires_grad], lr=0.1),
-        Ladder(MicroBatches(micro)),
+        Fallbacks(MicroBatches(micro)),
     )
     loss = step(Delivery(to_device(whole, device), 0, 0, ROWS))
     return torch.cat(kept), loss

@@ -30,7 +30,7 @@ from wellfed.train.lightning.evaluating import Evaluating
 from wellfed.train.lightning.prefetch import no_room
 from wellfed.train.lightning.split_metrics import SplitMetrics
 from wellfed.train.memory import oom
-from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
@@ -236,7 +236,7 @@ def trained(
     table.hold(model, device, journal.other)
     optimizer = Momentum(model.parameters(), lr=0.02, momentum=0.9, foreach=True)
     optimizer.place = place
-    rungs = [Rung("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
+    rungs = [Fallback("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
     computation = Computation(
         model,
         Loss(model, "none", print),
@@ -246,7 +246,7 @@ def trained(
         features=lambda: table.source,
     )
     retry = StepSettings(on_oom="retry")
-    step = TrainStep(computation, optimizer, Ladder(micro, rungs), retry, on_event=journal.step)
+    step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
     splits = {split: Preparation(data, 1) for split in ("val", "test")}
     evaluating = Evaluating(model, SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
     random.seed(5)
@@ -382,7 +382,7 @@ def of_large(optimizer: Any, **options: Any) -> tuple[TrainStep, Large, list[str
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0), Precision("32-true", "cuda"), card),
         optimizer(model.parameters(), lr=0.1, **options),
-        Ladder(MicroBatches(8)),
+        Fallbacks(MicroBatches(8)),
         StepSettings(on_oom="retry"),
         on_event=on_event,
     )

@@ -21,8 +21,8 @@ from wellfed.plan.predict import estimate
 from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.ranks import BUCKET_BYTES
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
-from wellfed.train.memory.ladder import Ladder, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation
@@ -247,7 +247,7 @@ def steps_of_one(kind: Any, number: int, folder: Path) -> None:
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0), Precision("32-true", "cpu"), CPU, ranks=ranks),
         kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True),
-        Ladder(MicroBatches(4)),
+        Fallbacks(MicroBatches(4)),
         StepSettings(on_oom="retry"),
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
@@ -328,7 +328,7 @@ def steps_with_masks(kind: str, number: int, folder: Path) -> None:
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),
-        Ladder(micro),
+        Fallbacks(micro),
         StepSettings(gradient_clip=0.5, on_oom="retry" if agrees else "raise"),
     )
     rows = []

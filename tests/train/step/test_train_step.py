@@ -15,7 +15,7 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import DataError
 from wellfed.record import ignore_event
-from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -29,7 +29,7 @@ def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
     model = tiny.TinyModel()
     computation = Computation(model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", "cpu"), CPU)
     settings = StepSettings(**more)
-    return TrainStep(computation, optimizer(model.parameters(), lr=0.1), Ladder(MicroBatches(micro)), settings)
+    return TrainStep(computation, optimizer(model.parameters(), lr=0.1), Fallbacks(MicroBatches(micro)), settings)
 
 
 def delivery() -> Delivery:
@@ -85,11 +85,11 @@ def weights_of(step: TrainStep) -> torch.Tensor:
 
 
 def step_on(model: nn.Module, micro: int = 16, lr: float = 0.1, data: Any = None, **more: Any) -> TrainStep:
-    ladder = Ladder(MicroBatches(micro, more.pop("steps", None)))
+    fallbacks = Fallbacks(MicroBatches(micro, more.pop("steps", None)))
     precision, on_event = more.pop("precision", None) or Precision("32-true", "cpu"), more.pop("on_event", ignore_event)
     computation = Computation(model, Loss(model, "none", print), Preparation(data, 0, model), precision, CPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return TrainStep(computation, optimizer, ladder, StepSettings(**more), on_event=on_event)
+    return TrainStep(computation, optimizer, fallbacks, StepSettings(**more), on_event=on_event)
 
 
 class OfTexts(nn.Module):
@@ -179,7 +179,7 @@ def test_a_step_without_weight_changes_nothing(precision: str) -> None:
     step = TrainStep(
         Computation(model, loss, prepare, Precision(precision, "cpu", scaler), CPU),
         optimizer,
-        Ladder(MicroBatches(2)),
+        Fallbacks(MicroBatches(2)),
         StepSettings(gradient_clip=1.0),
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )

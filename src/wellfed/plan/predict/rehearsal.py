@@ -26,8 +26,8 @@ from wellfed.plan.predict.footprint import Basis, Footprint, Point
 from wellfed.plan.predict.memory_tracker import MemoryTracker
 from wellfed.plan.predict.replay import Events, Recording, Trace, renumbered, resized, without
 from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
-from wellfed.train.memory.ladder import Ladder, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
@@ -132,7 +132,7 @@ class Rehearsal:
             ranks=_Counted(self._live, self._passes.append),
             features=lambda: self._source,
         )
-        self._step = TrainStep(computation, self._optimizer, Ladder(MicroBatches(1)))
+        self._step = TrainStep(computation, self._optimizer, Fallbacks(MicroBatches(1)))
         self._peaks(self.lowest)
         if self._sparse_gradients() and fake is not None:
             raise TypeError("its gradients are sparse")

@@ -28,8 +28,8 @@ from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.objects import assemble
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import DeviceTable, blank, hold
-from wellfed.train.memory.ladder import Ladder, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -78,7 +78,7 @@ class ConfiguredStep:
             features=lambda: self._features,
         )
         settings = StepSettings(gradient_clip=config.trainer.gradient_clip)
-        self._step = TrainStep(computation, self._optimizer, Ladder(self._micro), settings)
+        self._step = TrainStep(computation, self._optimizer, Fallbacks(self._micro), settings)
         self._batch: Batch | None = None
 
     def place(self, batch: Batch) -> Batch:

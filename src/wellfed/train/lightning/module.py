@@ -29,7 +29,7 @@ from wellfed.train.lightning.sharding import all_weights
 from wellfed.train.lightning.split_metrics import SplitMetrics
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
-from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureStage, FeatureTable
 from wellfed.train.step.micro_batches import Preparation
@@ -101,7 +101,7 @@ class StepModule(pl.LightningModule):
         super().__init__()
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
-        self._ladder = Ladder(micro, self._rungs())
+        self._fallbacks = Fallbacks(micro, self._rungs())
         self._prepare = Preparation(train_data, options.seed, model)
         self.evaluation = SplitMetrics(model, evaluation, metrics)
         self._eval_failure: Exception | None = None
@@ -138,7 +138,7 @@ class StepModule(pl.LightningModule):
         weights.model = copy.deepcopy(self.model, memo)
         return weights
 
-    def _rungs(self) -> list[Rung]:
+    def _rungs(self) -> list[Fallback]:
         """What is left with micro-batches of one sample; all of it learns the same."""
 
         def checkpoint_activations() -> bool:
@@ -150,9 +150,9 @@ class StepModule(pl.LightningModule):
             return self._features is not None and self._features.move_to(mode, self.device)
 
         return [
-            Rung("memory.checkpoint_activations=true", checkpoint_activations),
+            Fallback("memory.checkpoint_activations=true", checkpoint_activations),
             *(
-                Rung(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
+                Fallback(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
                 for mode in FEATURE_MODES[1:]
             ),
         ]
@@ -203,7 +203,7 @@ class StepModule(pl.LightningModule):
                 features=self._source,
             ),
             trainer.optimizers[0],
-            self._ladder,
+            self._fallbacks,
             StepSettings(
                 gradient_clip=trainer.gradient_clip_val,
                 on_nan=options.on_nan,
@@ -271,7 +271,7 @@ class StepModule(pl.LightningModule):
         if self._features is not None:
             self._features.begin(stage, self.device)
         self.micro = stage.micro
-        self._ladder = Ladder(self.micro, self._rungs())
+        self._fallbacks = Fallbacks(self.micro, self._rungs())
         oom.release()
         after_gib = self._allocated_gib()
         joined = [weight for weight in self._encoder if stage.trains_encoder and not weight.requires_grad]

@@ -12,7 +12,7 @@ import torch
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.ladder import Ladder
+from wellfed.train.memory.fallbacks import Fallbacks
 from wellfed.train.memory.optimizer_state import BeforeStep, one_weight_at_a_time
 from wellfed.train.memory.remembered import FOREACH
 from wellfed.train.memory.step_start import StepStart
@@ -39,7 +39,7 @@ class StepRetry:
     raises the same RestartNeeded, and the run goes on from a checkpoint.
 
     Args:
-        ladder: the fallbacks; None = errors of memory pass as they are.
+        fallbacks: ways to need less; None = errors of memory pass as they are.
         start: None = nothing is done again, a failure ends the run.
         forget: frees what a failed step has left: gradients, sums.
         way_out: ends an error about a kind of memory: what holds it, and what else can be done.
@@ -48,7 +48,7 @@ class StepRetry:
 
     def __init__(
         self,
-        ladder: Ladder | None,
+        fallbacks: Fallbacks | None,
         start: StepStart | None,
         *,
         forget: Callable[[], None],
@@ -57,7 +57,7 @@ class StepRetry:
         ranks: Ranks | None = None,
         may_adapt: bool = True,
     ) -> None:
-        self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
+        self._fallbacks, self._start, self._may_adapt = fallbacks, start, may_adapt
         self._ranks = ranks or Ranks()
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         # One for both: what the passes raise as another error passes through the optimizer's step around them.
@@ -76,7 +76,7 @@ class StepRetry:
             OutOfMemoryExhausted: nothing is left to change.
             StepFailed: memory ran out on one of several ranks; for `optimizer_step`, on all of them.
         """
-        if self._ladder is None:
+        if self._fallbacks is None:
             return attempt()
         if self._start is not None:
             self._start.is_taken = False
@@ -147,7 +147,7 @@ class StepRetry:
                 if not self._may_adapt:
                     raise OutOfMemoryExhausted(message, failure.kind)
                 self._steps_one_by_one(optimizer)
-                changes = {} if self._ladder is None else self._ladder.changes()
+                changes = {} if self._fallbacks is None else self._fallbacks.changes()
                 raise RestartNeeded(message, changes, failure.kind)
             oom.release()
             left_bytes = oom.reserved_bytes()
@@ -160,7 +160,7 @@ class StepRetry:
 
     def step_down_without_failure(self) -> None:
         """Takes the next fallback between two steps, if there is one."""
-        changed = None if self._ladder is None else self._ladder.step_down()
+        changed = None if self._fallbacks is None else self._fallbacks.step_down()
         if changed is not None:
             oom.release()
             self._report(changed)
@@ -191,21 +191,21 @@ class StepRetry:
         if not (self._may_adapt and one_weight_at_a_time(optimizer)):
             return None
         change = f"{FOREACH}=false"
-        if self._ladder is not None:
-            self._ladder.note(change)
+        if self._fallbacks is not None:
+            self._fallbacks.note(change)
         return {"change": change}
 
     def _next_fallback(self, *, of_held: bool = False) -> dict[str, Any] | None:
-        if self._ladder is None or self._start is None or not self._may_adapt:
+        if self._fallbacks is None or self._start is None or not self._may_adapt:
             return None
-        return self._ladder.step_down(of_held=of_held)
+        return self._fallbacks.step_down(of_held=of_held)
 
     def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
         return OutOfMemoryExhausted(f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}", failure.kind)
 
     def _ran_out(self, failure: oom.MemoryFailure, where: str) -> str:
-        assert self._ladder is not None
-        return f"Out of memory {f'{where} ' if where else ''}with {self._ladder.tried()}: {failure.message}"
+        assert self._fallbacks is not None
+        return f"Out of memory {f'{where} ' if where else ''}with {self._fallbacks.tried()}: {failure.message}"
 
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()
@@ -253,8 +253,8 @@ class StepRetry:
                 changed = changed or self._next_fallback()
             if changed is None:
                 ran_out = f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}"
-            assert self._ladder is not None
-            own = _Ending(failure, ran_out, changed, self._ladder.changes())
+            assert self._fallbacks is not None
+            own = _Ending(failure, ran_out, changed, self._fallbacks.changes())
         given = self._ranks.gather(own)
         rank, ending = next((rank, one) for rank, one in enumerate(given) if one is not None)
         kind = ending.failure.kind
