@@ -317,7 +317,7 @@ def test_ranks_begin_where_an_earlier_run_of_them_had_to_go(project: Path, fake_
         events.append([event["kind"] for event in record["events"] if event["kind"] in ("oom", "step_down")])
         sizes.append(record["plan"]["memory.micro_batch"]["value"])
     assert events == [["oom", "step_down"] * 2, []]
-    assert sizes == [16, 4]
+    assert sizes == [4, 4]  # the first run has restarted with it
 
 
 @pytest.mark.slow
