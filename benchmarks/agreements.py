@@ -31,7 +31,7 @@ import torch.distributed as dist  # noqa: E402
 from benchmarks.forked_ranks import on_ranks  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.train.step.ranks import AgreeingReplicas  # noqa: E402
+from wellfed.train.step.replicas import AgreeingReplicas  # noqa: E402
 
 TIMES = 100
 """Agreements of a round and way."""

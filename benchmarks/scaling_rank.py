@@ -35,7 +35,7 @@ import torch.distributed as dist  # noqa: E402
 
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.timing.step_clock import StepRow  # noqa: E402
-from wellfed.train.step import ranks  # noqa: E402
+from wellfed.train.step import replicas as ranks  # noqa: E402
 from wellfed.train.step.gradients import buckets as buckets_of  # noqa: E402
 from wellfed.train.step.train_step import TrainStep  # noqa: E402
 

@@ -31,7 +31,7 @@ from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, Hos
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import Ranks
+from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.train_step import Computation, TrainStep
 
 CPU = torch.device("cpu")

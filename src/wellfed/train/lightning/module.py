@@ -35,7 +35,7 @@ from wellfed.train.step.feature_table import FeatureStage, FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.non_finite import OnNan, as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import AgreeingReplicas, Ranks, Replicas, Shards
+from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import Computation, StepListener, StepSettings, TrainStep
 from wellfed.units import gib

@@ -16,7 +16,7 @@ from wellfed.train.memory.fallbacks import Fallbacks
 from wellfed.train.memory.optimizer_state import BeforeStep, one_weight_at_a_time
 from wellfed.train.memory.remembered import FOREACH
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.ranks import Ranks, StepFailed
+from wellfed.train.step.replicas import Ranks, StepFailed
 
 Result = TypeVar("Result")
 
@@ -129,9 +129,8 @@ class StepRetry:
         """
         if self._start is None:
             return attempt()
-        where = f"in the optimizer's step {self.step},"
         if self._ranks.ends_together:
-            return self._on_all_ranks(attempt, optimizer, where)
+            return self._on_all_ranks(attempt, optimizer, f"in the optimizer's step {self.step},")
         least_bytes: int | None = None
         while True:
             before = BeforeStep(optimizer)
@@ -155,7 +154,7 @@ class StepRetry:
             if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
                 continue
             if (least_bytes is not None and left_bytes >= least_bytes) or not self._has_stepped_down():
-                raise self._exhausted(failure, where)
+                raise self._exhausted(failure, f"in the optimizer's step {self.step},")
             least_bytes = left_bytes
 
     def step_down_without_failure(self) -> None:

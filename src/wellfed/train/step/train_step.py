@@ -26,7 +26,7 @@ from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import Ranks
+from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.retry import StepRetry
 from wellfed.train.step.totals import Totals
 

@@ -27,7 +27,7 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import AgreeingReplicas, Replicas, StepFailed
+from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
 from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
 
 CPU = torch.device("cpu")
