@@ -73,8 +73,8 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
     before: list[str] = []
     if named is not None:
-        found, lowered = _size_found_by_rates(named, rest), _size_after_restarts(named, rest)
-        before = [*found, *named.overrides, *lowered, *derived_overrides(named)]
+        measured, lowered = _size_found_by_rates(named, rest), _size_after_restarts(named, rest)
+        before = [*measured, *named.overrides, *lowered, *derived_overrides(named)]
     merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]

@@ -92,7 +92,7 @@ class StepRetry:
                 return result  # type: ignore[no-any-return]
             del result
             self._free(failure)
-            if not self._has_stepped_down():
+            if not self._goes_on_with(self._smaller_passes()):
                 raise self._exhausted(failure)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
@@ -112,7 +112,7 @@ class StepRetry:
             return
         while (failure := self._attempts(attempt)[1]) is not None:
             self._free(failure)
-            if not (self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True)):
+            if not self._goes_on_with(self._smaller_optimizer(optimizer)):
                 raise self._exhausted(failure, where)
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
@@ -145,15 +145,16 @@ class StepRetry:
                 )
                 if not self._may_adapt:
                     raise OutOfMemoryExhausted(message, failure.kind)
-                self._steps_one_by_one(optimizer)
+                self._goes_on_with(self._one_by_one(optimizer))
                 changes = {} if self._fallbacks is None else self._fallbacks.changes()
                 raise RestartNeeded(message, changes, failure.kind)
             oom.release()
             left_bytes = oom.reserved_bytes()
             self._free(failure)
-            if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
+            if self._goes_on_with(self._smaller_optimizer(optimizer)):
                 continue
-            if (least_bytes is not None and left_bytes >= least_bytes) or not self._has_stepped_down():
+            has_no_more = least_bytes is not None and left_bytes >= least_bytes
+            if has_no_more or not self._goes_on_with(self._smaller_passes()):
                 raise self._exhausted(failure, f"in the optimizer's step {self.step},")
             least_bytes = left_bytes
 
@@ -171,14 +172,7 @@ class StepRetry:
             self._start.take()
         return attempt()
 
-    def _steps_one_by_one(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Makes the optimizer work on one weight at a time; returns whether that changed anything."""
-        return self._has_changed(self._one_by_one(optimizer))
-
-    def _has_stepped_down(self, *, of_held: bool = False) -> bool:
-        return self._has_changed(self._next_fallback(of_held=of_held))
-
-    def _has_changed(self, changed: dict[str, Any] | None) -> bool:
+    def _goes_on_with(self, changed: dict[str, Any] | None) -> bool:
         if changed is None:
             return False
         assert self._start is not None
@@ -186,7 +180,14 @@ class StepRetry:
         self._start.restore()
         return True
 
+    def _smaller_passes(self, *, of_held: bool = False) -> dict[str, Any] | None:
+        """Takes the next fallback; returns the facts of the change, or None if nothing is left."""
+        if self._fallbacks is None or self._start is None or not self._may_adapt:
+            return None
+        return self._fallbacks.step_down(of_held=of_held)
+
     def _one_by_one(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Makes the optimizer work on one weight at a time; returns the facts of the change, or None."""
         if not (self._may_adapt and one_weight_at_a_time(optimizer)):
             return None
         change = f"{FOREACH}=false"
@@ -194,10 +195,9 @@ class StepRetry:
             self._fallbacks.note(change)
         return {"change": change}
 
-    def _next_fallback(self, *, of_held: bool = False) -> dict[str, Any] | None:
-        if self._fallbacks is None or self._start is None or not self._may_adapt:
-            return None
-        return self._fallbacks.step_down(of_held=of_held)
+    def _smaller_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Makes the optimizer need less, or else frees what lies in memory all the time."""
+        return self._one_by_one(optimizer) or self._smaller_passes(of_held=True)
 
     def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
         return OutOfMemoryExhausted(f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}", failure.kind)
@@ -247,9 +247,9 @@ class StepRetry:
         if failure is not None:
             where = f"on rank {self._ranks.number}{'' if is_in_passes else f' {where}'}"
             ran_out = self._ran_out(failure, where)
-            changed = None if is_in_passes else self._one_by_one(optimizer) or self._next_fallback(of_held=True)
-            if may_split:
-                changed = changed or self._next_fallback()
+            changed = None if is_in_passes else self._smaller_optimizer(optimizer)
+            if changed is None and may_split:
+                changed = self._smaller_passes()
             if changed is None:
                 ran_out = f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}"
             assert self._fallbacks is not None
