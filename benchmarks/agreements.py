@@ -31,18 +31,18 @@ from benchmarks.forked_ranks import on_ranks  # noqa: E402
 from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.train.step.ranks import RetryingReplicas  # noqa: E402
+from wellfed.train.step.replicas import AgreeingReplicas  # noqa: E402
 
 TIMES = 100
 """Agreements of a round and way."""
 
 
-class Agreeing(RetryingReplicas):
+class Agreeing(AgreeingReplicas):
     """Ranks that do nothing but agree, by Gloo as in training, or by hand."""
 
     def __init__(self, group: Any) -> None:
         self._group, self.size, self.number = group, dist.get_world_size(), dist.get_rank()
-        self._weights = []
+        self._no_gradient = []
 
     def by_hand(self, is_so: bool) -> bool:
         """In log2(N) exchanges, each with a rank twice as far away as the one before."""

@@ -1,4 +1,4 @@
-"""What does it cost that gradients are summed after the backward pass, so that ranks can do a step again together?
+"""What does it cost to sum gradients after the backward pass, so that all ranks can end a step that one can't do?
 
     python benchmarks/ddp_overlap.py [--ranks 2] [--rounds 7] [--out RECORD]
 
@@ -35,12 +35,12 @@ from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.train.memory.ladder import Ladder, MicroBatches  # noqa: E402
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402
 from wellfed.train.step.micro_batches import Preparation  # noqa: E402
 from wellfed.train.step.precision import Precision  # noqa: E402
-from wellfed.train.step.ranks import Replicas, RetryingReplicas  # noqa: E402
-from wellfed.train.step.train_step import TrainStep  # noqa: E402
+from wellfed.train.step.replicas import AgreeingReplicas, Replicas  # noqa: E402
+from wellfed.train.step.train_step import Computation, StepSettings, TrainStep  # noqa: E402
 
 CPU = torch.device("cpu")
 DEPTH, SAMPLES, STEPS = 6, 64, 20
@@ -77,18 +77,14 @@ class Called(nn.Module):
 def step_of(model: Layers, *, retries: bool) -> TrainStep:
     """As training has it with ``memory.on_oom=retry`` or ``fail``."""
     wrapped = DistributedDataParallel(Called(model))
-    micro = MicroBatches(SAMPLES)
+    ranks = AgreeingReplicas(wrapped, CPU, list(model.parameters())) if retries else Replicas(wrapped, CPU)
     return TrainStep(
-        model,
+        Computation(
+            model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", "cpu"), CPU, ranks=ranks
+        ),
         torch.optim.SGD(model.parameters(), lr=1e-3),
-        loss=Loss(model, "none", print),
-        prepare=Preparation(None, 0),
-        micro=micro,
-        precision=Precision("32-true", "cpu"),
-        device=CPU,
-        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())) if retries else Replicas(wrapped, CPU),
-        ladder=Ladder(micro),
-        retry_on_oom=retries,
+        Fallbacks(MicroBatches(SAMPLES)),
+        StepSettings(on_oom="retry" if retries else "fail"),
     )
 
 

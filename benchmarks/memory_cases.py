@@ -46,13 +46,13 @@ from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.assemble import Parts, for_features, make_optimizer, make_parts
 from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import hold
-from wellfed.train.memory.ladder import MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import Ranks
-from wellfed.train.step.train_step import TrainStep, parameter_groups
+from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.train_step import Computation, TrainStep, parameter_groups
 
 CPU = torch.device("cpu")
 STEPS = 4
@@ -245,17 +245,11 @@ def training(
     for group in optimizer.param_groups:  # what None means on CUDA
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
-    train_step = TrainStep(
-        model,
-        optimizer,
-        loss=Loss(model, "none", print),
-        prepare=task.prepare,
-        micro=MicroBatches(micro_batch),
-        precision=precision,
-        device=device,
-        ranks=_AsOnCuda(),
-        features=lambda: source[0],
+    loss = Loss(model, "none", print)
+    computation = Computation(
+        model, loss, task.prepare, precision, device, ranks=_AsOnCuda(), features=lambda: source[0]
     )
+    train_step = TrainStep(computation, optimizer, Fallbacks(MicroBatches(micro_batch)))
     on_host = batches.map_tensors(task.make_batch(samples), lambda each: each.to(precision.dtype_of(each)))
     held: list[Batch] = []
 

@@ -10,7 +10,7 @@ which learns from larger steps). What stands behind ``--`` is typed behind each 
 Measured, on every rank, in the steps of the job itself (`scaling_rank.py`):
 
 - samples/s (run.json), and the efficiency: over N times the rate of one device in the same round;
-- gradients: time in `RetryingReplicas.average_gradients`, on a GPU of the device's stream, until the sums are there.
+- gradients: time in `AgreeingReplicas.average_gradients`, on a GPU of the device's stream, until the sums are there.
   Whoever comes first waits for the last in it. With memory.on_oom=fail DDP sums during the backward pass, and it is
   not seen;
 - agreements: time of the host in the questions that all ranks answer together. On a CPU the wait for slower ranks is

@@ -34,8 +34,8 @@ import torch.distributed as dist  # noqa: E402
 
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.timing.step_clock import StepRow  # noqa: E402
-from wellfed.train.step import ranks  # noqa: E402
-from wellfed.train.step.gradient_buckets import buckets as buckets_of  # noqa: E402
+from wellfed.train.step import replicas as ranks  # noqa: E402
+from wellfed.train.step.gradients import buckets as buckets_of  # noqa: E402
 from wellfed.train.step.train_step import TrainStep  # noqa: E402
 
 ALONE_STEP, ALONE_TIMES = 2, 20
@@ -98,8 +98,8 @@ def listen(notes: Notes) -> None:
     """Put clocks around the methods of the ranks; nothing that is computed changes."""
     _around(TrainStep, "__call__", functools.partial(_step, notes))
     _around(Journal, "steps", functools.partial(_rows, notes))
-    _around(ranks.RetryingReplicas, "average_gradients", functools.partial(_gradients, notes))
-    for kind in (ranks.RetryingReplicas, ranks._Wrapped):
+    _around(ranks.AgreeingReplicas, "average_gradients", functools.partial(_gradients, notes))
+    for kind in (ranks.AgreeingReplicas, ranks._Wrapped):
         for name in ("_exchange", "_reduced"):
             if name in vars(kind):
                 _around(kind, name, functools.partial(_agreement, notes))
@@ -133,7 +133,7 @@ def _rows(notes: Notes, inner: Callable[..., Any], journal: Journal, rows: Itera
     return inner(journal, finished)
 
 
-def _gradients(notes: Notes, inner: Callable[..., Any], own: ranks.RetryingReplicas) -> Any:
+def _gradients(notes: Notes, inner: Callable[..., Any], own: ranks.AgreeingReplicas) -> Any:
     """On a GPU: from when the device comes to it until it has the sums, so with the wait for other cards."""
     is_on_gpu, began_s = own._device.type == "cuda", time.perf_counter()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_on_gpu else []

@@ -174,7 +174,9 @@ class OutOfMemoryExhausted(WellfedError):
 
     kind: Literal["device_oom", "host_oom"] = "device_oom"
     is_of_other_rank = False
-    """It was the memory of another rank, which says more."""
+    """Another rank reports it."""
+    is_of_all = False
+    """All ranks raise it at the same place of the same step, and can save a checkpoint together."""
 
     def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
         super().__init__(message)
@@ -182,12 +184,13 @@ class OutOfMemoryExhausted(WellfedError):
 
 
 class RestartNeeded(OutOfMemoryExhausted):
-    """Memory ran out where the step can't be done again: only from the last checkpoint can the run go on.
+    """Memory ran out where the step can't be done again: the run can only go on from a checkpoint.
 
-    `wellfed.run` does that. Where it can't, this ends the run as what it is.
+    `wellfed.run` does that. Where it can't, this ends the run as an `OutOfMemoryExhausted`.
 
     Args:
         changes: overrides that need less memory, knob -> value; may be empty, when the step as such may be tried again.
+        is_suspect: the same text has other causes, too.
     """
 
     def __init__(
@@ -195,9 +198,12 @@ class RestartNeeded(OutOfMemoryExhausted):
         message: str,
         changes: Mapping[str, object],
         kind: Literal["device_oom", "host_oom"] = "device_oom",
+        *,
+        is_suspect: bool = False,
     ) -> None:
         super().__init__(message, kind)
         self.changes = dict(changes)
+        self.is_suspect = is_suspect
 
 
 def text_of(error: object) -> str:

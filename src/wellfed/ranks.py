@@ -10,6 +10,8 @@ from typing import Literal
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Seconds that a collective of torch waits for a rank. Then the rank hangs, and all others end."""
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that ranks sum in one call; DDP's default for ``bucket_cap_mb``."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 
 from tests.end_to_end.commands import Done, record_of, run, run_folders
 from tests.fake_cuda.machine import FakeCuda
+from wellfed.run.restart import show_changes
 
 MODULE = '''
+import os
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from wellfed import Datasets
 
 ROOM = 2**20  # numbers of four bytes
 
@@ -49,6 +53,45 @@ class Hungry(pl.LightningModule):
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", (self.net(batch["x"])[:, 0] - batch["y"]).square().mean())
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.05)
+
+def full(): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+class Plain(nn.Module):
+    """Finds no memory for more than `room` samples from a call on, on rank 1 alone."""
+    def __init__(self, room=16, since=0, dropout=0.0):
+        super().__init__()
+        self.room, self.since, self.calls = room, since, 0
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 1))
+    def loss(self, batch):
+        x = batch["x"]
+        if self.training:
+            self.calls += 1
+            if os.environ.get("LOCAL_RANK") == "1" and len(x) > self.room and self.calls >= self.since: full()
+        return (self.net(x)[:, 0] - batch["y"]).square().mean()
+
+class HalfDone(torch.optim.SGD):
+    """Changes a weight in a step on rank 1, once, and finds no memory then."""
+    has_failed = False
+    def __init__(self, parameters, fails_at=0, **settings):
+        super().__init__(parameters, **settings)
+        self.steps, self.fails_at = 0, fails_at
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        self.steps += closure is not None
+        is_time = self.steps == self.fails_at and os.environ.get("LOCAL_RANK") == "1"
+        if is_time and closure is not None and not HalfDone.has_failed:
+            HalfDone.has_failed = True
+            with torch.no_grad(): self.param_groups[0]["params"][0].add_(1.0)
+            full()
+        super().step()
+        return loss
+
+def plain_data(): return Datasets(Tensors(), Tensors(), Tensors())
+
+class Tensors(Rows):
+    def __getitem__(self, index):
+        x = super().__getitem__(index)["x"]
+        return {"x": x, "y": x.sum()}
 '''
 
 OPTION = """
@@ -166,3 +209,56 @@ def test_two_ranks_sum_the_parts_of_their_steps(user: Path) -> None:
     done, folder = trained(user, "full", *ddp, "+workload.model.room=4")
     assert done.code == 3, done.text[-3000:]
     assert "restart" not in {event["kind"] for event in record_of(folder)["events"]}
+
+
+def restart_of(folder: Path) -> dict[str, Any]:
+    record = record_of(folder)
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", STEPS, 144)
+    (event,) = (event for event in record["events"] if event["kind"] == "restart")
+    return event
+
+
+PLAIN = (
+    *("workload.model._target_=hungry.Plain", "workload.data._target_=hungry.plain_data"),
+    *("++workload.optimizer._target_=hungry.HalfDone", "++workload.optimizer.lr=0.05"),
+    *("workload.effective_batch_size=16", "++workload.model.dropout=0.3"),
+    *("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"),
+)
+"""A plain model on two ranks, each with 8 samples of a step."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failing", "step", "smaller"),
+    [
+        # In step 6 or 7 of nine micro-batches on a rank; the state after the last whole step is saved.
+        (("++workload.model.room=4", "++workload.model.since=7"), 6, "memory.micro_batch=4"),
+        # In the optimizer's step 5, when rank 0 has stepped: back to the checkpoint of step 3.
+        (
+            ("++workload.optimizer.fails_at=5", "++workload.optimizer.foreach=true"),
+            3,
+            "workload.optimizer.foreach=false",
+        ),
+        # Before the first step: from the beginning.
+        (("++workload.model.room=4",), 0, "memory.micro_batch=4"),
+    ],
+)
+def test_ranks_restart_as_they_would_by_hand(user: Path, failing: tuple[str, ...], step: int, smaller: str) -> None:
+    """Bit for bit, dropout included."""
+    done, folder = trained(user, "failing", *PLAIN, *failing)
+    assert done.code == 0, done.text[-3000:]
+    event = restart_of(folder)
+    assert event["step"] == step
+    assert smaller in show_changes(event["changes"])
+    assert f"Out of memory on rank 1 {'in the' if step == 3 else 'with micro-batches of 8'}" in event["because"]
+    with (folder / "steps.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+    by_hand: tuple[str, ...] = (smaller,) if smaller.startswith("memory") else ()  # SGD steps alike without foreach
+    if step and by_hand:
+        done, first = trained(user, "first", *PLAIN, f"trainer.max_steps={step}")
+        assert done.code == 0, done.text[-3000:]
+        by_hand += (f"resume={first / 'checkpoints' / 'last.ckpt'}", "trainer.max_steps=null")
+    done, other = trained(user, "by_hand", *PLAIN, *by_hand)
+    assert done.code == 0, done.text[-3000:]
+    for name, value in weights(other).items():
+        assert torch.equal(weights(folder)[name], value), name

@@ -13,8 +13,8 @@ from wellfed.contract import Datasets, Features, FeatureSource, LossOutput
 from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.module import StepModule, StepOptions
+from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.features import weights_behind
-from wellfed.train.memory.ladder import MicroBatches
 from wellfed.train.step.feature_table import FeatureStage
 
 NUM_ROWS, NUM_SAMPLES, CODES = 40, 64, 8

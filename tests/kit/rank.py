@@ -22,9 +22,9 @@ from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule, StepOptions
-from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.thrash import Thrash
-from wellfed.train.step.gradient_average import GradientAverage
+from wellfed.train.step.gradients import GradientAverage
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Momentum(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else closure()
         first = self.param_groups[0]["params"][0]
-        self.lack.come_to("step", first.device)
+        self.lack.come_to("state" if closure is None else "step", first.device)
         if self.lack.is_at("within step", 1000):
             with torch.no_grad():
                 first.add_(1.0)
@@ -149,19 +149,21 @@ def main(settings: dict[str, Any]) -> None:
         eval_data={"val": data, "test": data},
         features=None,
         micro=MicroBatches(settings["micro"]),
-        options=StepOptions(seed=1, retry_on_oom=settings.get("retry", True)),
+        options=StepOptions(
+            seed=1, retry_on_oom=settings.get("retry", True), may_adapt=settings.get("may_adapt", True)
+        ),
         make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
         lr_factor=lambda step: 1.0,
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
     Momentum.lack = lack
-    make_room = GradientAverage.make_room
+    prepare = GradientAverage.prepare
 
-    def asked(average: GradientAverage) -> None:
+    def asked(average: GradientAverage) -> Any:
         lack.come_to("sums", module.device, module.micro.size)
-        make_room(average)
+        return prepare(average)
 
-    GradientAverage.make_room = asked
+    GradientAverage.prepare = asked
     if settings.get("thrashing_rank") == rank:
         retries = iter([0, 1, 2, *[2] * 100])  # at the start, and after each step: in the first and in the second
         Thrash.__init__ = partialmethod(Thrash.__init__, retries=lambda: next(retries))
@@ -191,7 +193,7 @@ def main(settings: dict[str, Any]) -> None:
         lit.fit(trainer, module, loader, evaluated, None)
         found["peak"] = torch.cuda.memory_stats().get("requested_bytes.all.peak") if torch.cuda.is_available() else None
     except OutOfMemoryExhausted as error:
-        found["error"] = str(error)
+        found |= {"error": str(error), "of_other": error.is_of_other_rank, "changes": getattr(error, "changes", None)}
     else:
         path = Path(settings["folder"]) / "weights.ckpt"
         trainer.save_checkpoint(path)

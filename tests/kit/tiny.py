@@ -21,7 +21,7 @@ from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
 from wellfed.train.lightning.module import StepModule, StepOptions
 from wellfed.train.lightning.scheduling import Schedule
-from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.memory.fallbacks import MicroBatches
 
 NUM_SAMPLES, WIDTH = 70, 6
 

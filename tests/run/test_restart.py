@@ -20,6 +20,7 @@ from wellfed.config.compose import compose
 from wellfed.config.schema import OnOom, ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
+from wellfed.plan.run_plan import Decided, PlannedStage
 from wellfed.record import RunRecord
 from wellfed.run.restart import MOST_RESTARTS, Restarts, may_restart, with_changes
 from wellfed.run.train import train
@@ -279,10 +280,12 @@ def test_a_step_applied_in_part_is_rolled_back(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_run_is_not_restarted_for_ever(tmp_path: Path) -> None:
-    found = Restarts(tmp_path, began_with=tmp_path / "earlier.ckpt")
+    earlier = tmp_path / "earlier.ckpt"
+    earlier.touch()
+    found = Restarts(tmp_path, began_with=earlier)
     for number in range(MOST_RESTARTS):
         assert found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": number})).name == "earlier.ckpt"
-    with pytest.raises(OutOfMemoryExhausted, match=r"no room. .* 8 times \(memory.micro_batch=0, then ") as caught:
+    with pytest.raises(OutOfMemoryExhausted, match=r"no room. .* 12 times \(memory.micro_batch=0, then ") as caught:
         found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": 1}, "host_oom"))
     assert not isinstance(caught.value, RestartNeeded)
     assert caught.value.kind == "host_oom"
@@ -294,6 +297,62 @@ def test_a_run_is_restarted_twice_without_any_change(tmp_path: Path) -> None:
         assert found.checkpoint_for(RestartNeeded("no room.", changes)) is None
     with pytest.raises(OutOfMemoryExhausted, match=r"restarted 3 times \(nothing changed, then .*\), and is not again"):
         found.checkpoint_for(RestartNeeded("no room.", {}))
+
+
+def test_an_error_that_may_have_another_cause_restarts_a_run_once_in_a_row(tmp_path: Path) -> None:
+    found = Restarts(tmp_path, began_with=None)
+    for number, is_suspect in enumerate((True, False, True)):
+        needed = RestartNeeded("CUBLAS_STATUS_NOT_INITIALIZED", {"a": number}, is_suspect=is_suspect)
+        assert found.checkpoint_for(needed) is None
+    with pytest.raises(OutOfMemoryExhausted, match="may have another cause"):
+        found.checkpoint_for(RestartNeeded("CUBLAS_STATUS_NOT_INITIALIZED", {"a": 3}, is_suspect=True))
+
+
+def test_what_was_changed_for_restarts_is_named_when_nothing_is_left(tmp_path: Path) -> None:
+    found, error = Restarts(tmp_path, began_with=None), OutOfMemoryExhausted("no room.")
+    found.add_to(error)
+    assert str(error) == "no room."
+    for size in (2, 1):
+        found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": size}))
+    found.add_to(error)
+    times = "The run has been restarted 2 times (memory.micro_batch=2, then memory.micro_batch=1)."
+    assert str(error) == f"no room. {times}"
+
+
+def test_ranks_go_on_from_the_checkpoint_of_rank_0_which_all_must_see(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").touch()
+    seen = [True, True]
+
+    def all_gather(kind: str, own: Any) -> list[Any]:
+        return seen if kind == "is there" else [tmp_path / "last.ckpt", own]
+
+    found = Restarts(tmp_path / "of_rank_1", None, all_gather)
+    assert found.checkpoint_for(RestartNeeded("no room.", {})) == tmp_path / "last.ckpt"
+    seen[0] = False
+    with pytest.raises(OutOfMemoryExhausted, match=r"last\.ckpt is not on the disk of all machines"):
+        found.checkpoint_for(RestartNeeded("no room.", {}))
+
+
+def test_of_stages_that_of_the_epoch_is_changed() -> None:
+    from tests.plan.test_decide import config, planned
+
+    given = config()
+    plan = planned(given)
+    modes = ("cache", "cache", "dynamic")
+    sections = [plan.memory.but(features=Decided(mode, "typed", "set")) for mode in modes]
+    stages = tuple(PlannedStage(2 * number, section) for number, section in enumerate(sections))
+    changes = {"memory.micro_batch": 4, "memory.features": "cache_host"}
+    after, staged = with_changes(given, replace(plan, stages=stages), changes, "it was too much", epoch=3)
+    sizes = [stage.memory.micro_batch for stage in staged.stages]
+    assert sizes == [plan.memory.micro_batch, 4, plan.memory.micro_batch]
+    assert [stage.memory.features for stage in staged.stages] == ["cache", "cache_host", "dynamic"]
+    assert staged.memory == staged.stages[0].memory
+    assert after == given
+    samples = plan.workload.effective_batch_size
+    assert staged.stages[1].memory.accumulate == -(-samples // 4)
+    _, staged = with_changes(given, replace(plan, stages=stages), {"memory.features": "dynamic"}, "too much", epoch=0)
+    assert [stage.memory.features for stage in staged.stages] == ["dynamic"] * 3
+    assert staged.memory.features == "dynamic"
 
 
 def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:
@@ -314,7 +373,7 @@ def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:
         (1, OnOom.retry, False, True),
         (1, OnOom.fail, False, False),
         (1, OnOom.retry, True, False),
-        (2, OnOom.retry, False, False),
+        (2, OnOom.retry, False, True),
     ],
 )
 def test_who_may_restart(devices: int, on_oom: OnOom, is_measured: bool, may: bool) -> None:

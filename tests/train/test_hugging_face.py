@@ -25,11 +25,11 @@ from transformers import (
 from wellfed.batches import Delivery, to_device
 from wellfed.errors import ConfigError, DataError
 from wellfed.train.hugging_face import TransformersModel, from_transformers
-from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.train_step import Computation, TrainStep
 
 VOCABULARY, ROWS, LENGTH = 31, 6, 9
 BERT = {
@@ -100,14 +100,11 @@ def gradients(made: TransformersModel, whole: BatchEncoding, micro: int) -> tupl
             return loss
 
     device = torch.device("cpu")
+    step_loss, precision = Loss(made, "none", lambda message: None), Precision("32-true", "cpu", None)
     step = TrainStep(
-        made,
+        Computation(made, step_loss, Preparation(None, 0, made), precision, device),
         Keeps([each for each in made.parameters() if each.requires_grad], lr=0.1),
-        loss=Loss(made, "none", lambda message: None),
-        prepare=Preparation(None, 0, made),
-        micro=MicroBatches(micro),
-        precision=Precision("32-true", "cpu", None),
-        device=device,
+        Fallbacks(MicroBatches(micro)),
     )
     loss = step(Delivery(to_device(whole, device), 0, 0, ROWS))
     return torch.cat(kept), loss

@@ -24,8 +24,7 @@ from wellfed.plan.memory_candidates import (
 from wellfed.plan.micro_batch import in_parts
 from wellfed.plan.predict.footprint import StepShape
 from wellfed.plan.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
-from wellfed.ranks import largest_share
-from wellfed.train.step.gradient_buckets import BUCKET_BYTES
+from wellfed.ranks import BUCKET_BYTES, largest_share
 from wellfed.units import gib, show_gib
 
 MOST_REMEDIES = 3

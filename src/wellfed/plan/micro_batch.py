@@ -7,7 +7,7 @@ Each of these may change what the one before it decided. The last that applies h
 3. `as_remembered`: a smaller size that an earlier run of this plan had to step down to.
 4. `at_plateau`: only with ``memory.plateau_frac``; the smallest size that keeps this share of the best measured rate.
 5. `with_probes`: on one GPU, a real step of the size that 2 or 4 gave; less, if the step needs too much memory.
-6. `train.memory.ladder`: a step of training that runs out of memory halves the size. The next run's 3 recalls it.
+6. `train.memory.fallbacks`: a step of training that runs out of memory halves the size. The next run's 3 recalls it.
 
 A size that was set is final up to 6. A size from 3 is not measured again. `steps_to_run` decides about 4 and 5.
 Pure: the steps themselves run in `run.micro_batch`.

@@ -1,71 +1,108 @@
-"""Goes on from the last checkpoint where memory ran out in a step that can't be done again, with what needs less.
+"""Goes on from a checkpoint with less, where memory ran out in a step that can't be done again.
 
-All is made anew in the same process, as in a run that is resumed: data, model, optimizer, loaders. What the failed
-training has left in memory is let go before.
+Data, model, optimizer and loaders are made anew in the same process, as in a run that is resumed. What the failed
+training has left in memory is freed before. Several ranks restart together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wellfed.config.schema import OnOom, RunConfig
+from wellfed.contract import FEATURE_MODES
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
-from wellfed.plan.run_plan import Decided, RunPlan, Section
+from wellfed.plan.run_plan import Decided, PlannedStage, RunPlan, Section
+from wellfed.ranks import largest_share
 from wellfed.run.folder.resume import latest_checkpoint
 from wellfed.units import counted
 
-MOST_RESTARTS = 8
-"""Halving a batch of 256 takes as many."""
+MOST_RESTARTS = 12
+"""Restarts of one run: eight halve a batch of 256, four take the other fallbacks."""
 MOST_UNCHANGED = 2
-"""Without any change, where another program may have held the memory for a while."""
+"""Restarts without any change, for memory that another program held for a while."""
 _NO_CHANGE = "nothing changed"
 
 
 class Restarts:
-    """Those of one run, and what was changed for them."""
+    """The restarts of one run, with what was changed for each."""
 
-    def __init__(self, folder: Path, began_with: Path | None) -> None:
-        """``began_with``: the checkpoint that the run goes on from, of whatever run; None = it has begun afresh."""
-        self._folder, self._began_with = folder, began_with
+    def __init__(
+        self,
+        folder: Path,
+        began_with: Path | None,
+        all_gather: Callable[[str, Any], list[Any]] = lambda kind, own: [own],
+    ) -> None:
+        """
+        Args:
+            began_with: the checkpoint that the run goes on from, of whatever run; None = it has begun afresh.
+            all_gather: gives each rank what all ranks gave, in their order.
+        """
+        self._folder, self._began_with, self._all_gather = folder, began_with, all_gather
         self._tried: list[str] = []
+        self._was_suspect = False
 
     def checkpoint_for(self, needed: RestartNeeded) -> Path | None:
-        """Where the run is to go on; None = from its beginning.
+        """Returns the checkpoint to go on from, rank 0's on all ranks; None = from the beginning.
 
         Raises:
-            OutOfMemoryExhausted: it was begun anew often enough.
+            OutOfMemoryExhausted: the run was restarted often enough, or not all machines have the checkpoint.
         """
         change = show_changes(needed.changes) or _NO_CHANGE
         is_vain = change == _NO_CHANGE and self._tried.count(change) == MOST_UNCHANGED
         if len(self._tried) == MOST_RESTARTS or is_vain:
-            times, tried = counted(len(self._tried), "time"), ", then ".join(self._tried)
-            message = f"{needed} The run has been restarted {times} ({tried}), and is not again."
+            raise OutOfMemoryExhausted(f"{needed} {self._history()}, and is not again.", needed.kind)
+        if needed.is_suspect and self._was_suspect:
+            message = f"{needed} Less memory has not helped before: this error may have another cause."
             raise OutOfMemoryExhausted(message, needed.kind)
+        self._was_suspect = needed.is_suspect
         self._tried.append(change)
-        return latest_checkpoint(self._folder) or self._began_with
+        own = latest_checkpoint(self._folder) or self._began_with
+        checkpoint: Path | None = self._all_gather("checkpoint", own and own.resolve())[0]
+        if not all(self._all_gather("is there", checkpoint is None or checkpoint.is_file())):
+            message = f"{needed} The run can't go on by itself, since {checkpoint} is not on the disk of all machines."
+            raise OutOfMemoryExhausted(message, needed.kind)
+        return checkpoint
+
+    def add_to(self, error: OutOfMemoryExhausted) -> None:
+        """Adds the restarts so far to the message of the error that ends the run."""
+        if self._tried:
+            error.args = (f"{error} {self._history()}.",)
+
+    def _history(self) -> str:
+        return f"The run has been restarted {counted(len(self._tried), 'time')} ({', then '.join(self._tried)})"
 
 
 def may_restart(config: RunConfig, *, is_measured: bool) -> bool:
-    """Several ranks would have to meet anew; a measurement is of the settings that were asked."""
-    return config.memory.on_oom is OnOom.retry and config.trainer.world_size == 1 and not is_measured
+    """Returns whether the run goes on with less; a measurement keeps the settings that were asked for."""
+    return config.memory.on_oom is OnOom.retry and not is_measured
 
 
 def show_changes(changes: Mapping[str, object]) -> str:
-    """As they would be typed."""
+    """Returns changes as they would be typed."""
     return " ".join(f"{knob}={str(value).lower()}" for knob, value in changes.items())
 
 
 def with_changes(
-    config: RunConfig, plan: RunPlan, changes: Mapping[str, object], why: str
+    config: RunConfig, plan: RunPlan, changes: Mapping[str, object], why: str, *, epoch: int = 0
 ) -> tuple[RunConfig, RunPlan]:
-    """Configuration and plan with other values of some knobs: of what is planned the plan's, else the configuration's.
+    """Returns configuration and plan with other values of some knobs: in the plan where it has the knob.
 
     Args:
         why: the reason of these numbers in the plan.
+        epoch: in which memory ran out; of ``memory.stages`` that of this epoch is changed.
     """
+    changes = dict(changes)
+    if "memory.micro_batch" in changes:
+        samples = largest_share(plan.workload.effective_batch_size, plan.trainer.world_size)
+        changes.setdefault("memory.accumulate", largest_share(samples, int(str(changes["memory.micro_batch"]))))
+    if plan.stages:
+        memory = {knob.partition(".")[2]: value for knob, value in changes.items() if knob.startswith("memory.")}
+        stages = tuple(_changed_stages(plan.stages, memory, why, epoch))
+        plan = replace(plan, stages=stages, memory=stages[0].memory)
+        changes = {knob: value for knob, value in changes.items() if not knob.startswith("memory.")}
     sections = {each.name: getattr(plan, each.name) for each in fields(plan)}
     planned = {one.group: (name, one) for name, one in sections.items() if isinstance(one, Section)}
     for dotted, value in changes.items():
@@ -80,8 +117,22 @@ def with_changes(
     return config, plan
 
 
+def _changed_stages(
+    stages: tuple[PlannedStage, ...], memory: Mapping[str, Any], why: str, epoch: int
+) -> Iterator[PlannedStage]:
+    """Yields the stages with other values in that of the epoch; later ones keep no faster way to hold features."""
+    current = max(number for number, stage in enumerate(stages) if stage.from_epoch <= max(epoch, 0))
+    slowest = memory.get("features")
+    for number, stage in enumerate(stages):
+        changed = dict(memory) if number == current else {}
+        if number > current and slowest is not None and stage.memory.features is not None:
+            changed["features"] = max(stage.memory.features, slowest, key=FEATURE_MODES.index)
+        decided = {knob: Decided(value, why, "measured") for knob, value in changed.items()}
+        yield replace(stage, memory=stage.memory.but(**decided)) if decided else stage
+
+
 def _changed(node: Any, path: list[str], value: object) -> Any:
-    """A copy with another value at a path through dataclasses and mappings."""
+    """Returns a copy with another value at a path through dataclasses and mappings."""
     if not path:
         return value
     name, *rest = path

@@ -143,8 +143,8 @@ class Run:
                 passes.measure(self.measure, self.stop, self._started)
                 usage.stop()
                 return
-            restarts, began_s = Restarts(self.folder, checkpoint), books.journal.time_s()
-            while (needed := self._fit(passes, checkpoint)) is not None:
+            restarts, began_s = Restarts(self.folder, checkpoint, self._others.all_gather), books.journal.time_s()
+            while (needed := self._fit(passes, checkpoint, restarts)) is not None:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
                 assemble.end(planner.parts)
@@ -175,7 +175,7 @@ class Run:
         self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
         return self._passes
 
-    def _fit(self, passes: Passes, checkpoint: Path | None) -> RestartNeeded | None:
+    def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
         """Trains; returns what a restart changes where memory ran out in a step that can't be done again."""
         try:
             passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
@@ -184,14 +184,15 @@ class Run:
                 raise
             needed.__context__ = None
             return needed.with_traceback(None)  # whose frames hold what the failed step had made
+        except OutOfMemoryExhausted as error:
+            restarts.add_to(error)
+            raise
         return None
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
         """Makes data and model again, and the plan that needs less memory."""
-        changes = needed.changes
-        if plan.stages:  # each has sizes and features of its own
-            changes = {knob: value for knob, value in changes.items() if not knob.startswith("memory.")}
-        config, plan = with_changes(self.composed.config, plan, changes, str(needed))
+        epoch = self._others.all_gather("epoch", math.floor((self._books.record.epochs or 0) + 1e-6))[0]
+        config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed), epoch=epoch)
         self.composed = replace(self.composed, config=config)
         self._books.planned(plan)
         planner = Planner.start(self.composed, facts)

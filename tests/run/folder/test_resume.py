@@ -114,6 +114,31 @@ def test_a_micro_batch_that_was_found_by_rates_is_kept(tmp_path, source, plateau
     assert ("memory=tight" in expanded) == ("memory=auto" not in typed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "memory", "typed", "added"),
+    [
+        ({"memory.micro_batch": 4}, {}, (), ["memory.micro_batch=4", "memory.accumulate=null"]),
+        (
+            {"memory.micro_batch": 4, "memory.accumulate": 2},
+            {},
+            (),
+            ["memory.micro_batch=null", "memory.accumulate=2"],
+        ),
+        ({"memory.micro_batch": 4}, {}, ("memory.micro_batch=8",), []),
+        ({"memory.micro_batch": 4}, {"stages": [{"from_epoch": 0}]}, (), []),
+        ({"workload.optimizer.foreach": False}, {}, (), []),
+    ],
+)
+def test_a_micro_batch_that_a_run_restarted_with_is_kept(tmp_path, changes, memory, typed, added):
+    """Gradients summed over other parts are not the same bit for bit."""
+    events = [{"kind": "restart", "changes": {"memory.micro_batch": 8}}, {"kind": "restart", "changes": changes}]
+    if not added:
+        del events[0]
+    folder = run(tmp_path / "a", overrides=["memory.accumulate=1"], config={"memory": memory}, events=events)
+    expanded = expand([f"resume={folder}", *typed])
+    assert [text for text in expanded if text.startswith("memory.")] == ["memory.accumulate=1", *added, *typed]
+
+
 def test_rerun_replays_the_overrides(tmp_path):
     folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
     assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", f"rerun='{folder}'", "seed=6"]

@@ -30,12 +30,12 @@ from wellfed.train.lightning.evaluating import Evaluating
 from wellfed.train.lightning.prefetch import no_room
 from wellfed.train.lightning.split_metrics import SplitMetrics
 from wellfed.train.memory import oom
-from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -236,20 +236,17 @@ def trained(
     table.hold(model, device, journal.other)
     optimizer = Momentum(model.parameters(), lr=0.02, momentum=0.9, foreach=True)
     optimizer.place = place
-    rungs = [Rung("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
-    step = TrainStep(
+    rungs = [Fallback("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
+    computation = Computation(
         model,
-        optimizer,
-        loss=Loss(model, "none", print),
-        prepare=Preparation(data, 1),
-        micro=micro,
-        precision=Precision.for_training(precision, device.type),
-        device=device,
+        Loss(model, "none", print),
+        Preparation(data, 1),
+        Precision.for_training(precision, device.type),
+        device,
         features=lambda: table.source,
-        ladder=Ladder(micro, rungs),
-        retry_on_oom=True,
-        on_event=journal.step,
     )
+    retry = StepSettings(on_oom="retry")
+    step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
     splits = {split: Preparation(data, 1) for split in ("val", "test")}
     evaluating = Evaluating(model, SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
     random.seed(5)
@@ -377,21 +374,16 @@ class Large(nn.Module):
 def of_large(optimizer: Any, **options: Any) -> tuple[TrainStep, Large, list[str]]:
     torch.manual_seed(3)
     model, changes = Large().to("cuda"), list[str]()
-    micro = MicroBatches(8)
 
     def on_event(kind: str, **facts: Any) -> None:
         changes.extend([str(facts.get("change", facts.get("micro_batch")))] if kind != "oom" else [])
 
+    loss, card = Loss(model, "none", print), torch.device("cuda", 0)
     step = TrainStep(
-        model,
+        Computation(model, loss, Preparation(None, 0), Precision("32-true", "cuda"), card),
         optimizer(model.parameters(), lr=0.1, **options),
-        loss=Loss(model, "none", print),
-        prepare=Preparation(None, 0),
-        micro=micro,
-        precision=Precision("32-true", "cuda"),
-        device=torch.device("cuda", 0),
-        ladder=Ladder(micro),
-        retry_on_oom=True,
+        Fallbacks(MicroBatches(8)),
+        StepSettings(on_oom="retry"),
         on_event=on_event,
     )
     return step, model, changes

@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
-from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.loss_faults import explained_in_hooks
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.train_step import Computation, TrainStep
 
 SAMPLES, CLASSES = 8, 3
 
@@ -186,15 +186,9 @@ def test_a_step_names_batch_and_sample(micro: int, row: int) -> None:
     given = batch()
     given["label"][row] = 7
     model = Model(lambda each, scores: each.mean())
-    step = TrainStep(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=Loss(model, "none", lambda message: None),
-        prepare=Preparation(None, 0, model),
-        micro=MicroBatches(micro),
-        precision=Precision("32-true", "cpu", None),
-        device=torch.device("cpu"),
-    )
+    loss, precision = Loss(model, "none", lambda message: None), Precision("32-true", "cpu", None)
+    computation = Computation(model, loss, Preparation(None, 0, model), precision, torch.device("cpu"))
+    step = TrainStep(computation, torch.optim.SGD(model.parameters(), lr=0.1), Fallbacks(MicroBatches(micro)))
     with pytest.raises(ModelError) as caught:
         step(Delivery(given, 2, 4, SAMPLES, indices=torch.arange(100, 100 + SAMPLES)))
     assert caught.value.__notes__ == [f"in batch 4 of train, epoch 2, sample {100 + row} of the data set"]

@@ -16,7 +16,7 @@ from tests.kit import tiny
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.retry import StepRetry
 
@@ -257,7 +257,7 @@ def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
     """Else a smaller try may find the card full of blocks that it has no use for."""
     device, reserved = torch.device("cuda", 0), []
     nothing: dict[str, Any] = {"forget": lambda: None, "way_out": str, "on_event": Notes()}
-    retry = StepRetry(Ladder(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing)
+    retry = StepRetry(Fallbacks(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing)
 
     def attempt() -> None:
         reserved.append(torch.cuda.memory_reserved(device))
@@ -268,7 +268,7 @@ def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
     retry.gradients(attempt)
     assert reserved == [0, 0]
     assert torch.cuda.memory_reserved(device) > 0
-    retry.go_down_without_failure()
+    retry.step_down_without_failure()
     assert torch.cuda.memory_reserved(device) == 0
 
 

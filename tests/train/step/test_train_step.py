@@ -14,11 +14,12 @@ from tests.kit import tiny
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import DataError
-from wellfed.train.memory.ladder import Ladder, MicroBatches
+from wellfed.record import ignore_event
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -26,16 +27,9 @@ CPU = torch.device("cpu")
 def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
     torch.manual_seed(3)
     model = tiny.TinyModel()
-    return TrainStep(
-        model,
-        optimizer(model.parameters(), lr=0.1),
-        loss=Loss(model, "none", print),
-        prepare=Preparation(None, 0),
-        micro=MicroBatches(micro),
-        precision=Precision("32-true", "cpu"),
-        device=CPU,
-        **more,
-    )
+    computation = Computation(model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", "cpu"), CPU)
+    settings = StepSettings(**more)
+    return TrainStep(computation, optimizer(model.parameters(), lr=0.1), Fallbacks(MicroBatches(micro)), settings)
 
 
 def delivery() -> Delivery:
@@ -72,7 +66,7 @@ def test_it_is_plain_pytorch(optimizer: Any, micro: int) -> None:
         assert (ours - others).norm() / others.norm() < 1e-3
 
 
-def test_without_a_ladder_errors_of_memory_pass_as_they_are() -> None:
+def test_by_default_errors_of_memory_pass_as_they_are() -> None:
     step = made(torch.optim.SGD, 16)
     step._model.fail = lambda size, call: torch.OutOfMemoryError("CUDA out of memory.")
     with pytest.raises(torch.OutOfMemoryError):
@@ -91,17 +85,11 @@ def weights_of(step: TrainStep) -> torch.Tensor:
 
 
 def step_on(model: nn.Module, micro: int = 16, lr: float = 0.1, data: Any = None, **more: Any) -> TrainStep:
-    steps = more.pop("steps", None)
-    return TrainStep(
-        model,
-        torch.optim.SGD(model.parameters(), lr=lr),
-        loss=Loss(model, "none", print),
-        prepare=Preparation(data, 0, model),
-        micro=MicroBatches(micro, steps),
-        precision=more.pop("precision", None) or Precision("32-true", "cpu"),
-        device=CPU,
-        **more,
-    )
+    fallbacks = Fallbacks(MicroBatches(micro, more.pop("steps", None)))
+    precision, on_event = more.pop("precision", None) or Precision("32-true", "cpu"), more.pop("on_event", ignore_event)
+    computation = Computation(model, Loss(model, "none", print), Preparation(data, 0, model), precision, CPU)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return TrainStep(computation, optimizer, fallbacks, StepSettings(**more), on_event=on_event)
 
 
 class OfTexts(nn.Module):
@@ -134,12 +122,9 @@ def test_targets_that_are_no_tensors_are_those_of_their_samples(texts: Any) -> N
     ("settings", "is_refused"),
     [
         ({"micro": 4}, True),
-        ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True}, True),  # it may come to be cut
-        (
-            {"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "steps": []},
-            False,
-        ),  # as with BatchNorm
-        ({"micro": 8, "ladder": Ladder(MicroBatches(8)), "retry_on_oom": True, "may_adapt": False}, False),
+        ({"micro": 8, "on_oom": "retry"}, True),  # it may come to be cut
+        ({"micro": 8, "on_oom": "retry", "steps": []}, False),  # as with BatchNorm
+        ({"micro": 8, "on_oom": "retry", "may_adapt": False}, False),
         ({"micro": 8}, False),
     ],
 )
@@ -190,15 +175,12 @@ def test_a_step_without_weight_changes_nothing(precision: str) -> None:
     model, events = Masked(), list[Any]()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if precision == "16-mixed" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loss, prepare = Loss(model, "none", print), Preparation(None, 0, model)
     step = TrainStep(
-        model,
+        Computation(model, loss, prepare, Precision(precision, "cpu", scaler), CPU),
         optimizer,
-        loss=Loss(model, "none", print),
-        prepare=Preparation(None, 0, model),
-        micro=MicroBatches(2),
-        precision=Precision(precision, "cpu", scaler),
-        device=CPU,
-        gradient_clip=1.0,
+        Fallbacks(MicroBatches(2)),
+        StepSettings(gradient_clip=1.0),
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
     x = torch.randn(4, 3)
@@ -239,7 +221,7 @@ BAD = {"loss": torch.full((4, 3), float("nan")), "gradient": torch.tensor([[0.0,
 def test_a_step_that_is_left_out_changes_neither_weights_nor_buffers(bad: str, retries: bool) -> None:
     """A finite loss may have gradients that are not."""
     events: list[Any] = []
-    more: dict[str, Any] = {"ladder": Ladder(MicroBatches(4, [])), "retry_on_oom": True, "steps": []} if retries else {}
+    more: dict[str, Any] = {"on_oom": "retry", "steps": []} if retries else {}
     step = step_on(Normed(), 4, on_nan="skip", on_event=lambda kind, **facts: events.append((kind, facts)), **more)
     torch.manual_seed(2)
     good = torch.randn(4, 3)

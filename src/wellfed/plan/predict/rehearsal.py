@@ -26,13 +26,13 @@ from wellfed.plan.predict.footprint import Basis, Footprint, Point
 from wellfed.plan.predict.memory_tracker import MemoryTracker
 from wellfed.plan.predict.replay import Events, Recording, Trace, renumbered, resized, without
 from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
-from wellfed.train.memory.ladder import MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import Ranks
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.train_step import Computation, TrainStep
 
 CPU = torch.device("cpu")
 OPTIMIZER = 10**6
@@ -123,17 +123,16 @@ class Rehearsal:
         self._model.train()
         self._optimizer = self._make_optimizer()
         self._passes: list[_Pass] = []
-        self._step = TrainStep(
+        computation = Computation(
             self._model,
-            self._optimizer,
-            loss=Loss(self._model, "none", lambda message: None),
-            prepare=task.prepare,
-            micro=MicroBatches(1),
-            precision=self._precision,
-            device=CPU,
+            Loss(self._model, "none", lambda message: None),
+            task.prepare,
+            self._precision,
+            CPU,
             ranks=_Counted(self._live, self._passes.append),
             features=lambda: self._source,
         )
+        self._step = TrainStep(computation, self._optimizer, Fallbacks(MicroBatches(1)))
         self._peaks(self.lowest)
         if self._sparse_gradients() and fake is not None:
             raise TypeError("its gradients are sparse")

@@ -71,7 +71,10 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     else:
         resume = str(_folder("resume", resume, rest, compose))
     in_place, named = _named_run(Path(resume))  # the run itself checks whether it may go on
-    before = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
+    before: list[str] = []
+    if named is not None:
+        measured, lowered = _size_found_by_rates(named, rest), _size_after_restarts(named, rest)
+        before = [*measured, *named.overrides, *lowered, *derived_overrides(named)]
     merged = _merged(before, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
@@ -254,6 +257,18 @@ def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
         return []
     is_asked_anew = any(key_value(text)[0] in _OF_THE_SIZE for text in later)
     return [] if is_asked_anew else [f"memory.micro_batch={found['value']}"]
+
+
+def _size_after_restarts(earlier: RunRecord, later: Sequence[str]) -> list[str]:
+    """Returns overrides for the micro-batch of a run that restarted with less; none with ``memory.stages``."""
+    restarts = [event.get("changes") or {} for event in earlier.events if event["kind"] == "restart"]
+    lowered = [changes for changes in restarts if "memory.micro_batch" in changes]
+    has_stages = (earlier.config.get("memory") or {}).get("stages") is not None
+    if not lowered or has_stages or any(key_value(text)[0] in _OF_THE_SIZE for text in later):
+        return []
+    if "memory.accumulate" in lowered[-1]:  # of a LightningModule
+        return ["memory.micro_batch=null", f"memory.accumulate={lowered[-1]['memory.accumulate']}"]
+    return [f"memory.micro_batch={lowered[-1]['memory.micro_batch']}", "memory.accumulate=null"]
 
 
 def derived_overrides(earlier: RunRecord) -> list[str]:

@@ -27,12 +27,12 @@ from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.objects import assemble
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import DeviceTable, blank
-from wellfed.train.memory.ladder import MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import TrainStep, parameter_groups
+from wellfed.train.step.train_step import Computation, StepSettings, TrainStep, parameter_groups
 
 RATES_S = 20.0
 """Seconds after which no further size is timed."""
@@ -63,17 +63,16 @@ class ConfiguredStep:
         groups = parameter_groups(model)
         self._optimizer = assemble.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
         self._micro = MicroBatches(1)
-        self._step = TrainStep(
+        computation = Computation(
             model,
-            self._optimizer,
-            loss=Loss(model, plan.device.compile, lambda message: None),
-            prepare=Preparation(parts.data.train, config.seed, model),
-            micro=self._micro,
-            precision=self._precision,
-            device=device,
+            Loss(model, plan.device.compile, lambda message: None),
+            Preparation(parts.data.train, config.seed, model),
+            self._precision,
+            device,
             features=lambda: self._features,
-            gradient_clip=config.trainer.gradient_clip,
         )
+        settings = StepSettings(gradient_clip=config.trainer.gradient_clip)
+        self._step = TrainStep(computation, self._optimizer, Fallbacks(self._micro), settings)
         self._batch: Batch | None = None
 
     def place(self, batch: Batch) -> Batch:

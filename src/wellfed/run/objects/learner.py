@@ -35,7 +35,7 @@ from wellfed.train.lightning.scheduling import Schedule
 from wellfed.train.lightning.sharding import KeepWeights
 from wellfed.train.lightning.split_metrics import SplitMetrics, can_be_shared
 from wellfed.train.memory import breakdown
-from wellfed.train.memory.ladder import MicroBatches
+from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.oom import MemoryFailure
 from wellfed.train.step.loss_faults import explained_in_hooks
 from wellfed.train.step.micro_batches import Preparation

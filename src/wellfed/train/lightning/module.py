@@ -29,15 +29,15 @@ from wellfed.train.lightning.sharding import all_weights
 from wellfed.train.lightning.split_metrics import SplitMetrics
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
-from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureStage, FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.non_finite import OnNan, as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import Ranks, Replicas, RetryingReplicas, Shards
+from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
 from wellfed.train.step.totals import Totals
-from wellfed.train.step.train_step import StepListener, TrainStep
+from wellfed.train.step.train_step import Computation, StepListener, StepSettings, TrainStep
 from wellfed.units import gib
 
 _LOG = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class StepModule(pl.LightningModule):
         super().__init__()
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
-        self._ladder = Ladder(micro, self._rungs())
+        self._fallbacks = Fallbacks(micro, self._rungs())
         self._prepare = Preparation(train_data, options.seed, model)
         self.evaluation = SplitMetrics(model, evaluation, metrics)
         self._eval_failure: Exception | None = None
@@ -138,7 +138,7 @@ class StepModule(pl.LightningModule):
         weights.model = copy.deepcopy(self.model, memo)
         return weights
 
-    def _rungs(self) -> list[Rung]:
+    def _rungs(self) -> list[Fallback]:
         """What is left with micro-batches of one sample; all of it learns the same."""
 
         def checkpoint_activations() -> bool:
@@ -150,9 +150,9 @@ class StepModule(pl.LightningModule):
             return self._features is not None and self._features.move_to(mode, self.device)
 
         return [
-            Rung("memory.checkpoint_activations=true", checkpoint_activations),
+            Fallback("memory.checkpoint_activations=true", checkpoint_activations),
             *(
-                Rung(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
+                Fallback(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
                 for mode in FEATURE_MODES[1:]
             ),
         ]
@@ -191,23 +191,27 @@ class StepModule(pl.LightningModule):
     def _make_step(self) -> TrainStep:
         trainer, options = self.trainer, self.options
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        precision = Precision(trainer.precision_plugin.precision, self.device.type, scaler)
         return TrainStep(
-            self.model,
+            Computation(
+                self.model,
+                self._loss,
+                self._prepare,
+                precision,
+                self.device,
+                ranks=self._ranks(),
+                features=self._source,
+            ),
             trainer.optimizers[0],
-            loss=self._loss,
-            prepare=self._prepare,
-            micro=self.micro,
-            precision=Precision(trainer.precision_plugin.precision, self.device.type, scaler),
-            device=self.device,
-            ranks=self._ranks(),
-            features=self._source,
+            self._fallbacks,
+            StepSettings(
+                gradient_clip=trainer.gradient_clip_val,
+                on_nan=options.on_nan,
+                on_oom="retry" if options.retry_on_oom else "fail",
+                may_adapt=options.may_adapt,
+                batches_ahead=options.batches_ahead,
+            ),
             totals=self.totals,
-            gradient_clip=trainer.gradient_clip_val,
-            on_nan=options.on_nan,
-            ladder=self._ladder,
-            retry_on_oom=options.retry_on_oom,
-            may_adapt=options.may_adapt,
-            batches_ahead=options.batches_ahead,
             listener=self.listener,
             on_event=self._on_event,
         )
@@ -221,7 +225,7 @@ class StepModule(pl.LightningModule):
         if not self.options.retry_on_oom:
             return Replicas(strategy.model, self.device)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        return RetryingReplicas(strategy.model, self.device, weights)
+        return AgreeingReplicas(strategy.model, self.device, weights)
 
     def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """``call(*arguments)``: a part of the step that is done within what a strategy has put around the module."""
@@ -267,7 +271,7 @@ class StepModule(pl.LightningModule):
         if self._features is not None:
             self._features.begin(stage, self.device)
         self.micro = stage.micro
-        self._ladder = Ladder(self.micro, self._rungs())
+        self._fallbacks = Fallbacks(self.micro, self._rungs())
         oom.release()
         after_gib = self._allocated_gib()
         joined = [weight for weight in self._encoder if stage.trains_encoder and not weight.requires_grad]

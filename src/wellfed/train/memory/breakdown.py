@@ -1,4 +1,4 @@
-"""Lists what holds device memory between two steps, part by part, and what would hold less, for messages."""
+"""Lists what holds device memory between two steps and what would hold less, for messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from wellfed.units import show_bytes
 def bytes_by_part(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None, buckets: int = 0
 ) -> dict[str, int]:
-    """Bytes of what a step needs before any activation; of the optimizer what it holds by now.
+    """Returns the bytes that a step needs before any activation; for the optimizer those that it holds now.
 
     Args:
-        buckets: bytes in which ranks sum gradients.
+        buckets: bytes for sums of gradients over ranks.
     """
     weights = list(model.parameters())
     states = () if optimizer is None else (value for state in optimizer.state.values() for value in state.values())
@@ -32,13 +32,13 @@ def bytes_by_part(
 
 
 def largest_parts(parts: Mapping[str, int]) -> str:
-    """``Largest parts: optimizer state 4.1 GiB, parameters 2.0 GiB.``"""
+    """Returns a sentence such as ``Largest parts: optimizer state 4.1 GiB, parameters 2.0 GiB.``"""
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return f"Largest parts: {', '.join(f'{name} {show_bytes(size)}' for name, size in ordered if size)}."
 
 
 def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahead: int) -> list[str]:
-    """What can be typed to hold less, with the bytes that it spares, the most first."""
+    """Returns overrides that hold less, with the bytes that each saves, the largest first."""
     spared: dict[str, int] = {}
     if precision != "bf16-true":
         halves = ("parameters", "gradients", "optimizer state")
@@ -50,7 +50,7 @@ def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahe
 
 
 def way_out_of_host(features: FeatureSource | None) -> str:
-    """What can be typed where the host of a card ran out of memory: the step's own parts are on the card."""
+    """Returns what can be typed where the host's memory ran out and the step is on a card."""
     ways = ["fewer loader.num_workers", "a smaller loader.prefetch_factor", "a machine with more memory"]
     if isinstance(features, HostTable):
         ways.insert(0, f"memory.features=dynamic ({show_bytes(features.table.nbytes)} less)")

@@ -1,4 +1,4 @@
-"""Holds this process to a budget: a larger card's allocator, or the host's memory in its place."""
+"""Limits this process to a memory budget: of a larger card, or of the host."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> torch.Tensor | None:
-    """An allocation that would go beyond the budget fails, as on a card of that size; the ballast, to be kept.
+    """Makes allocations beyond the budget fail, as on a card of that size; returns the ballast, which must be kept.
 
-    The limit is on what torch's allocator reserves, not on CUDA's context or NCCL.
+    Limits what torch's allocator reserves, not CUDA's context or NCCL.
 
     Args:
-        ballast: fill the rest of the card, so that libraries that ask the driver how much is free (cuDNN picks its
-            algorithms by that) see the smaller card too.
+        ballast: fill the rest of the card for libraries that ask the driver for its free memory. cuDNN picks its
+            algorithms by that.
     """
     free, total = torch.cuda.mem_get_info(device)
     extra = max(0, free - budget_bytes) if ballast else 0
@@ -23,10 +23,10 @@ def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> torch.Tens
 
 
 def cap_host(budget_bytes: int) -> int | None:
-    """A host allocation beyond what is held now and the budget fails in torch as out of memory; the limit, bytes.
+    """Makes host allocations beyond the budget fail as out of memory; returns the limit in bytes.
 
-    Counts private memory as the kernel does (RLIMIT_DATA, getrlimit(2)); worker processes inherit it. None where the
-    system has no such limit, or a lower one is set already.
+    The limit is the memory held now and the budget. It counts private memory as the kernel does (RLIMIT_DATA,
+    getrlimit(2)), and worker processes inherit it. Returns None where the system has no such limit, or has a lower one.
     """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The trainable members of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
+    """Yields the trainable members of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
 
-    These are what models repeat; a member without trainable parameters saves nothing.
+    Models repeat these. A member without trainable parameters saves no memory.
     """
     if isinstance(model, (nn.ModuleList, nn.Sequential)):
         yield from (member for member in model if any(p.requires_grad for p in member.parameters()))
@@ -23,7 +23,7 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Make every block recompute its activations in the backward pass; the number of blocks.
+    """Makes every block recompute its activations in the backward pass; returns the number of blocks.
 
     Results are bit for bit the same, dropout included: torch restores the generator for the second pass.
     """
@@ -35,7 +35,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
 
 def is_checkpointed(model: nn.Module) -> bool:
-    """Whether `checkpoint_blocks` has been at work here."""
+    """Returns whether `checkpoint_blocks` was called for this model."""
     return any(getattr(block.__dict__.get("forward"), "__func__", None) is _recomputing for block in blocks(model))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 
 CHUNK_ROWS = 256
-"""Rows computed at a time while a table is filled: a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
+"""Rows computed at a time to fill a table; a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
 
 def _select(table: Tensor, indices: Tensor) -> Tensor:
@@ -20,36 +20,36 @@ def _select(table: Tensor, indices: Tensor) -> Tensor:
 
 
 class DeviceTable:
-    """All rows on the training device, or what they are cut from."""
+    """All rows on the training device, or the data that they are cut from."""
 
     def __init__(self, table: Tensor, cut: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
         self.table, self._cut = table, cut or _select
 
     def rows(self, indices: Tensor) -> Tensor:
-        """A gather on the device."""
+        """Gathers rows on the device."""
         return self._cut(self.table, indices)
 
 
 class HostTable:
-    """All rows in host memory, page-locked where a GPU is there; each request is gathered there and copied."""
+    """All rows in host memory, page-locked with a GPU; each request is gathered there and copied."""
 
     def __init__(self, table: Tensor, device: torch.device) -> None:
         self._device = device
         self.table = table.pin_memory() if device.type == "cuda" else table
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Gathered on the host. On a GPU this waits for ``indices`` to arrive there first."""
+        """Gathers rows on the host; with a GPU it waits for ``indices`` to arrive there first."""
         return self.table.index_select(0, indices.cpu()).to(self._device, non_blocking=True)
 
 
 class Computed:
-    """Rows computed at each request; gradients flow where the features are trainable."""
+    """Rows computed at each request, with gradients where the features are trainable."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
 
     def rows(self, indices: Tensor) -> Tensor:
-        """One forward pass of the encoder over ``indices``."""
+        """Makes a forward pass of the encoder over ``indices``."""
         if self._features.trainable:
             return self._features.rows(indices)
         with torch.no_grad():
@@ -57,9 +57,9 @@ class Computed:
 
 
 def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
-    """The trained parameters of a model that its feature rows are computed by: those that a gradient of a row reaches.
+    """Returns the trained parameters that feature rows are computed by: those that a gradient of a row reaches.
 
-    Computes one row on the device of the model, which stays as it is.
+    Computes one row on the device of the model, which does not change.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     was_training = [(part, part.training) for part in model.modules()]
@@ -77,7 +77,7 @@ def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
 
 
 def of_data(features: Features) -> Features:
-    """Those that data offer, for any device: their rows are made on the CPU and copied to where they are asked for."""
+    """Returns features of data for any device: rows are made on the CPU and copied to the indices' device."""
 
     def rows(indices: Tensor) -> Tensor:
         return features.rows(indices.cpu()).to(indices.device, non_blocking=True)
@@ -86,9 +86,9 @@ def of_data(features: Features) -> Features:
 
 
 def all_rows(features: Features, device: torch.device, home: torch.device) -> Tensor:
-    """All rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
+    """Returns all rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
 
-    Of rows that overlap it is what they are cut from.
+    For rows that overlap it returns the data that they are cut from.
 
     Raises:
         ValueError: there are none.
@@ -109,18 +109,18 @@ def all_rows(features: Features, device: torch.device, home: torch.device) -> Te
 
 
 def _is_held(features: Features, mode: FeatureModeName) -> bool:
-    """Whether there is a table in this mode; of what rows are cut from only on the device."""
+    """Returns whether there is a table in this mode; data that rows are cut from are held on the device alone."""
     return mode == "cache" or (mode == "cache_host" and features.store is None)
 
 
 def hold(features: Features, mode: FeatureModeName, device: torch.device, known: Tensor | None = None) -> FeatureSource:
-    """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in the dtype of ``rows``.
+    """Returns the source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in their dtype.
 
-    What rows are cut from is held on the device or not at all: in ``cache_host`` the data hold it themselves and send
-    the rows with each batch (``for_features``).
+    Data that rows are cut from are held on the device or not at all. In ``cache_host`` the data set holds them and
+    sends the rows with each batch (``for_features``).
 
     Args:
-        known: what `all_rows` gave earlier, on the table's home; computed now where it is None.
+        known: an earlier result of `all_rows`, on the device of the table; None = compute it now.
 
     Raises:
         ValueError: trainable features asked to be kept: they would never change.
@@ -135,19 +135,19 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, known:
 
 
 def slower(mode: FeatureModeName) -> FeatureModeName | None:
-    """The mode that needs the next less device memory."""
+    """Returns the mode that needs the next smaller amount of device memory."""
     return dict(pairwise(FEATURE_MODES)).get(mode)
 
 
 def moved(source: FeatureSource, features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
-    """The same rows by a slower mode; nothing is computed anew and nothing more is asked of the device."""
+    """Returns the same rows by a slower mode; computes nothing and takes no memory of the device."""
     if mode == "cache_host" and isinstance(source, DeviceTable) and features.store is None:
         return HostTable(source.table.cpu(), device)
     return Computed(features)
 
 
 def blank(features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
-    """As `hold`, of the same size and without the work: all rows are zeros."""
+    """Returns a source of the same size as `hold`, with rows of zeros that need no computing."""
     if not _is_held(features, mode):
         return Computed(features)
     if features.store is not None:

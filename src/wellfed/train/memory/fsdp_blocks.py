@@ -1,4 +1,4 @@
-"""Names the blocks of a sharded model (FSDP) that each device gathers, one after the other, and what that takes."""
+"""Names the blocks of a sharded model (FSDP) that each device gathers in turn, and the bytes that this takes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import nn
 from wellfed.train.memory.checkpointing import blocks
 
 LEAST_WEIGHTS = 100_000
-"""A block with fewer weights stays with the whole: to gather it is a message between the cards, whatever its size."""
+"""Weights of a block from which on it is gathered alone: each gathering is a message, whatever its size."""
 
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
-    """Those of `checkpointing.blocks` that are large enough and have their weights to themselves."""
+    """Returns those of `checkpointing.blocks` that are large enough and share no weight."""
     uses = _uses(model)
     return [
         block
@@ -24,10 +24,10 @@ def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """At most so much is there beside the shards: weights that are whole, and their gradients before they are sharded.
+    """Returns the largest number of bytes beside the shards: gathered weights, and gradients before they are sharded.
 
-    What is in no block is whole from the start of the forward pass to the end of the backward pass. In that, a block's
-    weights are gathered while the next one's gradients are computed, and gradients exist twice for a moment: weight by
+    Weights in no block are gathered from the start of the forward pass to the end of the backward pass. A block's
+    weights are gathered while the next block's gradients are computed. Gradients exist twice for a moment: weight by
     weight, and as the one tensor that is summed over the devices.
     """
     sizes = sorted((_num_bytes(block) for block in blocks_to_gather(model)), reverse=True)
@@ -40,6 +40,6 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """By how many of its modules each weight is held."""
+    """Counts the modules that hold each weight."""
     held = (weight for each in module.modules() for weight in each._parameters.values())
     return Counter(weight for weight in held if weight is not None)

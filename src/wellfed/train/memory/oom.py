@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 
 from wellfed.errors import first_line
 
+_LOG = logging.getLogger(__name__)
 Kind = Literal["device_oom", "host_oom"]
 Result = TypeVar("Result")
 
@@ -40,11 +42,11 @@ _HOST_TEXTS = (
     "Error while creating shared memory segment /dev/shm/nccl-",
 )
 _HOST_TEXT_ALONE = "std::bad_alloc"
-"""All that torch says where a C++ library of its own has no memory."""
+"""The whole text where a C++ library of torch has no memory."""
 
-# What libraries say for want of memory, and for other reasons: cuBLAS and cuSOLVER where a handle finds no room
-# (https://github.com/EleutherAI/lm-evaluation-harness/issues/1689), cuDNN where it loads its kernels
-# (https://github.com/pytorch/pytorch/issues/81620), or where no algorithm's workspace fits.
+# Texts of a lack of memory that have other causes, too: cuBLAS and cuSOLVER have no memory for a handle
+# (https://github.com/EleutherAI/lm-evaluation-harness/issues/1689), cuDNN none for its kernels
+# (https://github.com/pytorch/pytorch/issues/81620) or for any algorithm's workspace.
 _SUSPECT = re.compile(
     r"CUBLAS_STATUS_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)\b|"
     r"CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b|"
@@ -52,7 +54,7 @@ _SUSPECT = re.compile(
     r"unable to find an engine to execute this computation"
 )
 
-# "DataLoader worker process 0" is another: an error of the data's own code that was caught there.
+# "DataLoader worker process 0" is left out: it reports an error of the data's own code.
 _WORKER_LOST = re.compile(
     r"^.*(DataLoader worker \(pid|Unexpected bus error encountered in worker|unable to open shared memory|"
     r"unable to (mmap .* from|write to|resize|allocate shared memory\(shm\) for) file </torch_).*$",
@@ -62,19 +64,19 @@ _WORKER_LOST = re.compile(
 
 @dataclass(frozen=True)
 class MemoryFailure:
-    """What is kept of a memory error: no traceback, which would pin the tensors of the failed step."""
+    """Facts of a memory error, without its traceback, which would keep the tensors of the failed step."""
 
     kind: Kind
     message: str
     is_suspect: bool = False
-    """The same text has other causes, too."""
+    """The text has other causes, too."""
 
 
 def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFailure | None:
-    """The memory failure an exception means, or None if it is something else, or merely may be one.
+    """Returns the memory failure that an exception reports; None if it reports something else.
 
     Args:
-        takes_suspects: what may be one is taken for one.
+        takes_suspects: an error that has other causes, too, counts as a memory failure.
     """
     if lost_worker(error) is not None:
         return None
@@ -95,26 +97,26 @@ def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFai
 
 
 def lost_worker(error: BaseException) -> str | None:
-    """How torch says that a worker process was killed, or found no room in /dev/shm; None where it says something else.
+    """Returns torch's message about a worker that was killed or had no space in /dev/shm; None for other errors.
 
-    That is for want of the host's memory mostly, and nothing that a step could do in less of it.
+    Mostly the host's memory has run out, and a smaller step would not help.
     """
     found = _WORKER_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     return None if found is None else found.group().strip()
 
 
 class Attempts:
-    """Tries one thing again and again: gives the result, or the memory failure in its place; other errors are raised.
+    """Successive attempts at one thing; each returns a result or a memory failure, and other errors are raised.
 
-    What may be a failure of memory is taken for one, unless the attempt before ended in such a one, too: then less
-    memory has not helped, and it is raised as what it is.
+    An error that may have other causes counts as a memory failure, unless the attempt before ended in such an error,
+    too. Less memory has not helped then, so it is raised.
     """
 
     def __init__(self) -> None:
         self._takes_suspects = True
 
     def __call__(self, work: Callable[[], Result]) -> tuple[Result | None, MemoryFailure | None]:
-        """One attempt."""
+        """Returns the result of one attempt, or its memory failure."""
         failure = None
         try:
             result = work()
@@ -122,17 +124,19 @@ class Attempts:
             result, failure = None, classify(error, takes_suspects=self._takes_suspects)
             if failure is None:
                 raise
+            if failure.is_suspect:
+                _LOG.info("this may be a lack of memory, so less is tried", exc_info=True)
         self._takes_suspects = failure is None or not failure.is_suspect
         return result, failure
 
 
 def release() -> None:
-    """Memory that nothing refers to goes back to the device."""
+    """Gives memory that nothing refers to back to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def reserved_bytes() -> int:
-    """What torch's allocator holds of the current card; 0 without one."""
+    """Returns what torch's allocator holds of the current card; 0 without a card."""
     return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]

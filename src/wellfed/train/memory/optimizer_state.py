@@ -1,4 +1,4 @@
-"""Makes an optimizer's state before the first batch, and tells whether a step was applied in part."""
+"""Makes an optimizer's state before the first batch, and finds out whether a step was applied in part."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from wellfed.train.memory import oom
 
 _LOG = logging.getLogger(__name__)
 _RATES = ("lr", "weight_decay")
-"""What moves a weight whose gradient is zero."""
+"""Settings that change a weight whose gradient is zero."""
 
 
 def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-    """Let the optimizer make its state now, by a step with rate 0 on zero gradients; whether it did.
+    """Makes the optimizer's state by a step with rate 0 on zero gradients; returns whether it did.
 
-    Weights stay as they are, bit for bit, and so does what later steps make of them: it is tried on a small copy of the
-    optimizer first, and left where that comes out otherwise (an optimizer that keeps its first gradient, say). Also
-    left: a state that is there already, as that of all weights but those that have only now begun to be trained. The
-    peak of memory is that of an ordinary step.
+    Weights and the results of later steps stay the same bit for bit. That is tried on a small copy of the optimizer
+    first. Nothing is done where the copy differs, as for an optimizer that keeps its first gradient. States that are
+    there already stay: only weights that have just begun to be trained get one. The peak of memory is that of an
+    ordinary step.
 
     Raises:
-        torch.OutOfMemoryError: there is no room; nothing has changed, though torch may have counted changes of weights.
+        torch.OutOfMemoryError: memory does not suffice. Nothing has changed, but torch may count changes of weights.
     """
     of_all = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
     known = list(optimizer.state)
@@ -37,7 +37,7 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
         sparse = {weight for module in sparse_modules for weight in module.parameters(recurse=False)}
         try:
             for weight in of_all:
-                weight.grad = None  # that of the step before would change what is there
+                weight.grad = None  # a gradient of the step before would change a state that is there
             for weight in weights:
                 weight.grad = _no_change(weight) if weight in sparse else torch.zeros_like(weight)
             _step_in_place(optimizer)
@@ -52,21 +52,24 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
 
 
 class BeforeStep:
-    """What an optimizer has before a step: whether the step has begun to change it, where it then fails."""
+    """An optimizer before a step, to find out whether a step that failed has changed anything."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer, self._had_state, self._counts = optimizer, bool(optimizer.state), _counts(optimizer)
 
     def is_as_it_was(self) -> bool:
-        """Whether the step can be done again. States that it was about to make are gone: of a weight that has one of
-        several, the next step would take all of them to be there."""
+        """Returns whether the step can be done again.
+
+        Deletes states if there were none before: of a weight with one of several states, the next step would expect
+        all of them.
+        """
         if not self._had_state:
             self._optimizer.state.clear()
         return _counts(self._optimizer) == self._counts
 
 
 def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Torch's counts of changes of all weights and states, and numbers that an optimizer keeps of them or of groups."""
+    """Returns torch's counts of changes of all weights and states, and the numbers in states and groups."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     states = [value for state in [*optimizer.state.values(), *optimizer.param_groups] for value in state.values()]
     return [
@@ -77,8 +80,10 @@ def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
-    """Let its step work on one weight after the other: slower, without temporaries of the size of all; whether that
-    changes anything."""
+    """Makes the optimizer's step work on one weight after the other; returns whether that changes anything.
+
+    It is slower, and needs no temporaries of the size of all weights.
+    """
     has_changed = False
     for group in optimizer.param_groups:
         foreach = group.get("foreach", False)
@@ -91,7 +96,7 @@ def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
-    """One step that changes no weight, after which the counts of steps are 0 where it has begun them."""
+    """Makes a step that changes no weight, and sets the counts of steps that it began to 0."""
     known = set(optimizer.state)
     kept = [(group, name, group[name]) for group in optimizer.param_groups for name in _RATES if name in group]
     try:
@@ -110,10 +115,10 @@ def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _is_a_fresh_start(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether three steps of a small copy come out the same with and without `_step_in_place` before them."""
+    """Returns whether three steps of a small copy give the same with and without `_step_in_place` before them."""
     try:
         plain, begun = (_three_steps(optimizer, begins=begins) for begins in (False, True))
-    except Exception as error:  # an optimizer of the user's own, which training will meet
+    except Exception as error:  # of a user's optimizer; training will show it
         if oom.classify(error) is not None:
             raise
         _LOG.info("the optimizer's state is made by its first step: a step of a small copy failed (%r)", error)
@@ -144,7 +149,7 @@ def _three_steps(optimizer: torch.optim.Optimizer, *, begins: bool) -> list[Tens
 
 
 def _no_change(weight: Tensor) -> Tensor:
-    """A sparse gradient without entries."""
+    """Returns a sparse gradient without entries."""
     indices = torch.empty((1, 0), dtype=torch.long, device=weight.device)
     values = weight.detach().new_empty((0, *weight.shape[1:]))
     return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)

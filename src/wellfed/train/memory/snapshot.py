@@ -1,4 +1,4 @@
-"""Saves an object's attributes while a call may change them, and puts them back where it fails half way."""
+"""Saves the attributes of an object before a call, and restores them if the call fails."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from wellfed import generators
 
 LARGE_BYTES = 2**20
-"""A tensor beyond this is not copied: whether it has changed is told by torch's count of its changes."""
+"""Bytes beyond which a tensor is not copied; torch's count of its changes shows whether it has changed."""
 MANY = 1000
-"""A list or dict with more entries is not copied: whether it has changed is told by its length."""
+"""Entries beyond which a list or dict is not copied; its length shows whether it has changed."""
 FEW = 64
-"""Entries of a list that are looked into; a longer one is appended to, and holds what is done."""
+"""Entries up to which those of a list are copied, too; longer lists are only appended to."""
 _DEPTH = 8
-"""An evaluation may refer to anything; metrics of metrics within a collection are five deep."""
+"""Levels of objects that are copied; metrics of metrics within a collection are five deep."""
 
 
 class Snapshot:
     """Attributes of an object and of the objects within it, and the random generators, as they are now.
 
-    Weights are no state of an evaluation.
+    Parameters are left out: an evaluation does not change them.
     """
 
     def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
-        """``leave_out``: an object that the owner may refer to and does not change."""
+        """``leave_out``: an object that the owner may refer to, but does not change."""
         self._device, self._generators = device, generators.state(device)
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._tensors: list[tuple[Tensor, int | None]] = []
@@ -37,7 +37,7 @@ class Snapshot:
         self._kept(owner, _DEPTH)
 
     def restore(self) -> bool:
-        """Put all back; False where something has changed that was not copied, or that can't be told."""
+        """Puts all back; returns False if something that was not copied has changed, or may have."""
         has_changed = any(version is None or tensor._version != version for tensor, version in self._tensors)
         if has_changed or not self._has_attributes or any(len(each) != length for each, length in self._lengths):
             return False
@@ -48,12 +48,12 @@ class Snapshot:
         return True
 
     def _kept_entry(self, value: Any, depth: int) -> Any:
-        """Of a list: what is large and has no count of changes is taken for what was appended, and stays as it is."""
+        """Returns an entry of a list to be put back. A large tensor without a count of changes stays as it is."""
         is_done = isinstance(value, Tensor) and value.nbytes > LARGE_BYTES and value.is_inference()
         return value if is_done else self._kept(value, depth)
 
     def _kept(self, value: Any, depth: int) -> Any:
-        """What is to be put back in the value's place: itself, or a copy."""
+        """Returns what is to be put back for a value: itself, or a copy."""
         if isinstance(value, Tensor):
             if isinstance(value, nn.Parameter):
                 return value

@@ -1,4 +1,4 @@
-"""Saves what a training step changes besides the weights, so that a step done again is the same step."""
+"""Saves what a step changes besides the weights, so that a step done again is the same step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from wellfed.train.memory.snapshot import LARGE_BYTES
 class StepStart:
     """Random generators and buffers as they were when a step began.
 
-    A buffer beyond ``LARGE_BYTES`` that the first step leaves as it is (a mask, a table) is copied again only when
-    torch has counted a change of it: copies of all would cost the memory of all for nothing.
+    A buffer beyond ``LARGE_BYTES`` that the first step does not change (a mask, a table) is copied again only when
+    torch has counted a change. Copies of all buffers would take their memory twice.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -29,10 +29,10 @@ class StepStart:
         self._generators: dict[str, Any] = {}
 
     is_taken = False
-    """There is a start to go back to; to be set to False where a step is over."""
+    """There is a start to go back to. To be set to False when a step is over."""
 
     def take(self) -> None:
-        """The step begins now; does not wait for the device, but for a moment before the second step."""
+        """Saves the start of a step; waits for the device only before the second step."""
         self.is_taken = False  # copies may run out of memory themselves
         self._generators = generators.state(self._device)
         for buffer in self._buffers:
@@ -40,20 +40,20 @@ class StepStart:
         self.is_taken = True
 
     def restore(self) -> None:
-        """Everything as it was at the latest `take`; nothing to do before the first, or where that has failed."""
+        """Puts everything back to the latest `take`; does nothing before the first, or if that has failed."""
         if not self.is_taken:
             return
         generators.restore(self._generators, self._device)
         self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Buffers as they were at the latest `take`."""
+        """Puts buffers back to the latest `take`."""
         for buffer in self._buffers:
             buffer.restore()
 
 
 class _Buffer:
-    """One buffer of a module, which may also be replaced by another tensor."""
+    """A buffer of a module, which another tensor may replace."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._module, self._name = module, name
@@ -61,7 +61,7 @@ class _Buffer:
         self._copy: Tensor | None = None
         self._version = -1
         self._stays: bool | None = None
-        """Of a large one: the first step has left it as it was; None = it is not known yet."""
+        """For a large buffer: the first step did not change it; None = not known yet."""
 
     @torch.no_grad()
     def take(self) -> None:

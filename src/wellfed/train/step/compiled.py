@@ -1,4 +1,4 @@
-"""Compiles what a step computes, and goes on without where that fails."""
+"""Compiles what a step computes, and goes on without compiling if that fails."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class Compiled:
-    """A function that torch compiles; where it can't, that is given up for good, with a warning.
+    """A function that torch compiles. If that fails, the function runs as it is from then on, with a warning.
 
-    One that fails half way is called again: what it has done by then must not matter.
+    A call that fails while it is compiled is made again, so it must not matter what it has done by then.
     """
 
     def __init__(self, function: Callable[..., Any], mode: str, on_failure: Callable[[str], None]) -> None:
-        """``mode`` is that of ``gpu.compile``; ``none`` leaves the function as it is."""
+        """``mode``: a value of ``gpu.compile``; ``none`` leaves the function as it is."""
         self._function, self._on_failure = function, on_failure
         self._compiled: Callable[..., Any] | None = None
         if mode != "none":
             self._compiled = torch.compile(function, mode=mode)
         self._has_graphs = mode in WITH_CUDA_GRAPHS
         self.has_compiled = False
-        """Turns true when a call has compiled something (a new shape does); reset by who reads it."""
+        """Turns true when a call has compiled something, as a new shape does; reset by the reader."""
 
     @property
     def overwrites(self) -> bool:
-        """Each call writes to the memory of what the one before has returned, and of the gradients that came of it:
-        CUDA graphs have their results in one place. What is needed longer must be copied.
+        """Whether each call overwrites the results of the one before, and their gradients, as CUDA graphs do.
+
+        What is needed longer must be copied.
         """
         return self._compiled is not None and self._has_graphs
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """What the function returns."""
+        """Returns the result of the function."""
         if self._compiled is None:
             return self._function(*arguments, **named)
         before = _compiled_graphs()
@@ -68,7 +69,7 @@ class Loss(Compiled):
     def __init__(
         self, model: nn.Module, mode: str, on_failure: Callable[[str], None], *, needs_gradient: bool = True
     ) -> None:
-        """``needs_gradient``: a backward pass follows wherever torch records one."""
+        """``needs_gradient``: a backward pass follows if gradients are enabled."""
         super().__init__(model.loss, mode, on_failure)  # type: ignore[arg-type]
         self._model, self._needs_gradient = model, needs_gradient
 
@@ -97,14 +98,14 @@ class Loss(Compiled):
 
 
 def _compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
+    """Returns the number of graphs that torch.compile has made in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 def is_of_compiler(error: Exception) -> bool:
-    """Whether torch.compile could not compile, and not the code that it compiles failed."""
+    """Returns whether torch.compile failed, and not the code that it compiles."""
     from torch._dynamo import exc
     from torch._inductor import exc as inductor
 

@@ -1,4 +1,4 @@
-"""Explains mistakes in a user's ``loss``: what it returned, or why it raised, with keys, shapes and classes."""
+"""Explains mistakes in a user's ``loss``: a wrong return value or an error, with keys, shapes and classes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _UNPACK = re.compile(r"(too many|not enough) values to unpack")
 
 
 def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
-    """Returns what ``loss`` returned as a `LossOutput`.
+    """Converts the return value of ``loss`` to a `LossOutput`.
 
     Args:
-        name: of the function, for messages.
+        name: name of the function, for messages.
         needs_gradient: a backward pass comes next.
 
     Raises:
-        ModelError: it is no loss.
+        ModelError: the value is no loss.
     """
     output = given if isinstance(given, LossOutput) else _converted(given, name)
     loss = output.loss
@@ -84,13 +84,13 @@ def _way_out_of(value: Any) -> str:
 
 
 def explained(error: Exception, name: str, batch: Batch, model: nn.Module) -> ModelError | None:
-    """Returns the message for an error that a user's function raised on a batch.
+    """Returns an error with an explanation for one that a user's function raised on a batch.
 
-    None where the error is nothing that is known here: it then carries a note that describes the batch.
+    Returns None for an unknown error, to which it adds a note that describes the batch.
 
     Args:
-        name: of the function, for messages.
-        model: names the layer.
+        name: name of the function, for messages.
+        model: its modules give a layer its name.
     """
     if oom.classify(error, takes_suspects=True) is not None:
         return None
@@ -110,11 +110,11 @@ def explained(error: Exception, name: str, batch: Batch, model: nn.Module) -> Mo
 
 
 Found = tuple[str, int | None] | None
-"""The message, and the row of the batch that is at fault."""
+"""Message, and the row of the batch that is at fault."""
 
 
 def explained_in_hooks(error: Exception, module: nn.Module) -> ModelError | None:
-    """Returns the same for an error in a step of a LightningModule, which is called by its Trainer."""
+    """Returns such an error for one in a step of a LightningModule, which its Trainer calls."""
     if isinstance(error, WellfedError):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -161,7 +161,7 @@ def _found(error: Exception, frames: list[FrameType], batch: Batch, model: nn.Mo
 
 
 def _of_key(error: Exception, frames: list[FrameType]) -> Found:
-    """A key that a mapping does not have, where the line names that mapping."""
+    """Explains a key that a mapping does not have, if the line of code names the mapping."""
     if not isinstance(error, KeyError) or not error.args:
         return None
     own = [place for place in enumerate(traceback.extract_tb(error.__traceback__)) if is_the_users(place[1].filename)]
@@ -178,7 +178,7 @@ def _of_key(error: Exception, frames: list[FrameType]) -> Found:
 
 
 def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, ast.expr]]:
-    """(name, key) of each subscript in the expression that failed."""
+    """Yields (name, key) of each subscript in the expression that failed."""
     line = linecache.getline(summary.filename, summary.lineno or 0)
     text = line.encode()[summary.colno : summary.end_colno].decode(errors="replace")
     try:
@@ -192,7 +192,7 @@ def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, ast.expr
 
 
 def _of_target(error: Exception, frames: list[FrameType]) -> Found:
-    """A class, or a row of an embedding, that there is none of."""
+    """Explains a class or a row of an embedding that does not exist."""
     if not _OUT_OF_RANGE.search(str(error)):
         return None
     for frame in reversed(frames):
@@ -228,7 +228,7 @@ def _of_target(error: Exception, frames: list[FrameType]) -> Found:
 
 
 def _first_outside(values: Tensor, size: int, ignored: int | None) -> tuple[int, int]:
-    """Row and value of the first that is not in 0 to size - 1."""
+    """Returns row and value of the first that is not in 0 to size - 1."""
     is_outside = (values < 0) | (values >= size)
     if ignored is not None:
         is_outside &= values != ignored
@@ -237,13 +237,13 @@ def _first_outside(values: Tensor, size: int, ignored: int | None) -> tuple[int,
 
 
 _LAST = {"Linear": "in_features", "RNN": "input_size", "LSTM": "input_size", "GRU": "input_size"}
-"""Layers that need a certain last dimension, and the argument that says which."""
+"""Layers that need a certain last dimension, and the argument that sets it."""
 _CHANNELS = {"Conv": "in_channels", "BatchNorm": "num_features", "InstanceNorm": "num_features"}
-"""The same of dimension 1, by how the class begins."""
+"""Layers that need a certain dimension 1, by the first letters of the class."""
 
 
 def _of_layer(error: Exception, frames: list[FrameType], model: nn.Module) -> Found:
-    """A layer of torch that its input does not fit."""
+    """Explains an input that does not fit a layer of torch."""
     if not isinstance(error, (RuntimeError, ValueError, TypeError)):
         return None
     for frame in reversed(frames):
@@ -272,7 +272,7 @@ def _of_layer(error: Exception, frames: list[FrameType], model: nn.Module) -> Fo
 
 
 def _of_arguments(error: Exception, frames: list[FrameType]) -> Found:
-    """A loss of torch whose input and target do not go together."""
+    """Explains input and target that do not fit together in a loss of torch."""
     if not isinstance(error, (RuntimeError, ValueError, TypeError)):
         return None
     for frame in reversed(frames):
@@ -284,7 +284,7 @@ def _of_arguments(error: Exception, frames: list[FrameType]) -> Found:
 
 
 def _of_batch(error: Exception, batch: Batch) -> Found:
-    """A batch that is taken for something else than it is."""
+    """Explains a batch that is used as if it were of another type."""
     kind, text = type(batch).__name__, str(error)
     if isinstance(error, AttributeError) and error.obj is batch and error.name:
         way_out = f" Write batch[{error.name!r}]." if isinstance(batch, Mapping) and error.name in batch else ""
@@ -298,7 +298,7 @@ def _of_batch(error: Exception, batch: Batch) -> Found:
 
 
 def _place(error: Exception) -> str:
-    """File, line and text of the last line of the user's own."""
+    """Returns file, number and text of the last line of the user's code."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_the_users(frame.filename)]
     if not own:
         return ""

@@ -1,4 +1,4 @@
-"""Splits a delivery into micro-batches, weighs them, and prepares each on the device."""
+"""Splits a batch into micro-batches, weighs them, and prepares each on the device."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from wellfed.sample_rng import SampleRng
 
 
 class MicroBatch(NamedTuple):
-    """Some of a step's samples, which are computed at a time."""
+    """Samples of a step that are computed together."""
 
     batch: Batch
     number: int
     """From 0."""
     size: int
     share: float
-    """What it counts of the whole step over all ranks."""
+    """Its share of the weight of the whole step over all ranks, 0 to 1."""
 
 
 class Preparation:
-    """What happens to a micro-batch on the device before the model sees it: the data's ``on_device``, if it has one."""
+    """Splitting, weights and ``on_device`` of a data set, applied to micro-batches before the model gets them."""
 
     def __init__(self, dataset: Any, seed: int, model: Any = None) -> None:
-        """``model``: is asked what a batch counts where the data does not say (``loss_weight``)."""
+        """``model``: its ``loss_weight`` gives a batch's weight if the data has no ``weight``."""
         self._seed = seed
         own = batches.methods(dataset)
         self._on_device: Callable[..., Batch] | None = own.get("on_device")
@@ -35,7 +35,7 @@ class Preparation:
         self._own_split: Callable[[Batch, list[int]], list[Batch]] | None = own.get("split")
 
     def check_split(self, batch: Batch, num_samples: int) -> None:
-        """Raises a DataError that names what of a batch can't be cut; the data's own ``split`` is not called."""
+        """Raises a DataError that names what of a batch can't be cut, unless the data has a ``split`` of its own."""
         if self._own_split is None and num_samples > 1:
             batches.split(batch, [1, num_samples - 1], self._layout)
 
@@ -45,7 +45,7 @@ class Preparation:
         return batches.split(batch, sizes, self._layout)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        """Successive parts of a batch; in place of one of no samples the batch's first, to be counted as none."""
+        """Returns successive parts of a batch. A part of no samples becomes the batch's first sample, of weight 0."""
         if len(sizes) == 1:
             return [batch]
         if 0 not in sizes:
@@ -56,28 +56,28 @@ class Preparation:
 
     @property
     def has_own_weight(self) -> bool:
-        """The data says itself what a batch counts."""
+        """Whether data or model give the weight of a batch."""
         return self._weight is not None
 
     def weight(self, part: Batch, num_samples: int) -> int:
-        """What a part of so many samples counts; its loss is a mean over exactly this.
+        """Returns the weight of a part; its loss is a mean over exactly this.
 
-        Where the data says it itself (``int(mask.sum())``, say), this waits for the device that holds the part.
+        If data or model compute it (``int(mask.sum())``, say), this waits for the device that holds the part.
         """
         return num_samples if self._weight is None or num_samples == 0 else int(self._weight(part))
 
     def weights(self, delivery: Delivery, parts: list[Batch], sizes: list[int]) -> list[int]:
-        """The weight of each part, as `weigh` has found it where these are the parts that it was told of."""
+        """Returns the weight of each part, from `weigh` if that has weighed these parts."""
         if delivery.weights is not None and delivery.weights[0] == sizes:
             return delivery.weights[1]
         return [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
 
     def weigh(self, delivery: Delivery, sizes: list[int]) -> None:
-        """Note what each part will count, while the batch is on the host and nothing need be waited for."""
+        """Notes the weight of each part while the batch is on the host, where this waits for no device."""
         delivery.weights = sizes, self.weights(delivery, self.split(delivery.batch, sizes), sizes)
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
-        """The batch as the workload prepares it on the device."""
+        """Returns the batch after the workload's ``on_device``."""
         if self._on_device is None:
             return batch
         device = next(batches.tensors(batch)).device

@@ -1,4 +1,4 @@
-"""Says what is done about a loss that is no finite number."""
+"""Handles a loss that is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USUAL_CAUSES = (
 
 
 def between(first: int, last: int) -> str:
-    """Returns in words which step of these a message is about; losses are read only now and then."""
+    """Returns text for the steps that a message is about; losses are read only now and then."""
     return f"in step {last}" if first >= last else f"within the steps {first} to {last}"
 
 
@@ -28,11 +28,11 @@ class NonFiniteLoss(ArithmeticError):
 
 
 _FACTOR = "wellfed_lr_factor"
-"""Key of a parameter group, and so of a checkpoint: what `halve_rate` has left of the scheduled learning rate."""
+"""Key of a parameter group, and so of a checkpoint, for the factor that `halve_rate` applies to the learning rate."""
 
 
 def rate_factor(group: Mapping[str, Any]) -> float:
-    """Returns what the scheduled learning rate of a parameter group is multiplied by: 1, 0.5, 0.25 and so on."""
+    """Returns the factor on the scheduled learning rate of a parameter group: 1, 0.5, 0.25 and so on."""
     return float(group.get(_FACTOR, 1.0))
 
 
@@ -40,7 +40,7 @@ def halve_rate(optimizer: torch.optim.Optimizer) -> bool:
     """Halves the learning rate from here on, whatever a scheduler sets later (`as_scheduled`).
 
     Returns:
-        False where the optimizer has no learning rate.
+        False if the optimizer has no learning rate.
     """
     groups = [group for group in optimizer.param_groups if group.get("lr") is not None]
     for group in groups:
@@ -51,9 +51,9 @@ def halve_rate(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def as_scheduled(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Shows a scheduler the rates that it has set itself, and applies the factor to those that it sets within.
+    """Gives a scheduler the rates that it has set, and applies the factor to the rates that it sets within the context.
 
-    The factor is a power of two, so it is taken off and put back without a rounding error.
+    The factor is a power of two, so this makes no rounding error.
     """
     halved = [group for group in optimizer.param_groups if _FACTOR in group]
     for group in halved:
@@ -66,7 +66,7 @@ def as_scheduled(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:
-    """Returns a flag on the device; waits for nothing."""
+    """Returns whether all values are finite, as a flag on the device; does not wait for it."""
     dense = [value._values() if value.is_sparse else value for value in values]
     found = [value for value in dense if value.numel()]
     return torch.isfinite(get_total_norm(found, math.inf)) if found else torch.tensor(True)

@@ -16,49 +16,49 @@ _NOTHING = nullcontext()
 
 
 class Precision:
-    """What ``gpu.precision`` means within a step; the scaler is of gradients, which fp16 loses where they are small."""
+    """Effects of ``gpu.precision`` within a step. The scaler keeps small gradients, which fp16 would lose."""
 
     def __init__(self, name: str, device_type: str, scaler: torch.amp.GradScaler | None = None) -> None:
         self.name, self.scaler = name, scaler
         self._has_scaled = False
-        """The scaler is set up: by the first loss, and `update` asserts that it is."""
+        """The scaler is set up, which the first loss does; its `update` asserts that."""
         self.dtype = torch.bfloat16 if name == "bf16-true" else None
-        """Of weights and inputs; None = each has its own."""
-        # Without the cache, cast weights are gone after each use: a cached one would live to the end of the forward.
+        """Type of weights and inputs; None = each keeps its own."""
+        # Without the cache, cast weights are freed after each use instead of at the end of the forward pass.
         autocast = _AUTOCAST.get(name)
         self._autocast = None if autocast is None else torch.autocast(device_type, autocast, cache_enabled=False)
 
     @classmethod
     def for_training(cls, name: str, device_type: str) -> Precision:
-        """With a scaler of its own where gradients are fp16."""
+        """Returns a precision with its own scaler if gradients are fp16."""
         return cls(name, device_type, torch.amp.GradScaler(device_type) if name == "16-mixed" else None)
 
     def dtype_of(self, tensor: Tensor) -> torch.dtype:
-        """The type that a weight or an input has in a step."""
+        """Returns the type of a weight or an input in a step."""
         return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def convert(self, model: nn.Module) -> nn.Module:
-        """The model with its weights in the type of the precision."""
+        """Converts the weights of a model to the type of the precision."""
         return model if self.dtype is None else model.to(self.dtype)
 
     def forward(self) -> AbstractContextManager[Any]:
-        """Within it the forward pass is computed."""
+        """Returns a context for the forward pass."""
         if self._autocast is not None:
             return self._autocast
         return _NOTHING if self.dtype is None else _default_dtype(self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """What the backward pass begins with."""
+        """Returns the loss that the backward pass begins with."""
         if self.scaler is None:
             return loss
         self._has_scaled = True
         return self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer, *, clips: bool) -> None:
-        """Give gradients their true size, before they are clipped.
+        """Gives gradients their true size, before they are clipped.
 
         Raises:
-            RuntimeError: a fused optimizer does that itself, in its step: too late for clipping.
+            RuntimeError: the optimizer is fused and does it within its step, which is too late for clipping.
         """
         if self.scaler is None:
             return
@@ -71,14 +71,8 @@ class Precision:
                 "or trainer.gradient_clip=null."
             )
 
-    def scaler_state(self) -> list[Tensor]:
-        """What `step` changes besides weights and the optimizer's states."""
-        scaler = self.scaler
-        found = () if scaler is None else (scaler._scale, scaler._growth_tracker)  # no public tensor of them
-        return [each for each in found if each is not None]
-
     def step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
-        """The optimizer's step, which may ask for gradients more than once."""
+        """Makes the optimizer's step, which may ask for gradients more than once."""
         if self.scaler is None:
             optimizer.step(gradients)  # type: ignore[arg-type]
             return

@@ -1,42 +1,54 @@
-"""Does a training step again, in a way that needs less memory, where memory did not suffice for it."""
+"""Does a step that ran out of memory again with less, or ends it on all ranks so that the run restarts with less."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.ladder import Ladder
+from wellfed.train.memory.fallbacks import Fallbacks
 from wellfed.train.memory.optimizer_state import BeforeStep, one_weight_at_a_time
 from wellfed.train.memory.remembered import FOREACH
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.ranks import OtherRankFailed, Ranks
+from wellfed.train.step.replicas import Ranks, StepFailed
 
 Result = TypeVar("Result")
 
-_OF_ANOTHER = oom.MemoryFailure("device_oom", "another rank ran out of memory.")
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a rank that ran out of memory ends the step, for all ranks."""
+
+    failure: oom.MemoryFailure
+    message: str
+    changed: dict[str, Any] | None
+    """Facts of what the run restarts with; None: nothing was left to change."""
+    changes: dict[str, object]
 
 
 class StepRetry:
-    """Calls a step until it fits; each failure takes the ladder's next way of needing less.
+    """Calls the parts of a step, and takes the next fallback where memory runs out.
+
+    A rank that trains alone does the step again in place. Several ranks end it together (`AgreeingReplicas`): each
+    raises the same RestartNeeded, and the run goes on from a checkpoint.
 
     Args:
-        ladder: None = errors of memory pass as they are.
+        fallbacks: ways to need less; None = errors of memory pass as they are.
         start: None = nothing is done again, a failure ends the run.
-        forget: lets go of what a failed step has left: gradients, sums.
+        forget: frees what a failed step has left: gradients, sums.
         way_out: ends an error about a kind of memory: what holds it, and what else can be done.
-        may_adapt: False = the first failure ends the run, whatever is left of the ladder.
+        may_adapt: False = the first failure ends the run, even if fallbacks are left.
     """
 
     def __init__(
         self,
-        ladder: Ladder | None,
+        fallbacks: Fallbacks | None,
         start: StepStart | None,
         *,
         forget: Callable[[], None],
@@ -45,184 +57,211 @@ class StepRetry:
         ranks: Ranks | None = None,
         may_adapt: bool = True,
     ) -> None:
-        self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
+        self._fallbacks, self._start, self._may_adapt = fallbacks, start, may_adapt
         self._ranks = ranks or Ranks()
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
-        # One for all: what the passes have raised as what it is goes through the optimizer's step that is around them.
+        # One for both: what the passes raise as another error passes through the optimizer's step around them.
         self._attempts = oom.Attempts()
+        self._own_failure: oom.MemoryFailure | None = None
+        self._is_in_passes = False
         self.step = 0
-        """Number of the one that is done, for events."""
+        """Number of the current step, for events."""
         self.has_retried = False
-        """Turns true when a step has been done again; reset by who reads it."""
+        """Turns true when a step was done again; reset by the reader."""
 
     def gradients(self, attempt: Callable[[], Result]) -> Result:
-        """The result of the forward and backward passes; a repetition starts from where generators and buffers are now.
+        """Returns the result of the forward and backward passes; a repetition starts from the same random numbers.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
+            StepFailed: memory ran out on one of several ranks; for `optimizer_step`, on all of them.
         """
-        if self._ladder is None:
+        if self._fallbacks is None:
             return attempt()
         if self._start is not None:
             self._start.is_taken = False
+        from_start = partial(self._from_start, attempt)
+        if self._ranks.ends_together:
+            self._is_in_passes = True
+            result: Any = self._agreed(from_start)
+            self._is_in_passes = False
+            return result  # type: ignore[no-any-return]
         while True:
-            result, failure = self._tried(partial(self._from_start, attempt))
-            if failure is None and self._ranks.lacks_gradients:
-                failure = self._tried(self._ranks.fill_gradients)[1]
+            result, failure = self._attempts(from_start)
             if failure is None:
                 return result  # type: ignore[no-any-return]
             del result
             self._free(failure)
-            if not self._has_stepped_down():
+            if not self._goes_on_with(self._smaller_passes()):
                 raise self._exhausted(failure)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
-        """Make an optimizer's state before the first step, by ``attempt``, which leaves nothing where it fails. No
-        micro-batch would change what it needs.
+        """Makes an optimizer's state before the first step, by ``attempt``, which leaves nothing where it fails.
+
+        A smaller micro-batch would change nothing, so other fallbacks are taken.
 
         Raises:
-            OutOfMemoryExhausted: it does not fit beside the weights and their gradients.
+            OutOfMemoryExhausted: the state does not fit beside the weights and their gradients.
         """
         if self._start is None:
             attempt()
             return
-        while (failure := self._tried(attempt)[1]) is not None:
+        where = f"before step {self.step + 1}, where the optimizer makes its state (as large with any micro-batch),"
+        if self._ranks.ends_together:
+            self._on_all_ranks(attempt, optimizer, where, may_split=False)
+            return
+        while (failure := self._attempts(attempt)[1]) is not None:
             self._free(failure)
-            if not (self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True)):
-                where = (
-                    f"before step {self.step + 1}, where the optimizer makes its state (as large with any micro-batch),"
-                )
+            if not self._goes_on_with(self._smaller_optimizer(optimizer)):
                 raise self._exhausted(failure, where)
 
-    def optimizer_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        attempt: Callable[[], bool],
-        scaler_state: Callable[[], Sequence[Tensor]] = tuple,
-    ) -> bool:
-        """Call an optimizer's step around `gradients`; whether ``attempt`` gave True, on one of the ranks.
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
+        """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True, on any rank.
 
-        Weights, gradients and states are of one size with any micro-batch. So first the step is made to need less
-        itself, then what else lies in memory goes, and the micro-batch is halved only as long as that leaves more room:
-        of blocks that passes have left in pieces, of what a model keeps of its activations.
-
-        Of several ranks, one that had no memory for the step takes over what came of it on another one.
-
-        Args:
-            scaler_state: what a step changes besides weights and the optimizer's states.
+        Weights, gradients and states are of one size with any micro-batch. So the fallbacks are, in this order: a step
+        that needs less itself, less that lies in memory all the time, and smaller micro-batches as long as these leave
+        more room (of blocks that passes have left in pieces, of activations that a model keeps).
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            RestartNeeded: the step had changed some weights or states when memory ran out: to do it again would not
-                give the weights that it should.
+            RestartNeeded: the step had changed some weights or states when memory ran out, so it can't be done again;
+                or memory ran out on one of several ranks.
         """
         if self._start is None:
             return attempt()
+        if self._ranks.ends_together:
+            return self._on_all_ranks(attempt, optimizer, f"in the optimizer's step {self.step},")
         least_bytes: int | None = None
         while True:
             before = BeforeStep(optimizer)
-            is_so, failure = self._tried(attempt, in_optimizer=True)
+            is_so, failure = self._attempts(attempt)
             if failure is None:
                 return bool(is_so)
-            has_stepped = is_so is not None
-            if self._ranks.take_step_of_another(optimizer, scaler_state(), has_stepped):
-                oom.release()
-                self._on_event("oom", step=self.step, message=failure.message)
-                self._start.is_taken = False  # the step is over
-                if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
-                    return False
-                if self._has_stepped_down():
-                    return False
-                raise self._exhausted(failure, f"in the optimizer's step {self.step},")
-            if self._ranks.any(has_stepped or not before.is_as_it_was()):
+            if not before.is_as_it_was():
                 self._free(failure)
                 message = (
                     f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
                     f"{self._way_out(failure.kind)}"
                 )
                 if not self._may_adapt:
-                    raise self._ended(OutOfMemoryExhausted(message, failure.kind), failure)
-                self._steps_one_by_one(optimizer)
-                changes = {} if self._ladder is None else self._ladder.changes()
-                raise self._ended(RestartNeeded(message, changes, failure.kind), failure)
+                    raise OutOfMemoryExhausted(message, failure.kind)
+                self._goes_on_with(self._one_by_one(optimizer))
+                changes = {} if self._fallbacks is None else self._fallbacks.changes()
+                raise RestartNeeded(message, changes, failure.kind)
             oom.release()
             left_bytes = oom.reserved_bytes()
             self._free(failure)
-            if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
+            if self._goes_on_with(self._smaller_optimizer(optimizer)):
                 continue
-            has_no_more = self._ranks.any(least_bytes is not None and left_bytes >= least_bytes)
-            if has_no_more or not self._has_stepped_down():
+            has_no_more = least_bytes is not None and left_bytes >= least_bytes
+            if has_no_more or not self._goes_on_with(self._smaller_passes()):
                 raise self._exhausted(failure, f"in the optimizer's step {self.step},")
             least_bytes = left_bytes
 
-    def go_down_without_failure(self) -> None:
-        """Take the ladder's next step between two steps, if there is one."""
-        changed = None if self._ladder is None else self._ladder.step_down()
+    def step_down_without_failure(self) -> None:
+        """Takes the next fallback between two steps, if there is one."""
+        changed = None if self._fallbacks is None else self._fallbacks.step_down()
         if changed is not None:
             oom.release()
-            self._tell(changed)
+            self._report(changed)
 
-    def _tried(self, attempt: Callable[[], Any], *, in_optimizer: bool = False) -> tuple[Any, oom.MemoryFailure | None]:
-        """What this rank's attempt gave, of which a True counts for all, and the failure of this one or another."""
-        try:
-            result, failure = self._attempts(attempt)
-        except OtherRankFailed as other:  # and has told so
-            if other.in_optimizer and not in_optimizer:
-                raise
-            return None, _OF_ANOTHER
-        has_failed, is_so = self._ranks.agree(failure is not None, result is True, in_optimizer=in_optimizer)
-        failure = _OF_ANOTHER if has_failed and failure is None else failure
-        return is_so if isinstance(result, bool) else result, failure
+    # -- one rank -----------------------------------------------------------------------------------------------------
 
     def _from_start(self, attempt: Callable[[], Result]) -> Result:
         if self._start is not None and not self._start.is_taken:
             self._start.take()
         return attempt()
 
-    def _steps_one_by_one(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer does so from now on, and did not before."""
-        if not (self._may_adapt and one_weight_at_a_time(optimizer)):
+    def _goes_on_with(self, changed: dict[str, Any] | None) -> bool:
+        if changed is None:
             return False
-        change = f"{FOREACH}=false"
-        if self._ladder is not None:
-            self._ladder.note(change)
-        self._go_on_with({"change": change})
-        return True
-
-    def _has_stepped_down(self, *, of_held: bool = False) -> bool:
-        if self._ladder is None or self._start is None or not self._may_adapt:
-            return False
-        changed = self._ladder.step_down(of_held=of_held)
-        if not self._ranks.any(changed is not None):
-            return False
-        self._go_on_with(changed)
-        return True
-
-    def _go_on_with(self, changed: dict[str, Any] | None) -> None:
-        """None: it is another rank that has changed something."""
         assert self._start is not None
-        if changed is not None:
-            self._tell(changed)
+        self._report(changed)
         self._start.restore()
+        return True
+
+    def _smaller_passes(self, *, of_held: bool = False) -> dict[str, Any] | None:
+        """Takes the next fallback; returns the facts of the change, or None if nothing is left."""
+        if self._fallbacks is None or self._start is None or not self._may_adapt:
+            return None
+        return self._fallbacks.step_down(of_held=of_held)
+
+    def _one_by_one(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Makes the optimizer work on one weight at a time; returns the facts of the change, or None."""
+        if not (self._may_adapt and one_weight_at_a_time(optimizer)):
+            return None
+        change = f"{FOREACH}=false"
+        if self._fallbacks is not None:
+            self._fallbacks.note(change)
+        return {"change": change}
+
+    def _smaller_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """Makes the optimizer need less, or else frees what lies in memory all the time."""
+        return self._one_by_one(optimizer) or self._smaller_passes(of_held=True)
 
     def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
-        assert self._ladder is not None
-        message = (
-            f"Out of memory {f'{where} ' if where else ''}with {self._ladder.tried()}: {failure.message} "
-            f"{self._way_out(failure.kind)}"
-        )
-        return self._ended(OutOfMemoryExhausted(message, failure.kind), failure)
+        return OutOfMemoryExhausted(f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}", failure.kind)
 
-    def _ended(self, error: OutOfMemoryExhausted, failure: oom.MemoryFailure) -> OutOfMemoryExhausted:
-        """The error that ends training; the rank whose memory it was tells why."""
-        error.is_of_other_rank = failure is _OF_ANOTHER
-        return error
+    def _ran_out(self, failure: oom.MemoryFailure, where: str) -> str:
+        assert self._fallbacks is not None
+        return f"Out of memory {f'{where} ' if where else ''}with {self._fallbacks.tried()}: {failure.message}"
 
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()
         oom.release()
         self._on_event("oom", step=self.step, message=failure.message)
 
-    def _tell(self, changed: dict[str, Any]) -> None:
+    def _report(self, changed: dict[str, Any]) -> None:
         self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
         self.has_retried = True
+
+    # -- several ranks ------------------------------------------------------------------------------------------------
+
+    def _agreed(self, attempt: Callable[[], Any]) -> Any:
+        """Returns the result of an attempt that went well on all ranks; a bool becomes True if any rank has True."""
+        result, failure = self._attempts(attempt)
+        if failure is not None:
+            self._own_failure = failure
+        is_any = self._ranks.agree(failed=failure is not None, flag=result is True)
+        return is_any if isinstance(result, bool) else result
+
+    def _on_all_ranks(
+        self, attempt: Callable[[], Any], optimizer: torch.optim.Optimizer, where: str, *, may_split: bool = True
+    ) -> bool:
+        self._is_in_passes = False
+        try:
+            return bool(self._agreed(attempt))
+        except StepFailed:
+            pass  # left before anything is freed: its traceback refers to what the step has made
+        raise self._ended_on_all_ranks(optimizer, where, may_split=may_split)
+
+    def _ended_on_all_ranks(
+        self, optimizer: torch.optim.Optimizer, where: str, *, may_split: bool
+    ) -> OutOfMemoryExhausted:
+        """Returns the error that ends the step on all ranks, as the first of those that ran out of memory has it."""
+        failure, self._own_failure = self._own_failure, None
+        is_in_passes, self._is_in_passes = self._is_in_passes, False
+        self._forget()
+        oom.release()
+        own: _Ending | None = None
+        if failure is not None:
+            where = f"on rank {self._ranks.number}{'' if is_in_passes else f' {where}'}"
+            ran_out = self._ran_out(failure, where)
+            changed = None if is_in_passes else self._smaller_optimizer(optimizer)
+            if changed is None and may_split:
+                changed = self._smaller_passes()
+            if changed is None:
+                ran_out = f"{self._ran_out(failure, where)} {self._way_out(failure.kind)}"
+            assert self._fallbacks is not None
+            own = _Ending(failure, ran_out, changed, self._fallbacks.changes())
+        given = self._ranks.gather(own)
+        rank, ending = next((rank, one) for rank, one in enumerate(given) if one is not None)
+        kind = ending.failure.kind
+        self._on_event("oom", step=self.step, message=ending.failure.message, rank=rank)
+        error = OutOfMemoryExhausted(ending.message, kind)
+        if ending.changed is not None:
+            self._report(ending.changed)
+            error = RestartNeeded(ending.message, ending.changes, kind, is_suspect=ending.failure.is_suspect)
+        error.is_of_all = True
+        error.is_of_other_rank = self._ranks.number > 0
+        return error

@@ -135,8 +135,8 @@ def test_rows_move_to_the_host_before_they_are_computed(tmp_path: Path, monkeypa
 def test_short_of_memory_a_frozen_encoder_is_not_computed_as_a_trained_one(tmp_path: Path) -> None:
     """Its dropout would be on: a run without a way to need less ends instead."""
     module, _, _ = trained(tmp_path, steps=1, micro=(1, 1))
-    assert module._ladder.step_down() == {"change": "memory.features=cache_host"}
-    assert module._ladder.step_down() is None
+    assert module._fallbacks.step_down() == {"change": "memory.features=cache_host"}
+    assert module._fallbacks.step_down() is None
 
 
 @pytest.mark.simulated(cards=1, mib=512)

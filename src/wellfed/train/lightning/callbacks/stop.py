@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from wellfed.errors import first_line
+from wellfed.errors import OutOfMemoryExhausted, first_line
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.module import StepModule
@@ -72,7 +72,13 @@ class StopAtStepEnd(pl.Callback):
         self._request.is_stepping = False
         is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
         may_undo = not isinstance(exception, Stopped)  # a second signal is of someone who won't wait
-        if self._is_stopping or not is_sound or not _is_after_a_whole_step(trainer, module, may_undo):
+        is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
+        if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
+            return
+        is_whole = _is_after_a_whole_step(trainer, module, may_undo)
+        if trainer.world_size > 1:  # saving is a collective
+            is_whole = trainer.strategy.reduce_boolean_decision(is_whole, all=True)
+        if not is_whole:
             return
         try:
             self._stop(trainer)
@@ -82,13 +88,13 @@ class StopAtStepEnd(pl.Callback):
 
 
 def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:
-    """Whether the only rank's state is that after a step; puts it and the loader's position back there if need be.
+    """Whether this rank's state is that after a step; puts it and the loader's position back there if need be.
 
     A batch may have been delivered for a step that has not begun, or has changed no weight yet. In a stream there is no
     way back to before it.
     """
     loader = trainer.train_dataloader
-    if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
+    if not hasattr(loader, "state_dict"):
         return False
     progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
     steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.train.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
 
 
 @given(size=st.integers(1, 300), num_samples=st.integers(1, 2000))
@@ -47,41 +47,44 @@ def no_memory() -> bool:
 
 def test_a_rung_that_has_no_room_itself_is_left_out() -> None:
     taken: list[str] = []
-    rungs = [
-        Rung("memory.features=cache_host", no_memory),
-        Rung("memory.features=dynamic", lambda: taken.append("dynamic") is None),
+    others = [
+        Fallback("memory.features=cache_host", no_memory),
+        Fallback("memory.features=dynamic", lambda: taken.append("dynamic") is None),
     ]
-    ladder = Ladder(MicroBatches(1), rungs)
-    assert ladder.step_down() == {"change": "memory.features=dynamic"}
-    assert ladder.step_down() is None
+    fallbacks = Fallbacks(MicroBatches(1), others)
+    assert fallbacks.step_down() == {"change": "memory.features=dynamic"}
+    assert fallbacks.step_down() is None
     assert taken == ["dynamic"]
-    assert ladder.tried() == (
+    assert fallbacks.tried() == (
         "micro-batches of 1, then memory.features=cache_host (for which memory did not suffice itself), "
         "then memory.features=dynamic"
     )
 
 
 def test_between_passes_only_what_lies_there_is_freed() -> None:
-    rungs = [Rung("checkpointing", lambda: True), Rung("features", lambda: True, frees_held=True)]
-    ladder = Ladder(MicroBatches(2), rungs)
-    assert ladder.step_down(of_held=True) == {"change": "features"}
-    assert ladder.step_down(of_held=True) is None
-    assert ladder.step_down() == {"micro_batch": 1, "before": 2}
-    assert ladder.step_down() == {"change": "checkpointing"}
-    assert ladder.step_down() is None
+    others = [Fallback("checkpointing", lambda: True), Fallback("features", lambda: True, frees_held=True)]
+    fallbacks = Fallbacks(MicroBatches(2), others)
+    assert fallbacks.step_down(of_held=True) == {"change": "features"}
+    assert fallbacks.step_down(of_held=True) is None
+    assert fallbacks.step_down() == {"micro_batch": 1, "before": 2}
+    assert fallbacks.step_down() == {"change": "checkpointing"}
+    assert fallbacks.step_down() is None
 
 
 def test_what_has_changed_can_be_typed():
     micro = MicroBatches(8)
-    rungs = [Rung("memory.checkpoint_activations=true", lambda: True), Rung("memory.features=dynamic", lambda: True)]
-    ladder = Ladder(micro, rungs)
-    assert ladder.changes() == {}
-    ladder.note("workload.optimizer.foreach=false")
-    ladder.step_down()
-    assert ladder.changes() == {"memory.micro_batch": 4, "workload.optimizer.foreach": False}
-    while ladder.step_down():
+    others = [
+        Fallback("memory.checkpoint_activations=true", lambda: True),
+        Fallback("memory.features=dynamic", lambda: True),
+    ]
+    fallbacks = Fallbacks(micro, others)
+    assert fallbacks.changes() == {}
+    fallbacks.note("workload.optimizer.foreach=false")
+    fallbacks.step_down()
+    assert fallbacks.changes() == {"memory.micro_batch": 4, "workload.optimizer.foreach": False}
+    while fallbacks.step_down():
         pass
-    assert ladder.changes() == {
+    assert fallbacks.changes() == {
         "memory.micro_batch": 1,
         "workload.optimizer.foreach": False,
         "memory.checkpoint_activations": True,

@@ -1,4 +1,4 @@
-"""Steps a run down to less memory: smaller micro-batches, then slower ways of training, each change for good."""
+"""Chooses what needs less memory next: smaller micro-batches, then slower ways of training, each for good."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wellfed.train.memory.remembered import MICRO_BATCH
 
 
 class MicroBatches:
-    """How the samples of one optimizer step are split, and what comes after an out-of-memory error.
+    """Size of the micro-batches that an optimizer step is split into.
 
-    State: a size that only goes down. ``step_down`` moves to the next of ``steps`` below the size, or to half of it;
-    at 1 there is no way down.
+    State: a size that only goes down. ``step_down`` moves to the next of ``steps`` below the size, or to half of it.
+    No size is below 1.
     """
 
     def __init__(self, size: int, steps: Sequence[int] | None = None) -> None:
@@ -23,10 +23,11 @@ class MicroBatches:
         self._steps = None if steps is None else sorted((step for step in steps if step < size), reverse=True)
 
     def sizes(self, num_samples: int, num_parts: int | None = None) -> list[int]:
-        """Micro-batch sizes that add up to ``num_samples``; the last is what is left.
+        """Returns micro-batch sizes that add up to ``num_samples``; the last is the rest.
 
         Args:
-            num_parts: so many, nearly equal, of which the last may be 0: ranks that must do equally many.
+            num_parts: number of micro-batches for ranks that must do equally many. They are nearly equal then, and the
+                last may be 0.
         """
         if num_parts is not None:
             return [
@@ -37,11 +38,11 @@ class MicroBatches:
 
     @property
     def may_step_down(self) -> bool:
-        """Whether there is a smaller size."""
+        """Returns whether there is a smaller size."""
         return bool(self._steps) or (self._steps is None and self.size > 1)
 
     def step_down(self) -> int | None:
-        """The next smaller size, or None if there is none."""
+        """Moves to the next smaller size and returns it; None if there is none."""
         if self._steps:
             self.size = self._steps.pop(0)
         elif self._steps is None and self.size > 1:
@@ -52,7 +53,7 @@ class MicroBatches:
         return self.size
 
     def go_on_with(self, size: int) -> bool:
-        """Step down to a size that an earlier part of the run went on with; whether that is smaller."""
+        """Moves to a size that an earlier part of the run went on with; returns whether that is smaller."""
         if size >= self.size:
             return False
         self._steps = None if self._steps is None else [step for step in self._steps if step < size]
@@ -62,58 +63,58 @@ class MicroBatches:
 
 
 @dataclass(frozen=True)
-class Rung:
+class Fallback:
     """Another way of training that needs less memory and learns the same."""
 
     change: str
     """As it would be typed: ``memory.features=dynamic``."""
     take: Callable[[], bool]
-    """Change to it; False where there is nothing to change. It may run out of memory itself, and is left out then."""
+    """Makes the change; returns False if there is nothing to change. May raise errors of memory."""
     frees_held: bool = False
-    """It frees what lies in memory between the passes, too, and not only what they need themselves."""
+    """It frees memory that is held between the passes, too, and not only what the passes need themselves."""
 
 
-class Ladder:
-    """The way down: smaller micro-batches, and where there are none left the rungs, in order, each once."""
+class Fallbacks:
+    """Smaller micro-batches, and after the smallest other fallbacks, in order, each once."""
 
-    def __init__(self, micro: MicroBatches, rungs: Sequence[Rung] = ()) -> None:
-        self._micro, self._rungs = micro, list(rungs)
+    def __init__(self, micro: MicroBatches, others: Sequence[Fallback] = ()) -> None:
+        self.micro, self._others = micro, list(others)
         self._taken: list[str] = []
         self._changes: dict[str, object] = {}
 
     def step_down(self, *, of_held: bool = False) -> dict[str, object] | None:
-        """Take the next step; what has changed, or None if nothing was left to change.
+        """Takes the next fallback; returns the facts of the change, or None if nothing was left.
 
         Args:
-            of_held: memory ran out where no pass was under way, so that neither smaller micro-batches nor activations
-                that are computed again would help: only a rung that frees what lies there all the time.
+            of_held: memory ran out between the passes. Smaller micro-batches and activations that are computed again
+                would not help then, only a fallback that frees held memory.
         """
-        before = self._micro.size
-        if not of_held and (smaller := self._micro.step_down()) is not None:
+        before = self.micro.size
+        if not of_held and (smaller := self.micro.step_down()) is not None:
             return {"micro_batch": smaller, "before": before}
-        for rung in [rung for rung in self._rungs if rung.frees_held or not of_held]:
-            self._rungs.remove(rung)
-            has_changed, failure = oom.Attempts()(rung.take)
+        for other in [other for other in self._others if other.frees_held or not of_held]:
+            self._others.remove(other)
+            has_changed, failure = oom.Attempts()(other.take)
             if failure is not None:
                 oom.release()
-                self._taken.append(f"{rung.change} (for which memory did not suffice itself)")
+                self._taken.append(f"{other.change} (for which memory did not suffice itself)")
             elif has_changed:
-                self.note(rung.change)
-                return {"change": rung.change}
+                self.note(other.change)
+                return {"change": other.change}
         return None
 
     def note(self, change: str) -> None:
-        """Something was changed to need less memory; ``change`` as for `Rung`."""
+        """Adds a change that was made elsewhere to need less memory; ``change`` as for `Fallback`."""
         self._taken.append(change)
         knob, _, value = change.partition("=")
         self._changes[knob] = {"true": True, "false": False}.get(value, value)
 
     def changes(self) -> dict[str, object]:
-        """The knobs that have another value by now than training began with."""
-        smaller = {MICRO_BATCH: self._micro.size} if len(self._micro.tried) > 1 else {}
+        """Returns the knobs whose values differ from those that training began with."""
+        smaller = {MICRO_BATCH: self.micro.size} if len(self.micro.tried) > 1 else {}
         return {**smaller, **self._changes}
 
     def tried(self) -> str:
-        """All ways so far, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
-        sizes = " -> ".join(map(str, self._micro.tried))
+        """Returns all that was tried, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
+        sizes = " -> ".join(map(str, self.micro.tried))
         return ", then ".join([f"micro-batches of {sizes}", *self._taken])

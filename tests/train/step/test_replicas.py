@@ -1,4 +1,4 @@
-"""Ranks do a step again together, and a sharded model learns what a whole one does."""
+"""Ranks end a step together, and a sharded model learns what a whole one does."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.ranks import train_ranks
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
-from wellfed.errors import OutOfMemoryExhausted
+from wellfed.errors import RestartNeeded
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Task
+from wellfed.ranks import BUCKET_BYTES
+from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
-from wellfed.train.memory.ladder import Ladder, MicroBatches
 from wellfed.train.step.compiled import Loss
-from wellfed.train.step.gradient_buckets import BUCKET_BYTES, buckets
+from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.ranks import ClipByNorm, OtherRankFailed, Replicas, RetryingReplicas
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
+from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -39,41 +40,40 @@ def distance(one: Any, other: Any) -> float:
     return float((one["weights"] - other["weights"]).norm() / other["weights"].norm())
 
 
-HALVED: list[str] = ["oom", "step_down"] * 2
-"""Micro-batches of 16, 8 and 4."""
+SMALLER = {"memory.micro_batch": 8}
+ONE_BY_ONE = {"workload.optimizer.foreach": False}
 PLACES = {
-    "forward": ({"above": 5}, HALVED),
-    "backward": ({"above": 5}, HALVED),
-    "sums": ({"above": 5}, HALVED),  # of gradients, when all passes are done
-    "step": ({"times": 1}, ["oom", "ladder"]),
-    "within step": ({"times": 1}, ["oom", "ladder"]),  # when the optimizer has changed a weight
+    "state": ({"times": 1}, "before step 1, where the optimizer makes its state", ONE_BY_ONE),
+    "forward": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),
+    "backward": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),
+    "sums": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),  # of gradients, after all passes
+    "step": ({"since": 3}, "in the optimizer's step 3, with micro-batches of 16", ONE_BY_ONE),
+    "within step": ({"since": 3}, "in the optimizer's step 3,", ONE_BY_ONE),  # when it has changed a weight
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
-@pytest.mark.parametrize("device", ["cpu", "simulated"])
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "32-true"), ("cpu", "16-mixed"), ("simulated", "32-true")])
 @pytest.mark.parametrize("place", PLACES)
-def test_out_of_memory_on_one_rank_is_the_same_training_on_all(
+def test_out_of_memory_on_one_rank_ends_the_step_on_all(
     tmp_path: Path, fake_cuda: FakeCuda, place: str, device: str, precision: str
 ) -> None:
-    """16 samples a rank; the last step of an epoch gives 3 each."""
-    lack, kinds = PLACES[place]
+    lack, where, changes = PLACES[place]
     settings: dict[str, Any] = {"max_steps": 8, "precision": precision, "gradient_clip": 0.5}
     cards: dict[str, str] = {}
     if device == "simulated":
         settings["accelerator"], cards = "gpu", fake_cuda.environment(cards=2, mib=512)
-    failing = {"place": place, "rank": 1, "since": 3, **lack}
-    together = train_ranks(tmp_path / "two", 2, cards, micro=16, strategy="ddp", lack=failing, **settings)
-    assert [[kind for kind, _ in one["events"]] for one in together] == [kinds] * 2
-    assert [one["micro"] for one in together] == [[16, 8, 4] if kinds == HALVED else [16]] * 2
-    assert together[0]["events"][0][1]["message"] == "another rank ran out of memory."
-    assert torch.equal(together[0]["weights"], together[1]["weights"])
-    if precision == "32-true":
-        undisturbed = train_ranks(tmp_path / "one", 1, cards, micro=32, **settings)[0]
-    else:  # as many gradients overflow at first as with half the samples a rank
-        undisturbed = train_ranks(tmp_path / "calm", 2, cards, micro=16, strategy="ddp", **settings)[0]
-    assert distance(together[0], undisturbed) < (1e-5 if precision == "32-true" else 2e-4)  # of fp16
+    found = train_ranks(
+        tmp_path / "two", 2, cards, micro=16, strategy="ddp", lack={"place": place, "rank": 1, **lack}, **settings
+    )
+    assert [one["changes"] for one in found] == [changes] * 2
+    assert [one["of_other"] for one in found] == [False, True]  # rank 0 reports it
+    for one in found:
+        assert f"Out of memory on rank 1 {where}" in one["error"]
+        assert "Tried to allocate" in one["error"]
+        (kind, facts), (next_kind, _) = one["events"]
+        assert (kind, facts["rank"], next_kind) == ("oom", 1, "step_down" if changes == SMALLER else "ladder")
+        assert "Tried to allocate" in facts["message"]
 
 
 @pytest.mark.slow
@@ -85,15 +85,6 @@ def test_a_card_that_thrashes_is_a_smaller_step_on_all(tmp_path: Path, fake_cuda
     for one in found:
         assert [(kind, facts.get("step")) for kind, facts in one["events"]] == [("thrash", 2), ("step_down", 2)]
         assert one["micro"] == [16, 8]
-
-
-@pytest.mark.slow
-def test_with_dropout_it_is_bit_for_bit_the_run_with_such_micro_batches(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_steps": 8, "strategy": "ddp", "dropout": 0.3}
-    by_hand = train_ranks(tmp_path / "by_hand", 2, micro=4, **settings)
-    failing = train_ranks(tmp_path / "failing", 2, micro=16, lack={"place": "forward", "above": 4}, **settings)
-    assert failing[0]["micro"] == [16, 8, 4]
-    assert torch.equal(failing[0]["weights"], by_hand[0]["weights"])
 
 
 @pytest.mark.slow
@@ -123,10 +114,11 @@ def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_when_nothing_is_left_all_ranks_end_with_the_same(tmp_path: Path) -> None:
-    found = train_ranks(
-        tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack={"place": "forward", "rank": 1, "since": 3}
-    )
-    assert all("micro-batches of 4 -> 2 -> 1, then memory.check" in one["error"] for one in found)
+    lack = {"place": "forward", "rank": 1, "since": 3}
+    found = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack=lack, may_adapt=False)
+    assert [one["changes"] for one in found] == [None, None]
+    assert all("Out of memory on rank 1 with micro-batches of 4: " in one["error"] for one in found)
+    assert all("Largest parts: " in one["error"] for one in found)
 
 
 @pytest.mark.slow
@@ -197,25 +189,22 @@ def one_of_two(number: int, folder: Path) -> None:
     join(number, folder)
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
     whole = torch.nn.parallel.DistributedDataParallel(layers)
-    ranks = RetryingReplicas(whole, torch.device("cpu"), list(layers.parameters()))
+    ranks = AgreeingReplicas(whole, torch.device("cpu"), list(layers.parameters()))
     layers[0].weight.grad = torch.full((1, 2), 2.0 + 4 * number)
     if number == 1:
         layers[1].weight.grad = torch.full((1, 2), 6.0)
-    ranks.make_room()
-    agreed = ranks.agree(False, number == 1)
-    assert ranks.lacks_gradients
-    ranks.fill_gradients()
-    assert ranks.agree(False, False) == (False, False)
-    assert not ranks.lacks_gradients
+    ranks.prepare_average()
+    agreed = ranks.agree(failed=False, flag=number == 1)
     ranks.average_gradients()
     asked = agreed, ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
-    leave(number, folder, ([layer.weight.grad for layer in layers], asked))
+    leave(number, folder, ([layer.weight.grad for layer in layers], asked, ranks.gather(number)))
 
 
 def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
-    for gradients, asked in of_ranks(one_of_two, tmp_path):
+    for gradients, asked, gathered in of_ranks(one_of_two, tmp_path):
         assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
-        assert asked == ((False, True), True, False, 7, True)
+        assert asked == (True, True, False, 7, True)
+        assert gathered == [0, 1]
 
 
 class Twice(torch.optim.SGD):
@@ -248,37 +237,31 @@ class Counting(torch.optim.SGD):
 
 
 def steps_of_one(kind: Any, number: int, folder: Path) -> None:
-    """A rank that trains by itself what another one does; rank 1 lacks memory in the optimizer."""
+    """Three steps, in which rank 1 lacks memory in the optimizer."""
     join(number, folder)
     torch.manual_seed(0)
     model = tiny.TinyModel()
-    wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
+    wrapped, events = torch.nn.parallel.DistributedDataParallel(Calling(model)), list[Any]()
     kind.fails = number == 1
-    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    micro, events = MicroBatches(4), list[Any]()
+    ranks, loss = AgreeingReplicas(wrapped, CPU, list(model.parameters())), Loss(model, "none", print)
     step = TrainStep(
-        model,
-        optimizer,
-        loss=Loss(model, "none", print),
-        prepare=Preparation(None, 0),
-        micro=micro,
-        precision=Precision("32-true", "cpu"),
-        device=CPU,
-        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())),
-        ladder=Ladder(micro),
-        retry_on_oom=True,
-        on_event=lambda kind, **facts: events.append((kind, facts.get("message", facts.get("change")))),
+        Computation(model, loss, Preparation(None, 0), Precision("32-true", "cpu"), CPU, ranks=ranks),
+        kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True),
+        Fallbacks(MicroBatches(4)),
+        StepSettings(on_oom="retry"),
+        on_event=lambda kind, **facts: events.append((kind, facts)),
     )
     step.allocate_state()
-    error = None
-    try:
+
+    def three_steps() -> None:
         for index in range(3):
             x = torch.full((4, tiny.WIDTH), float(number + index))
             step(Delivery({"x": x, "y": torch.ones(4, 1)}, epoch=0, index=index, total=8))
-    except OutOfMemoryExhausted as caught:
-        error = type(caught).__name__, caught.is_of_other_rank
-    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    leave(number, folder, (weights, optimizer.param_groups[0].get("k"), events, error))
+
+    with pytest.raises(RestartNeeded) as caught:
+        three_steps()
+    error = caught.value
+    leave(number, folder, (str(error), error.changes, error.is_of_other_rank, events, step.number, step.undo()))
 
 
 class Calling(nn.Module):
@@ -290,19 +273,17 @@ class Calling(nn.Module):
         return call(*arguments)
 
 
-def test_what_an_optimizer_keeps_in_its_groups_is_taken_over_too(tmp_path: Path) -> None:
-    (one, count, events, _), (other, same_count, told, _) = of_ranks(partial(steps_of_one, Counting), tmp_path)
-    assert (count, same_count) == (3, 3)
-    assert torch.equal(one, other)
-    assert events == [("oom", "another rank ran out of memory."), ("ladder", "workload.optimizer.foreach=false")]
-    assert told[0] == ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB")
-
-
-def test_between_two_passes_of_one_step_no_rank_is_left_waiting(tmp_path: Path) -> None:
-    """The other one is in its second passes by then: neither has stepped, and they are done again, and so on."""
-    (*_, first), (*_, second) = of_ranks(partial(steps_of_one, Twice), tmp_path)
-    assert first == ("OutOfMemoryExhausted", True)
-    assert second == ("OutOfMemoryExhausted", False)
+@pytest.mark.parametrize(("kind", "number"), [("Counting", 2), ("Twice", 1)])
+def test_a_rank_that_fails_in_its_optimizer_ends_the_step_on_all(tmp_path: Path, kind: str, number: int) -> None:
+    """Also where the other is in its second passes by then: it is not left waiting."""
+    found = of_ranks(partial(steps_of_one, globals()[kind]), tmp_path)
+    for own, (message, changes, is_of_other, events, step, is_undone) in enumerate(found):
+        assert message.startswith(
+            f"Out of memory on rank 1 in the optimizer's step {number}, with micro-batches of 4: "
+        )
+        assert (changes, is_of_other, step) == ({"workload.optimizer.foreach": False}, own > 0, number)
+        assert [kind for kind, _ in events] == ["oom", "ladder"]
+        assert not is_undone, "no rank knows that none has changed a weight"
 
 
 class Masked(nn.Module):
@@ -342,20 +323,13 @@ def steps_with_masks(kind: str, number: int, folder: Path) -> None:
     join(number, folder)
     model = Masked()
     wrapped, micro = torch.nn.parallel.DistributedDataParallel(Calling(model)), MicroBatches(2)
-    retries = kind == "RetryingReplicas"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    agrees, loss = kind == "AgreeingReplicas", Loss(model, "none", print)
+    ranks = AgreeingReplicas(wrapped, CPU, list(model.parameters())) if agrees else Replicas(wrapped, CPU)
     step = TrainStep(
-        model,
-        optimizer,
-        loss=Loss(model, "none", print),
-        prepare=Preparation(None, 0, model),
-        micro=micro,
-        precision=Precision("32-true", "cpu"),
-        device=CPU,
-        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())) if retries else Replicas(wrapped, CPU),
-        gradient_clip=0.5,
-        ladder=Ladder(micro) if retries else None,
-        retry_on_oom=retries,
+        Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
+        torch.optim.AdamW(model.parameters(), lr=0.1),
+        Fallbacks(micro),
+        StepSettings(gradient_clip=0.5, on_oom="retry" if agrees else "raise"),
     )
     rows = []
     for index, (x, mask) in enumerate(masked_steps()):
@@ -370,7 +344,7 @@ def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values / 2
 
 
-@pytest.mark.parametrize("kind", ["Replicas", "RetryingReplicas"])
+@pytest.mark.parametrize("kind", ["Replicas", "AgreeingReplicas"])
 def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path, kind: str) -> None:
     """NaN x 0 is NaN: a mean over nothing must not be multiplied by its weight."""
     (ours, rows), (others, _) = of_ranks(partial(steps_with_masks, kind), tmp_path)
@@ -394,23 +368,20 @@ def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path, ki
 def one_of(size: int, number: int, folder: Path) -> None:
     join(number, folder, size)
     layer = torch.nn.Linear(2, 1)
-    ranks = RetryingReplicas(torch.nn.parallel.DistributedDataParallel(layer), torch.device("cpu"), [layer.weight])
-    told = [ranks.agree(number == teller, number == 0) for teller in range(size)]
-    told += [(ranks.any(number == size - 1), ranks.any(False))]
-    if number == 1:  # it fails before it has asked for a total, as the others do
-        told += [ranks.agree(True, False)]
-    else:
-        with pytest.raises(OtherRankFailed):
-            ranks.total(1.0)
-    assert ranks.total(1.0) == size
-    leave(number, folder, told)
+    ranks = AgreeingReplicas(torch.nn.parallel.DistributedDataParallel(layer), torch.device("cpu"), [layer.weight])
+    for failing in range(size):
+        with pytest.raises(StepFailed):
+            ranks.agree(failed=number == failing, flag=number == 0)
+    # Rank 1 fails before it has asked for a total, as the others do.
+    question = partial(ranks.agree, failed=True) if number == 1 else partial(ranks.total, 1.0)
+    with pytest.raises(StepFailed):
+        question()
+    told = ranks.any(number == size - 1), ranks.any(False), ranks.agree(failed=False, flag=number == 1)
+    leave(number, folder, (told, ranks.total(1.0)))
 
 
 def test_what_is_so_on_one_rank_is_known_to_all(tmp_path: Path) -> None:
-    size = 3
-    for number, told in enumerate(of_ranks(partial(one_of, size), tmp_path, size)):
-        assert told[: size + 1] == [(True, True)] * size + [(True, False)]
-        assert told[size + 1 :] == ([(True, False)] if number == 1 else [])
+    assert of_ranks(partial(one_of, 3), tmp_path, 3) == [((True, False, True), 3)] * 3
 
 
 def network(dtype=torch.float32):

@@ -1,0 +1,134 @@
+"""Clips gradients, averages them over ranks, and sets them to zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from wellfed.ranks import BUCKET_BYTES
+
+
+class ClipByNorm:
+    """Limits the norm of all gradients: bit for bit `torch.nn.utils.clip_grad_norm_`, without waiting for the device.
+
+    torch sorts the gradients by device and type twice a call, in Python, and each of its three functions enters a mode.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+        self._optimizer, self._max_norm = optimizer, max_norm
+        kinds = {(type(one), one.device, one.dtype) for group in optimizer.param_groups for one in group["params"]}
+        self.is_of_one_kind = len(kinds) == 1 and next(iter(kinds))[0] is nn.Parameter
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Limits the norm."""
+        weights = [one for group in self._optimizer.param_groups for one in group["params"]]
+        gradients = [one.grad for one in weights if one.grad is not None]
+        has_sparse = any(gradient.is_sparse for gradient in gradients)
+        if has_sparse:
+            gradients = [_values_of(one) for one in weights if one.grad is not None]
+        if self.is_of_one_kind and gradients:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, norm.add_(1e-6).reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
+        elif has_sparse:
+            norm = nn.utils.get_total_norm(gradients)
+            for gradient in gradients:
+                gradient.mul_((self._max_norm / (norm.to(gradient.device) + 1e-6)).clamp(max=1.0))
+        elif gradients:
+            nn.utils.clip_grad_norm_(weights, self._max_norm)
+
+
+def _values_of(weight: Tensor) -> Tensor:
+    """Returns the numbers of a gradient, to be changed in place. A sparse one first gets each index once."""
+    assert weight.grad is not None
+    if not weight.grad.is_sparse:
+        return weight.grad
+    weight.grad = weight.grad.coalesce()
+    return weight.grad._values()
+
+
+@contextmanager
+def as_zeros(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Makes a backward pass give all weights gradients of zero, also where it computes NaN."""
+    hooks = [one.register_hook(torch.zeros_like) for one in weights if one.requires_grad]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class GradientAverage:
+    """Replaces each rank's gradients by the mean over all ranks, as DDP does.
+
+    A weight with a gradient on some ranks only counts as zero on the others. `prepare` takes all memory that is needed,
+    so no rank runs out of memory while the others wait for its sums.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter], num_ranks: int) -> None:
+        """``weights``: the same on all ranks, in the same order."""
+        self._weights, self._num_ranks = weights, num_ranks
+        self._buffers: dict[torch.dtype, Tensor] = {}
+        """One bucket of each type. A gradient that fills a bucket alone is summed in place."""
+
+    def prepare(self) -> list[bool]:
+        """Takes the memory for a call: the buckets, once, and zeros for weights without a gradient.
+
+        Returns:
+            For each weight whether it had a gradient.
+
+        Raises:
+            torch.OutOfMemoryError: it is not there.
+        """
+        for dtype in {weight.dtype for weight in self._weights} - self._buffers.keys():
+            alike = [weight for weight in self._weights if weight.dtype == dtype]
+            largest = max((weight.nbytes for weight in alike if not weight.is_contiguous()), default=0)
+            num_bytes = max(min(BUCKET_BYTES, sum(weight.nbytes for weight in alike)), largest)
+            size = -(-num_bytes // dtype.itemsize)
+            self._buffers[dtype] = torch.empty(size, dtype=dtype, device=alike[0].device)
+        had_gradient = [weight.grad is not None for weight in self._weights]
+        for weight in self._weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        return had_gradient
+
+    @torch.no_grad()
+    def __call__(self, is_used: Sequence[bool]) -> None:
+        """Averages on all ranks, after `prepare` on each; does not wait for the device.
+
+        Args:
+            is_used: for each weight whether any rank had a gradient; the same on all ranks.
+        """
+        for weight, is_needed in zip(self._weights, is_used, strict=True):
+            if not is_needed:
+                weight.grad = None  # an optimizer leaves such a weight out
+        for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                dist.all_reduce(bucket[0])
+                bucket[0].div_(self._num_ranks)
+                continue
+            sizes = [gradient.numel() for gradient in bucket]
+            flat = self._buffers[bucket[0].dtype][: sum(sizes)]
+            views = [view.view(each.shape) for view, each in zip(torch.split(flat, sizes), bucket, strict=True)]
+            torch._foreach_copy_(views, bucket)
+            dist.all_reduce(flat)
+            flat.div_(self._num_ranks)
+            torch._foreach_copy_(bucket, views)
+
+
+def buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields successive gradients of one type, up to `BUCKET_BYTES` together; a larger one alone."""
+    bucket: list[Tensor] = []
+    num_bytes = 0
+    for gradient in gradients:
+        num_bytes += gradient.nbytes
+        if bucket and (num_bytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, num_bytes = [], gradient.nbytes
+        bucket.append(gradient)
+    if bucket:
+        yield bucket

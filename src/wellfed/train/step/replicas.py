@@ -1,0 +1,221 @@
+"""Does what a step needs of the other processes that train the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from wellfed.ranks import BUCKET_BYTES
+from wellfed.train.step.gradients import ClipByNorm, GradientAverage, as_zeros
+
+Told = TypeVar("Told")
+_NOTHING = nullcontext()
+
+
+class Ranks:
+    """A process that trains alone, and the interface of the classes below. All ranks must call every method."""
+
+    size, number = 1, 0
+    has_equal_parts = False
+    """Each micro-batch is a collective: all ranks must do equally many."""
+    ends_together = False
+    """All ranks end a step when memory runs out on one of them (`AgreeingReplicas`)."""
+    bucket_bytes = 0
+    """Device memory that sums of gradients take."""
+
+    def begin_step(self) -> None:
+        """Prepares a step."""
+
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+        """Returns a context for the forward and backward pass of one micro-batch."""
+        return _NOTHING
+
+    def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Returns ``loss(*arguments)``, called through the wrapper of the model if there is one."""
+        return loss(*arguments)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of a loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Returns a context in which backward passes give all weights gradients of zero, also instead of NaN."""
+        return as_zeros(weights)
+
+    def prepare_average(self) -> None:
+        """Takes the memory that `average_gradients` needs, at the end of a step's passes."""
+
+    def average_gradients(self) -> None:
+        """Averages gradients over all ranks, when all have done their passes."""
+
+    def total(self, weight: float) -> float:
+        """Returns the sum over all ranks."""
+        return weight
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on any rank."""
+        return flag
+
+    def agree(self, *, failed: bool, flag: bool = False) -> bool:
+        """Returns whether ``flag`` is set on any rank. Each rank calls it once when its passes are over, and once after
+        the optimizer's step.
+
+        Raises:
+            StepFailed: ``failed`` is set on any rank.
+        """
+        return flag
+
+    def gather(self, own: Told) -> list[Told]:
+        """Returns what each rank gave, in the order of ranks."""
+        return [own]
+
+    def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
+        """Returns a function that limits the norm of all gradients."""
+        return ClipByNorm(optimizer, max_norm)
+
+
+class _Wrapped(Ranks):
+    def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
+        """``wrapper`` is DDP or FSDP, around a module whose forward calls its first argument with the others."""
+        self._wrapper: Any = wrapper
+        self._device = device
+        self.size, self.number = dist.get_world_size(), dist.get_rank()
+
+    def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        return self._wrapper(loss, *arguments)  # type: ignore[no-any-return]
+
+    def total(self, weight: float) -> float:
+        return self._reduced(weight, dist.ReduceOp.SUM)
+
+    def any(self, flag: bool) -> bool:
+        return bool(self._reduced(float(flag), dist.ReduceOp.MAX))
+
+    def _reduced(self, value: float, operation: Any) -> float:
+        message = torch.tensor(value, device=self._device)
+        dist.all_reduce(message, operation)
+        return float(message)
+
+
+class Shards(_Wrapped):
+    """Ranks that each hold a part of the model (FSDP); a whole block is gathered where it is computed."""
+
+    has_equal_parts = True
+
+    def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Sets to zero what FSDP sums: the gradients of the gathered shards."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        handles = [module._handle for module in self._wrapper.modules() if isinstance(module, FullyShardedDataParallel)]
+        return as_zeros([handle.flat_param for handle in handles if handle is not None])
+
+    def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
+        """Returns a function that uses the norm over all shards."""
+        return partial(self._wrapper.clip_grad_norm_, max_norm)
+
+
+class Replicas(_Wrapped):
+    """Ranks that each have the whole model (DDP), which sums gradients during the last backward pass."""
+
+    def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
+        super().__init__(wrapper, device)
+        self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
+
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+        """Lets DDP sum gradients in the last micro-batch alone."""
+        return _NOTHING if number == num_parts - 1 else self._wrapper.no_sync()
+
+
+class StepFailed(Exception):
+    """Memory ran out on at least one rank; raised on all ranks that end a step together."""
+
+
+class AgreeingReplicas(Replicas):
+    """Ranks that end a step together when memory runs out on one of them.
+
+    With DDP's own sums a rank that fails leaves the others waiting for ever. Here each rank computes its gradients
+    alone, all agree that this went well, and then the gradients are averaged. No sum overlaps with a backward pass.
+
+    All memory for collectives is taken before the ranks agree (a buffer that is not contiguous is copied to be sent).
+    All messages have one form, so a rank that has failed can answer any question of the others.
+    """
+
+    ends_together = True
+
+    def __init__(self, wrapper: nn.Module, device: torch.device, weights: Sequence[nn.Parameter]) -> None:
+        """``weights``: those that are trained, the same on all ranks, in the same order."""
+        super().__init__(wrapper, device)
+        self._average = GradientAverage(weights, self.size)
+        self.bucket_bytes += min(self.bucket_bytes, BUCKET_BYTES)
+        self._has_gradient = self._no_gradient = [False] * len(weights)
+        self._is_used = self._no_gradient
+        self._wrapper.require_forward_param_sync = False  # `begin_step` sends rank 0's buffers
+        is_shared = self._wrapper.broadcast_buffers
+        self._buffers = [module._buffers for module in wrapper.modules() if module._buffers and is_shared]
+        # On the host: an agreement must not wait for the device.
+        self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+    def begin_step(self) -> None:
+        """Replaces each rank's buffers by those of rank 0, as DDP does."""
+        for buffer in [one for each in self._buffers for one in each.values() if one is not None]:
+            sent = buffer.contiguous()  # as nearly all are
+            dist.broadcast(sent, 0)
+            if sent is not buffer:
+                buffer.copy_(sent)
+
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+        """Returns a context in which no rank waits for another."""
+        return self._wrapper.no_sync()  # type: ignore[no-any-return]
+
+    def prepare_average(self) -> None:
+        """Takes the memory for sums once, and zeros for missing gradients in each step."""
+        self._has_gradient = self._average.prepare()
+
+    def average_gradients(self) -> None:
+        """Replaces each rank's gradients by the mean over all ranks; does not wait for the device."""
+        self._average(self._is_used)
+
+    def total(self, weight: float) -> float:
+        """Returns the sum over all ranks.
+
+        Raises:
+            StepFailed: a rank has failed before it came to this question.
+        """
+        return self._exchange(total=weight)[1]
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on any rank; does not wait for the device."""
+        return self._exchange(flag=flag)[0]
+
+    def agree(self, *, failed: bool, flag: bool = False) -> bool:
+        """See `Ranks.agree`."""
+        has_gradient, self._has_gradient = self._has_gradient, self._no_gradient
+        is_any, _, self._is_used = self._exchange(failed, flag, 0.0, has_gradient)
+        return is_any
+
+    def gather(self, own: Told) -> list[Told]:
+        """Returns what each rank gave; takes no memory of the device."""
+        given: list[Any] = [None] * self.size
+        dist.all_gather_object(given, own, group=self._group)
+        return given
+
+    def _exchange(
+        self,
+        failed: bool = False,
+        flag: bool = False,
+        total: float = 0.0,
+        has_gradient: Sequence[bool] | None = None,
+    ) -> tuple[bool, float, list[bool]]:
+        """Returns over all ranks: any flag, the sum of totals, and for each weight whether any has a gradient."""
+        own = [failed, flag, total, *(has_gradient or self._no_gradient)]
+        message = torch.tensor(own, dtype=torch.float64)
+        dist.all_reduce(message, group=self._group)
+        num_failed, num_flags, total, *num_gradients = message.tolist()
+        if num_failed:
+            raise StepFailed("memory ran out on at least one rank")
+        return num_flags > 0, total, [number > 0 for number in num_gradients]
