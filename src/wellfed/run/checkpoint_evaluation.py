@@ -32,7 +32,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
     from wellfed.observe.hardware.detect import machine
     from wellfed.observe.hardware.torch_cuda import torch_cuda
     from wellfed.run.bookkeeper import Bookkeeper
-    from wellfed.run.passes import Passes
+    from wellfed.run.passes.passes import Passes
     from wellfed.run.planner import Planner
 
     load_checkpoint(checkpoint)  # before data and model are made

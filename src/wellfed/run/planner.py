@@ -35,9 +35,9 @@ from wellfed.plan.ways_that_fit import RanOut, ways_that_fit
 from wellfed.ranks import largest_share
 from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.micro_batch.measured_fit import probed, with_plateau
-from wellfed.run.objects import assemble
-from wellfed.run.objects.feature_stages import first_stage, of_stage, train_encoder
-from wellfed.run.objects.user_callbacks import make_callbacks
+from wellfed.run.objects import assemble, datasets, loaders, models
+from wellfed.run.objects.feature_stages import of_stage, train_encoder
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import remembered
 from wellfed.train.memory.remembered import FOREACH
 from wellfed.units import GIB
@@ -55,12 +55,12 @@ class Planner:
     choices: Mapping[str, str]
     facts: MachineFacts
     device: DevicePlan
-    parts: assemble.Parts
+    parts: RunObjects
     from_epoch: int | None = None
     """Of ``memory.stages`` it plans the one that begins with this epoch; None: there are none."""
 
     @classmethod
-    def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: assemble.Parts | None = None) -> Self:
+    def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: RunObjects | None = None) -> Self:
         """Decides the device, then reads the data and builds the model on the CPU, unless they are made already.
 
         Raises:
@@ -77,10 +77,7 @@ class Planner:
             raise ConfigError(faults)
         if parts is None:
             seed_everything(config.seed)
-            parts = assemble.make_parts(config)
-        config, data = assemble.with_derived(config, parts.data)
-        parts = replace(parts, data=data, callbacks=make_callbacks(config, parts))
-        config, parts = first_stage(assemble.with_loader(config, parts.data), parts)
+        config, parts = assemble.complete(config, parts)
         from_epoch = 0 if config.memory.stages else None
         return cls(config, composed.choices, facts, device, parts, from_epoch=from_epoch)
 
@@ -93,19 +90,19 @@ class Planner:
         """
         rough = self.rough()
         estimate = None if rough.device.memory_gib is None else self.estimate(rough)
-        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
+        data, on_gpu = datasets.data_facts(self.parts), self.device.on_gpu
         loading = LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu)
         # What a batch carries goes by where features are held, which an estimate may have moved.
         moves = self.parts.data.features is not None and estimate is not None
         held: str | None = (self._plan(estimate=estimate) if moves else rough).memory.features
         if self.config.memory.stages:  # there is one loader for all of them, whose batches carry most in the last
             held = self.config.memory.stages[-1].features.value
-        parts = assemble.for_features(self.parts, held)
-        first = assemble.try_loader(
+        parts = self.parts.for_features(held)
+        first = loaders.try_loader(
             self.config, lambda built: replace(loading, first=built).to_time(), rough, parts, rank=rank
         )
         plan = self._fitted(estimate, first)
-        assemble.check_split(self.config, plan, parts, first)
+        loaders.check_split(self.config, plan, parts, first)
         return self._with_stages(plan, lambda later: later._fitted(later._estimate(), None))
 
     def _estimate(self) -> Footprints | None:
@@ -198,7 +195,7 @@ class Planner:
             problem = f"has parameters without a shape until the first batch (Lazy*): {lazy[0]}."
             way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
             raise ConfigError.of("workload.model", problem, way_out)
-        return assemble.model_facts(self.parts, self.config)
+        return models.model_facts(self.parts, self.config)
 
     def for_evaluation(self) -> RunPlan:
         """The plan of a pass over the test data alone."""
@@ -266,7 +263,7 @@ class Planner:
         return Footprints(self.config, plan, self.parts, samples=samples, host_bytes=int(host_bytes))
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
-        data, model = assemble.data_facts(self.parts), model or self.model_facts()
+        data, model = datasets.data_facts(self.parts), model or self.model_facts()
         plan = plan_run(self.config, self.choices, self.facts, self.device, data, model, **known)
         if plan.misfit is None or self.from_epoch is None:
             return plan

@@ -28,7 +28,7 @@ from wellfed.run.folder.lock import only_one
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
-    from wellfed.run.objects.assemble import Parts
+    from wellfed.run.objects.run_objects import RunObjects
     from wellfed.run.ranks.following import Word
     from wellfed.run.ranks.line import Line
     from wellfed.train.lightning.callbacks.pruning import Judge
@@ -49,7 +49,7 @@ _KEPT_BY_RESUME = (
 
 def train(
     composed: Composed[RunConfig],
-    parts: Parts | None = None,
+    parts: RunObjects | None = None,
     line: Line | None = None,
     word: Word | None = None,
     judge: Judge | None = None,
@@ -76,7 +76,7 @@ def train(
 def _train(
     composed: Composed[RunConfig],
     stop: StopRequest,
-    parts: Parts | None,
+    parts: RunObjects | None,
     line: Line | None,
     word: Word | None,
     judge: Judge | None,
@@ -109,7 +109,7 @@ def _train(
                         config.workload.name,
                         None if target is None else target.checkpoint.parent.parent,
                     )
-                from wellfed.run.passes import Measure
+                from wellfed.run.passes.passes import Measure
                 from wellfed.run.ranks.following import lead
                 from wellfed.run.ranks.other_ranks import OtherRanks  # torch and Lightning from here on
                 from wellfed.run.stages import Run

@@ -21,7 +21,7 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.process import StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.passes import Passes
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 

@@ -152,20 +152,20 @@ def test_weights_buffers_generators_and_counts_are_as_before(tmp_path: Path) -> 
     events: list[str] = []
     module = tiny.module(model=Counting(), on_event=lambda kind, **facts: events.append(kind))
     tiny.fit(module, tmp_path, max_steps=3)
-    trainer, weights, drawn, options = module.trainer, tiny.weights(module), generators(), module.options
-    module.totals.forget()
-    module.totals.add("loss", torch.tensor(1.0), 1)
+    trainer, weights, drawn, options = module.trainer, tiny.weights(module), generators(), module.plain.options
+    module.plain.totals.forget()
+    module.plain.totals.add("loss", torch.tensor(1.0), 1)
     module.eval()
     assert run_ceiling(module, few(), tiny.options(), 5, tmp_path) is not None
     assert torch.equal(tiny.weights(module), weights)
     assert float(module.model.steps) == 3
     assert generators() == drawn
     assert module.trainer is trainer
-    assert module.options is options
+    assert module.plain.options is options
     assert not module.training
     assert all(parameter.grad is None for parameter in module.parameters())
-    module.totals.commit()
-    assert module.totals.take() == {"loss": 1.0}
+    module.plain.totals.commit()
+    assert module.plain.totals.take() == {"loss": 1.0}
     assert events == []
 
 
@@ -180,7 +180,7 @@ def test_so_they_are_where_it_fails(tmp_path: Path) -> None:
         run_ceiling(module, few(), tiny.options(), 5, tmp_path)
     assert torch.equal(tiny.weights(module), weights)
     assert generators() == drawn
-    assert module.micro.size == 32
+    assert module.plain.micro.size == 32
     assert events == []
 
 

@@ -229,7 +229,7 @@ def test_where_lightning_is_built_otherwise_its_own_steps_are_done(
 
 def test_clipping_what_a_fused_optimizer_has_yet_to_unscale_is_refused(tmp_path: Path) -> None:
     module = tiny.module()
-    module._make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    module.plain.make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     trainer = pl.Trainer(
         accelerator="cpu",
         plugins=[scaled()],

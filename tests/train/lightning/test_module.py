@@ -85,7 +85,7 @@ def test_out_of_memory_halves_the_micro_batch_and_does_the_same_batch_again(tmp_
     tiny.fit(retried, tmp_path)
     by_hand = tiny.module(micro=8, dropout=0.3)
     tiny.fit(by_hand, tmp_path)
-    assert retried.micro.tried == [32, 16, 8]
+    assert retried.plain.micro.tried == [32, 16, 8]
     assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))  # dropout masks included
     assert [kind for kind, _ in events] == ["oom", "step_down", "oom", "step_down"]
     assert events[1][1] == {"step": 1, "micro_batch": 16, "before": 32}
@@ -104,7 +104,7 @@ def test_a_step_done_again_is_reported_once(tmp_path: Path) -> None:
 def test_micro_batch_steps_are_the_way_down(tmp_path: Path) -> None:
     module = tiny.module(micro=32, fail=oom_above(12), steps=[24, 10])
     tiny.fit(module, tmp_path, max_steps=3)
-    assert module.micro.tried == [32, 24, 10]
+    assert module.plain.micro.tried == [32, 24, 10]
 
 
 def test_out_of_memory_at_one_sample_lists_what_was_tried(tmp_path: Path) -> None:
@@ -366,11 +366,11 @@ def test_a_micro_batch_that_is_no_number_leaves_the_whole_step_out(tmp_path: Pat
 
 
 def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(tmp_path: Path) -> None:
-    from wellfed.train.lightning.scheduling import Schedule
+    from wellfed.train.plain_model.scheduling import Schedule
 
     def with_total(total: int) -> StepModule:
         module = tiny.module()
-        module._lr_factor = Schedule("cosine", 0, 0.0, total)
+        module.plain.lr_factor = Schedule("cosine", 0, 0.0, total)
         return module
 
     tiny.fit(with_total(4), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=4)
@@ -417,7 +417,7 @@ def test_gradients_of_a_fused_optimizer_are_clipped_whatever_their_types(tmp_pat
     def trained(fused: bool) -> torch.Tensor:
         module = tiny.module()
         module.model.more = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
-        module._make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        module.plain.make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
         tiny.fit(module, tmp_path, max_steps=4, gradient_clip=0.01, precision="bf16-mixed")
         return torch.cat([weight.detach().flatten().float() for weight in module.parameters()])
 

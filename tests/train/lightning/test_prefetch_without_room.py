@@ -91,7 +91,7 @@ def test_a_card_with_room_for_two_batches(tmp_path: Path) -> None:
         torch.cuda.set_per_process_memory_fraction(mib / 100)
         events.clear()
         module, seen = tiny.module(on_event=lambda kind, **facts: events.append((kind, facts))), Seen()
-        module._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
+        module.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
         with prefetched(tiny.loader(data=Large()), module, torch.device("cuda", 0), ahead) as ahead_of_it:
             loader = TimedLoader(ahead_of_it, StepClock())
             tiny.fit(module, tmp_path, [seen], batches=loader, accelerator="gpu", max_epochs=2, max_steps=None)

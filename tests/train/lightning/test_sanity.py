@@ -20,8 +20,8 @@ from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import BareBatches
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.guest import make_guest_trainer
 from wellfed.train.lightning.sanity import SanityCheck
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -155,7 +155,7 @@ def guest_trained(tmp_path: Path, sanity_batches: int, breaks_in: str = "") -> t
     if sanity_batches:
         callbacks = [SanityCheck({"val": few, "test": few}, lambda *_: None), figures]
     loggers = for_trainer([], figures.logged, tmp_path)
-    trainer = make_guest_trainer(
+    trainer = make_user_trainer(
         tiny.options(max_steps=6), callbacks, tmp_path, loggers=loggers, sanity_batches=sanity_batches
     )
     lit.fit(trainer, module, BareBatches(tiny.loader()), BareBatches(tiny.eval_loader()), None)

@@ -25,7 +25,8 @@ from wellfed.plan.probing import at_plateau, with_probes
 from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import largest_share
 from wellfed.run.micro_batch.footprints import Footprints
-from wellfed.run.objects import assemble
+from wellfed.run.objects import models, optimizers
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import DeviceTable, blank, hold
@@ -53,7 +54,7 @@ class ConfiguredStep:
         self,
         config: RunConfig,
         plan: RunPlan,
-        parts: assemble.Parts,
+        parts: RunObjects,
         device: torch.device,
         fill: Callable[[Features, FeatureModeName, torch.device], FeatureSource] = hold,
     ) -> None:
@@ -67,7 +68,7 @@ class ConfiguredStep:
             self._features = fill(parts.features, plan.memory.features or "dynamic", device)
         model.train()
         groups = parameter_groups(model)
-        self._optimizer = assemble.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
+        self._optimizer = optimizers.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
         self._micro = MicroBatches(1)
         self._step = TrainStep(
             model,
@@ -109,7 +110,7 @@ class ConfiguredStep:
 def probed(
     config: RunConfig,
     plan: RunPlan,
-    parts: assemble.Parts,
+    parts: RunObjects,
     footprints: Footprints,
     device: torch.device,
     make_meter: Callable[[ConfiguredStep], Meter] = lambda step: CudaMeter(step.device),
@@ -123,7 +124,7 @@ def probed(
         footprints: those that ``plan`` was made with.
     """
     footprint = footprints(plan.memory.features, plan.memory.checkpoint_activations)
-    make_batch, facts = footprints.batches(plan.memory.features), assemble.model_facts(parts, config)
+    make_batch, facts = footprints.batches(plan.memory.features), models.model_facts(parts, config)
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
 
@@ -142,7 +143,7 @@ def probed(
 
 
 def with_plateau(
-    config: RunConfig, plan: RunPlan, parts: assemble.Parts, footprints: Footprints, device: torch.device
+    config: RunConfig, plan: RunPlan, parts: RunObjects, footprints: Footprints, device: torch.device
 ) -> RunPlan:
     """The plan with the smallest micro-batch that keeps ``memory.plateau_frac`` of the best rate, measured here.
 
@@ -168,7 +169,7 @@ def with_plateau(
             rate,
             samples=samples,
             footprint=footprint if isinstance(footprint, Footprint) else None,
-            step=step_shape(plan, assemble.model_facts(parts, config)),
+            step=step_shape(plan, models.model_facts(parts, config)),
         )
 
     return _after_steps(config, plan, parts, device, decide)
@@ -177,7 +178,7 @@ def with_plateau(
 def _after_steps(
     config: RunConfig,
     plan: RunPlan,
-    parts: assemble.Parts,
+    parts: RunObjects,
     device: torch.device,
     decide: Callable[[ConfiguredStep], RunPlan],
 ) -> RunPlan:
@@ -185,8 +186,8 @@ def _after_steps(
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             model = copy.deepcopy(parts.model)
-            parts = assemble.for_features(parts, plan.memory.features)
-            features = assemble.features_of(parts.data, model)
+            parts = parts.for_features(plan.memory.features)
+            features = models.features_of(parts.data, model)
             if features is not None and parts.features is not None:
                 features = replace(features, trainable=parts.features.trainable)
             data = replace(parts.data, train=copied(parts.data.train))

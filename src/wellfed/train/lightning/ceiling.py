@@ -30,10 +30,10 @@ from wellfed.batches import Delivery
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
-from wellfed.train.lightning.callbacks.together import Together
-from wellfed.train.lightning.data_module import DataModuleCallback
+from wellfed.train.lightning.hooks import Together
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.trainer import TrainerOptions, make_trainer, new_event_factory
+from wellfed.train.lightning.user_module.data_module import DataModuleCallback
 
 CEILING_BATCHES = 4
 """Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""
@@ -122,7 +122,7 @@ def run_ceiling(
             torch.cuda.synchronize(device)  # the loader may use its host buffers again
         if not is_ours:
             trainer.logger = DummyLogger()  # what the module logs must have somewhere to go
-        with module.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
+        with module.plain.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
             cached = CachedBatches(ready, steps + WARMUP_STEPS, most_s if options.world_size == 1 else math.inf)
             trainer.fit(module, in_parts(TimedLoader(cached, clock, unwrap=not is_ours)))
     found = summarise(rows)

@@ -113,11 +113,11 @@ class StepLoop(_TrainingEpochLoop):
         counts.zero_grad.current.increment_by(1)
         counts.step.increment_completed()
         progress.increment_processed()
-        if module.scheduling is not None:
+        if module.plain.scheduling is not None:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        for config in trainer.lr_scheduler_configs if module.scheduling is None else ():  # a factor, once a step
+        for config in trainer.lr_scheduler_configs if module.plain.scheduling is None else ():  # a factor, once a step
             self.scheduler_progress.increment_ready()
             with as_scheduled(config.scheduler.optimizer):
                 config.scheduler.step()
@@ -150,7 +150,7 @@ class StepLoop(_TrainingEpochLoop):
             return True
         is_over = 0 <= self.max_steps <= self.global_step
         module = self.trainer.lightning_module
-        is_waited_for = not isinstance(module, StepModule) or module.is_monitored
+        is_waited_for = not isinstance(module, StepModule) or module.plain.is_monitored
         return is_over and is_waited_for and bool(self._should_check_val_epoch())
 
     def on_advance_end(self, data_fetcher: Any) -> None:

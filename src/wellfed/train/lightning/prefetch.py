@@ -53,7 +53,11 @@ def prefetched(
         move=move,
         before_move=ours.weigh if ours and what == "training" else None,
         no_room=no_room,
-        on_less=_warn_of_fewer if ours is None else ours.fewer_ahead if ours.goes_on(what == "training") else None,
+        on_less=_warn_of_fewer
+        if ours is None
+        else ours.fewer_ahead
+        if ours.plain.adapts(is_training=what == "training")
+        else None,
     )
     before = vars(module).get("transfer_batch_to_device")  # that of another loader's
     if own is not None:

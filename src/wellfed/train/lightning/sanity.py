@@ -90,13 +90,13 @@ class SanityCheck(pl.Callback):
 
 def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
     step = trainer.strategy.validation_step if split == "val" else trainer.strategy.test_step
-    module.evaluation.reset()
+    module.plain.evaluation.reset()
     try:
         for number, delivery in enumerate(deliveries):
             step(delivery, number)
-        return module.evaluation.compute()
+        return module.plain.evaluation.compute()
     finally:
-        module.evaluation.reset()
+        module.plain.evaluation.reset()
 
 
 def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Iterable[Delivery]) -> None:

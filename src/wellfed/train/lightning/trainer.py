@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from wellfed.train.lightning.callbacks.together import Together
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
+from wellfed.train.lightning.hooks import Together
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class TrainerOptions:
     gradient_clip: float | None
     validate_every_steps: int | None
     deterministic: bool
-    channels_last: bool = False
     tf32: bool = False
     cudnn_benchmark: bool = False
     num_nodes: int = 1

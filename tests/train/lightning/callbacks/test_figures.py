@@ -13,8 +13,9 @@ from tests.kit import tiny
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures, name_in_metrics
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
-from wellfed.train.lightning.guest import make_guest_trainer
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -71,19 +72,12 @@ def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> t
 
     figures = Figures(take, every=log_every, stop_on_nan=False)
     best = {"best_metric": "loss", "best_mode": "min", **best}
-    kept = LateCheckpoints(
-        folder,
-        every_steps=None,
-        minutes=None,
-        keep_last=9,
-        metrics=figures.latest,
-        on_disk_error=lambda error, step: None,
-        **best,
-    )
+    asked = CheckpointOptions(None, None, 9, **best)
+    kept = LateCheckpoints(folder, asked, figures.latest, lambda error, step: None)
     kept.best_by_monitor = True
     options = tiny.options(max_steps=None, max_epochs=3)
     before = [figures, BeforeUsers(kept)]
-    trainer = make_guest_trainer(
+    trainer = make_user_trainer(
         options, before, folder, last=[kept], loggers=for_trainer([], figures.logged, folder), log_every=log_every
     )
     torch.manual_seed(0)
@@ -158,7 +152,7 @@ def test_a_test_of_averaged_weights_is_of_the_average(tmp_path: Path) -> None:
     module = Logs([EMAWeightAveraging(decay=0.5)])
     trained(module, tmp_path)
     average = tiny.weights(module).clone()
-    again = make_guest_trainer(tiny.options(), [], tmp_path, loggers=[])
+    again = make_user_trainer(tiny.options(), [], tmp_path, loggers=[])
     batches = Bare(tiny.eval_loader())
     again.test(module, batches, verbose=False, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert torch.equal(average, tiny.weights(module))

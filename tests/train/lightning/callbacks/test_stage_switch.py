@@ -51,7 +51,7 @@ class Looks(pl.Callback):
 def scores_of(module: Any) -> Tensor:
     was_training = module.model.training
     module.model.eval()
-    rows = module._source().rows(torch.arange(encoded.NUM_ROWS, device=module.device))
+    rows = module.plain.source().rows(torch.arange(encoded.NUM_ROWS, device=module.device))
     scores = module.model.head(rows)
     module.model.train(was_training)
     return scores
@@ -135,8 +135,8 @@ def test_rows_move_to_the_host_before_they_are_computed(tmp_path: Path, monkeypa
 def test_short_of_memory_a_frozen_encoder_is_not_computed_as_a_trained_one(tmp_path: Path) -> None:
     """Its dropout would be on: a run without a way to need less ends instead."""
     module, _, _ = trained(tmp_path, steps=1, micro=(1, 1))
-    assert module._ladder.step_down() == {"change": "memory.features=cache_host"}
-    assert module._ladder.step_down() is None
+    assert module.plain.ladder.step_down() == {"change": "memory.features=cache_host"}
+    assert module.plain.ladder.step_down() is None
 
 
 @pytest.mark.simulated(cards=1, mib=512)

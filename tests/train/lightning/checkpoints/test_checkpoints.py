@@ -363,11 +363,11 @@ def test_a_buffer_that_became_nan_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_so_is_a_loss_since_the_last_row(value: float) -> None:
     module = tiny.module()
-    module.totals.add("loss", torch.tensor(value), 1)
+    module.plain.totals.add("loss", torch.tensor(value), 1)
     assert is_finite(module)  # not yet known to count
-    module.totals.commit()
+    module.plain.totals.commit()
     assert not is_finite(module)
-    module.totals.take()
+    module.plain.totals.take()
     assert is_finite(module)
 
 

@@ -86,7 +86,7 @@ class Figures(pl.Callback):
         if step == self.handed_over_step:
             return
         reduce = trainer.strategy.reduce if trainer.world_size > 1 else None
-        values = module.totals.take(reduce) if isinstance(module, StepModule) else self._logged(trainer, "train")
+        values = module.plain.totals.take(reduce) if isinstance(module, StepModule) else self._logged(trainer, "train")
         if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
                 f"The training loss is {loss} {between(self.handed_over_step + 1, step)}. {USUAL_CAUSES} "
@@ -101,11 +101,11 @@ class Figures(pl.Callback):
             return
         self.validated_step = self.step
         if isinstance(module, StepModule):
-            self._tell("val", module.evaluated(), trainer)
+            self._tell("val", module.plain.evaluated(), trainer)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if isinstance(module, StepModule):
-            self._tell("test", module.evaluated(), trainer)
+            self._tell("test", module.plain.evaluated(), trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # What it logs in its own hook at the epoch's end comes after ours.

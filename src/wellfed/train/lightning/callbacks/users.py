@@ -12,11 +12,10 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, WeightAveragi
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from wellfed.errors import WellfedError
+from wellfed.extras import other_lightning
 from wellfed.observe.timing.wall import Wall, is_within_steps
 from wellfed.train.lightning.callbacks.figures import name_in_metrics
-from wellfed.train.lightning.callbacks.together import Together
-from wellfed.train.lightning.in_step import HOOKS, IN_STEP, hooks_of
-from wellfed.train.lightning.other_lightning import not_lightnings
+from wellfed.train.lightning.hooks import HOOKS, IN_STEP, Together, hooks_of
 
 _LOG = logging.getLogger(__name__)
 _AROUND_STEPS = ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end")
@@ -28,7 +27,7 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
     """Why it can't be called, and the way out; None where it can."""
     name = f"{type(callback).__module__}.{type(callback).__qualname__}"
     if not isinstance(callback, pl.Callback):
-        return not_lightnings(type(callback), "Callback") or (
+        return other_lightning(type(callback), "Callback") or (
             f"{name} is no callback.",
             "Name a class that inherits from lightning.pytorch.Callback.",
         )

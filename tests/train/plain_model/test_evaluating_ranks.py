@@ -17,7 +17,7 @@ from tests.kit import tiny
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.split_metrics import can_be_shared
+from wellfed.train.plain_model.split_metrics import can_be_shared
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kit import tiny
-from wellfed.train.lightning.in_step import IN_STEP, hooks_of
+from wellfed.train.lightning.hooks import IN_STEP, hooks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -65,7 +65,7 @@ def test_a_callback_that_listens_changes_nothing(tmp_path: Path) -> None:
 def test_a_callback_may_change_gradients(tmp_path: Path) -> None:
     module = tiny.module(lr=0.1)
     before = tiny.weights(module)
-    module._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
+    module.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
     tiny.fit(module, tmp_path, users=[Zeroes()], max_steps=2)
     assert torch.equal(before, tiny.weights(module))
 

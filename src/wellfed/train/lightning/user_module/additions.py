@@ -31,7 +31,7 @@ from wellfed.train.step.non_finite import (
 )
 
 
-def make_guest_trainer(
+def make_user_trainer(
     options: TrainerOptions,
     callbacks: Sequence[pl.Callback],
     folder: Path,

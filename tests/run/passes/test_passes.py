@@ -27,7 +27,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.process import Stopped, StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.passes import Passes
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -298,8 +298,8 @@ class Slow(Line):
 def test_the_ceiling_takes_its_time_and_no_more(
     tmp_path: Path, monkeypatch, capsys, most_s: float, is_measured: bool
 ) -> None:
-    monkeypatch.setattr("wellfed.run.passes._CEILING_S", most_s)
-    monkeypatch.setattr("wellfed.run.passes._TOLD_S", 0.3)
+    monkeypatch.setattr("wellfed.run.passes.ceiling_pass._CEILING_S", most_s)
+    monkeypatch.setattr("wellfed.run.passes.ceiling_pass._ANNOUNCED_S", 0.3)
     model = {"_target_": f"{__name__}.Slow"}
     passes, _, model = passes_of(tmp_path, "trainer.max_epochs=1", "telemetry.ceiling_steps=1000", model=model)
     fit(passes)
@@ -473,10 +473,10 @@ def _compare_waiting(rank: int, folder: Path) -> None:
     found = SimpleNamespace(wait_frac=0.1 + 0.3 * rank, readiness_frac=0.9 - 0.5 * rank)
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    books.journal.summary = lambda: found  # type: ignore[assignment,method-assign,return-value]
     passes: Any = SimpleNamespace(
         _rank=rank,
         _books=books,
-        _journal=SimpleNamespace(summary=lambda: found),
         _options=SimpleNamespace(world_size=2),
     )
     with pytest.MonkeyPatch.context() as patch:

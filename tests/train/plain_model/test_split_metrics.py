@@ -18,7 +18,7 @@ from wellfed.contract import LossOutput
 from wellfed.errors import ConfigError, ModelError
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.split_metrics import SplitMetrics, can_be_shared
+from wellfed.train.plain_model.split_metrics import SplitMetrics, can_be_shared
 
 CLASSES = 3
 

@@ -18,8 +18,8 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.objects import assemble
-from wellfed.run.passes import Passes
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 
 
@@ -57,7 +57,7 @@ def datasets() -> Datasets:
     return Datasets(train=Rows(), test=Rows())
 
 
-def evaluated(folder: Path, *overrides: str) -> tuple[assemble.Parts, dict[str, float]]:
+def evaluated(folder: Path, *overrides: str) -> tuple[RunObjects, dict[str, float]]:
     """What was evaluated, and the metrics."""
     allowed = "config.allow_targets=[torch,wellfed,workloads,tests]"
     made = compose(["logger=none", "memory.micro_batch=8", allowed, *overrides])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from wellfed.train.lightning.guest import NonFinite
+from wellfed.train.lightning.user_module.additions import NonFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
 
