@@ -16,7 +16,7 @@ from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
-from wellfed.run import bookkeeper
+from wellfed.run import bookkeeper, run_loggers
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.ending import OK, Outcome
 from wellfed.run.run_loggers import chosen_loggers
@@ -281,7 +281,7 @@ def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path
     def fail(run):
         raise OSError("no room")
 
-    monkeypatch.setattr(bookkeeper.loggers, "open_tensorboard", lambda folder, resumed_at: fail(folder))
+    monkeypatch.setattr(run_loggers.lightning_loggers, "open_tensorboard", lambda folder, resumed_at: fail(folder))
     typed = ["logger=[tensorboard,csv]"]
     books = books_of(tmp_path, *typed)
     books.open_loggers(compose(typed), PLAN)
