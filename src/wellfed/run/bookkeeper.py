@@ -20,7 +20,7 @@ from wellfed.explain.diagnosis.judge import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.loggers.sink import Sinks
+from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
@@ -171,7 +171,7 @@ class Bookkeeper:
         """Opens the chosen loggers. If one fails, the files still have every metric."""
         opener = LoggerOpener(self._config, self.record, self.folder, self._resumed_at, self.journal.event)
         sinks, self.loggers = opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
-        self.journal.sink = Sinks(sinks)
+        self.journal.sink = Sink(*sinks)
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Returns a context that watches machine and GPUs, if telemetry is enabled."""

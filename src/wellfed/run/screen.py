@@ -85,53 +85,51 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     return table
 
 
-def show_start(console: Console, workload: str, resumed: Path | None) -> None:
+def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
     """Shows what starts, before torch is imported."""
     what = f"Training {workload}" if resumed is None else f"Resuming {resumed}"
-    console.print(f"{what}: importing PyTorch, reading data, planning ...", markup=False, soft_wrap=True)
+    console.print(f"{what}: importing PyTorch, reading data, planning ...", soft_wrap=True)
 
 
-def show_resume(console: Console, checkpoint: Path, step: int) -> None:
+def show_resume(console: Terminal, checkpoint: Path, step: int) -> None:
     """Shows from which checkpoint training resumes."""
-    console.print(
-        f"Resuming {checkpoint.parent.parent} at step {step} ({checkpoint.name})", markup=False, soft_wrap=True
-    )
+    console.print(f"Resuming {checkpoint.parent.parent} at step {step} ({checkpoint.name})", soft_wrap=True)
 
 
-def show_restart(console: Console, because: str, checkpoint: Path | None, step: int, changes: str) -> None:
+def show_restart(console: Terminal, because: str, checkpoint: Path | None, step: int, changes: str) -> None:
     """Shows from which checkpoint training restarts after running out of memory, and with which changes."""
     where = f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
     with_what = f" with {changes}" if changes else ""
-    console.print(f"{because}\n{where}{with_what}", markup=False, soft_wrap=True)
+    console.print(f"{because}\n{where}{with_what}", soft_wrap=True)
 
 
-def show_folder(console: Console, folder: Path) -> None:
+def show_folder(console: Terminal, folder: Path) -> None:
     """Shows the run folder, which stays once training has begun."""
-    console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)
+    console.print(f"Run folder: {folder}\n", soft_wrap=True)
 
 
-def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
+def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
     """Shows the plan, the predicted memory, and the notes of the data."""
-    console.print(plan_table(workload, plan), markup=False)
+    console.print(plan_table(workload, plan))
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
     if plan.predicted_peak_gib is None:
-        console.print(f"Device memory before activations: {parts}", markup=False)
+        console.print(f"Device memory before activations: {parts}")
     else:
         peak = show_bytes(plan.predicted_peak_gib * 2**30)
-        console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})", markup=False)
+        console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})")
     for note in notes:
-        console.print(f"Data: {note}", markup=False, soft_wrap=True)
+        console.print(f"Data: {note}", soft_wrap=True)
 
 
-def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
+def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
     """Shows how a rerun differs from the original run."""
-    console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.", markup=False)
+    console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.")
     for dotted, old, new in found:
         if dotted != "git.diff":
-            console.print(f"  {dotted}: {old} -> {new}", markup=False, soft_wrap=True)
+            console.print(f"  {dotted}: {old} -> {new}", soft_wrap=True)
 
 
-def show_end(console: Console, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
+def show_end(console: Terminal, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
     """Shows the sections of the report, without the plan, and the files."""
     console.print()
     for section in sections(record, first):
@@ -139,11 +137,11 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
             is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
             bullet = "" if is_bare else "- "
             colour = _COLOURS.get(line.partition(" ")[0]) if section.name == "findings" else None
-            console.print(f"{bullet}{show_text(line)}", style=colour, markup=False, soft_wrap=True)
+            console.print(f"{bullet}{show_text(line)}", style=colour, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         parts = shlex.join(wandb["parts"])
         line = f"wandb (offline): wandb sync {parts}; to look at it here: wandb leet {shlex.quote(wandb['path'])}"
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     names = [name for name in LEFT_BEHIND if (folder / name).exists()]
-    console.print(f"Files: {folder} ({', '.join(names)})", markup=False, soft_wrap=True)
+    console.print(f"Files: {folder} ({', '.join(names)})", soft_wrap=True)

@@ -26,25 +26,12 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
+_SHARES = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+"""Columns into which the time of a step is divided."""
 STEP_COLUMNS = (
-    "step",
-    "time_s",
-    "epoch",
-    "samples",
-    "micro_batch",
-    "num_micro",
-    "wait_ms",
-    "copy_ms",
-    "compute_ms",
-    "host_ms",
-    "ready",
-    "build_ms",
-    "build_cpu_ms",
-    "launch_ms",
-    "slowest_ms",
-    "slowest_index",
+    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", *_SHARES, "ready"),
+    *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
 )
-_PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
 """Maximum number of events of a kind: the first half and the latest; ``left_out`` counts those between."""
@@ -163,8 +150,8 @@ class Journal:
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        parts = self._recent_parts() if throughput else {}
-        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **parts})
+        times = self._recent_times() if throughput else {}
+        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""
@@ -190,10 +177,10 @@ class Journal:
         rate = _rate(rows)
         return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}
 
-    def _recent_parts(self) -> dict[str, float]:
+    def _recent_times(self) -> dict[str, float]:
         """Returns ``step/wait_ms`` and so on: means over the same steps."""
         rows = self._recent()
-        times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _PARTS}
+        times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _SHARES}
         return {f"step/{name}": fmean(of_steps) for name, of_steps in times.items() if of_steps}
 
     def _recent(self) -> list[StepRow]:

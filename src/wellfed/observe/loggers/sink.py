@@ -16,44 +16,28 @@ _PATIENCE_S = 10.0
 
 
 class Sink:
-    """Receiver of rows from several threads; this one drops them. A sink never raises its own errors."""
+    """Receiver of rows from several threads, which passes them to other sinks. It never raises an error of a logger."""
 
-    def log(self, row: Mapping[str, float | int | None]) -> None:
-        """Takes a row, whose axis (``step`` or ``telemetry/time_s``) is among its keys."""
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Takes a table, which some loggers show as text."""
-
-    def page(self, name: str, path: Path) -> None:
-        """Takes an HTML page, if the logger takes files."""
-
-    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Closes the sink; later rows are dropped."""
-
-
-class Sinks(Sink):
-    """Several sinks, which all get everything."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, *sinks: Sink) -> None:
         self._sinks = sinks
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
-        """Passes the row to each."""
+        """Takes a row, whose axis (``step`` or ``telemetry/time_s``) is among its keys."""
         for sink in self._sinks:
             sink.log(row)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Passes the table to each."""
+        """Takes a table, which some loggers show as text."""
         for sink in self._sinks:
             sink.table(name, columns, rows)
 
     def page(self, name: str, path: Path) -> None:
-        """Passes the page to each."""
+        """Takes an HTML page, if the logger takes files."""
         for sink in self._sinks:
             sink.page(name, path)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Closes each."""
+        """Closes the sink; later rows are dropped."""
         for sink in self._sinks:
             sink.finish(summary, exit_code)
 
@@ -67,6 +51,7 @@ class GuardedSink(Sink):
 
     def __init__(self, name: str, on_lost: Callable[[str], None]) -> None:
         """``on_lost`` is called once with the reason why the logger ``name`` can't be written."""
+        super().__init__()
         self.name, self._on_lost = name, on_lost
         self._turn = threading.Lock()
         self._is_finished = self._is_hung = False

@@ -191,7 +191,7 @@ class StepModule(pl.LightningModule):
             try:
                 batch.batch = batches.to_device(batch.batch, device)
             except Exception as error:
-                if not self.plain.adapts(is_training=is_training) or oom.classify(error) is None:
+                if not self.plain.options.goes_on(is_training=is_training) or oom.classify(error) is None:
                     raise
         return batch
 

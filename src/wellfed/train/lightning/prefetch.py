@@ -56,7 +56,7 @@ def prefetched(
         on_less=_warn_of_fewer
         if ours is None
         else ours.fewer_ahead
-        if ours.plain.adapts(is_training=what == "training")
+        if ours.plain.options.goes_on(is_training=what == "training")
         else None,
     )
     before = vars(module).get("transfer_batch_to_device")  # set by another loader

@@ -60,6 +60,10 @@ class StepOptions:
         """Whether an evaluation goes on with halves of its batches after an out-of-memory error."""
         return self.halve_evaluation_on_oom and self.may_adapt
 
+    def goes_on(self, *, is_training: bool) -> bool:
+        """Returns whether training, or an evaluation, goes on after an out-of-memory error."""
+        return self.adapts if is_training else self.halves_evaluation
+
 
 @dataclass(frozen=True)
 class PlainSetup:
@@ -251,10 +255,6 @@ class PlainTraining:
         return self.evaluation.compute()
 
     # -- adapting -------------------------------------------------------------------------------------------------
-
-    def adapts(self, *, is_training: bool) -> bool:
-        """Returns whether training, or an evaluation, goes on with less memory after an out-of-memory error."""
-        return self.options.adapts if is_training else self.options.halves_evaluation
 
     def resume_lowered(self) -> None:
         """Goes on with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""

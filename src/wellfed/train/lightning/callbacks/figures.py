@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -15,20 +15,6 @@ from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 _SPLITS = ("train", "val", "test")
 
 
-class TakesMetrics(Protocol):
-    """Function that takes the metrics of a split at a step."""
-
-    def __call__(
-        self,
-        split: str,
-        values: Mapping[str, float],
-        *,
-        step: int,
-        epoch: int,
-        throughput: Mapping[str, float] | None = None,
-    ) -> None: ...
-
-
 class Figures(pl.Callback):
     """Means since the last row. Waits for the device once a row, never in between.
 
@@ -37,13 +23,17 @@ class Figures(pl.Callback):
 
     def __init__(
         self,
-        take: TakesMetrics,
+        take: Callable[..., None],
         *,
         every: int,
         stop_on_nan: bool,
         throughput: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        """``throughput`` is called for each row of training."""
+        """
+        Args:
+            take: called as `Journal.metrics`.
+            throughput: called for each row of training.
+        """
         self._take, self._every, self.stops_on_nan, self._throughput = take, every, stop_on_nan, throughput
         self.handed_over_step = 0
         """The last step whose metrics are written; with ``stop_on_nan`` all losses up to it were finite."""
