@@ -31,7 +31,7 @@ def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
 
 @dataclass
 class LoggerOpener:
-    """What is needed to open the loggers of a run; their ids and folders are written to its record."""
+    """Opener of a run's loggers, which writes their ids and folders to its record."""
 
     config: RunConfig
     record: RunRecord

@@ -25,7 +25,7 @@ _BY_LOSS: Mapping[str | None, Weight] = {
     **{f"For{kind}Classification": "rows" for kind in ("Sequence", "Image", "Video", "Audio")},
     "ForQuestionAnswering": "rows",
 }
-"""What the loss is a mean over, by ``PreTrainedModel.loss_type``."""
+"""Entries that the loss is a mean over, by ``PreTrainedModel.loss_type``."""
 _LABELS = ("label", "label_ids")
 """Columns that collators of transformers rename to ``labels``."""
 IGNORED = -100

@@ -1,4 +1,4 @@
-"""Builds the loader of training, and looks at its first batches before a run."""
+"""Builds the loader of training, and times its first batches before a run."""
 
 from __future__ import annotations
 

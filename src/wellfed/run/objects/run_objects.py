@@ -29,7 +29,7 @@ class RunObjects:
     feature_rows: Tensor | None = None
     """All rows of ``features``, if already computed on the CPU, for training there."""
     first_batches: FirstBatches | None = None
-    """What building the first batches has shown, if already known."""
+    """Sizes and times of the first batches, if already known."""
     callbacks: Mapping[str, Any] = field(default_factory=dict)
     """Callbacks that the configuration names."""
     footprints: KnownFootprints | None = None

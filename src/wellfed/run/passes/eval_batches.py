@@ -35,9 +35,9 @@ class EvalBatches:
         learner = self._learner
         return make_eval_loader(learner.config, learner.plan, learner.objects.data, split, **more)
 
-    def check(self, splits: tuple[str, ...] = ("val", "test")) -> None:
+    def check(self) -> None:
         """Raises the DataError of a split without batches, before training instead of after it."""
-        for split in splits:
+        for split in ("val", "test"):
             if self._learner.evaluates(split):
                 self._loader(split).close()
 
@@ -72,7 +72,7 @@ class EvalBatches:
             yield delivery
 
     def _limit_workers(self, split: str) -> None:
-        """Gives an open loader as many workers as fit /dev/shm. The plan knows no sizes of its batches."""
+        """Gives an open loader as many workers as fit /dev/shm. Their batch sizes were unknown to the plan."""
         loader = self.open_loaders.get(split)
         if split not in self._num_bytes or not isinstance(loader, EvalLoader):
             return

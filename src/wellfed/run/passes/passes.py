@@ -164,7 +164,7 @@ class Passes:
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Trains to measure the rate, epoch after epoch, without validations and checkpoints.
 
-        To be called after `warm_up`. Batches loaded during a slow first step would make a slow loader look fast.
+        To be called after `warm_up`. Batches loaded during a slow first step would hide a slow loader.
         """
         clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
         callbacks = [

@@ -80,7 +80,7 @@ class StepLoop(_TrainingEpochLoop):
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far; read a dozen times a step, so Lightning's look-up of the mode is skipped."""
+        """Optimizer steps so far; read a dozen times a step, so it skips Lightning's check of the mode."""
         progress = self.automatic_optimization.optim_progress
         return int(progress.optimizer_steps if self._is_direct else super().global_step)
 

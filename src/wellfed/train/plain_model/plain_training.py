@@ -67,7 +67,7 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class PlainSetup:
-    """What a plain model is trained and evaluated with."""
+    """Data, options and metrics that a plain model is trained and evaluated with."""
 
     train_data: Any
     eval_data: Mapping[str, Any]

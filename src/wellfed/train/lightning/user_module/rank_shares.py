@@ -14,8 +14,8 @@ from wellfed.train.lightning.callbacks.clock import delivery_of
 class RankShares(pl.Callback):
     """Weights of a rank's gradients by its share of the step's samples, applied before DDP averages them.
 
-    The module's loss is a mean over the samples of its rank. If a step does not divide by the ranks, as the last of an
-    epoch, a plain average would overweigh the samples of a smaller share, and count the padding of an empty one.
+    The module's loss is a mean over the samples of its rank. The last step of an epoch may not divide by the ranks. A
+    plain average would then overweigh the samples of a smaller share, and count the padding of an empty one.
     """
 
     def __init__(self) -> None:
