@@ -1,4 +1,4 @@
-"""What a configuration becomes, where the data or the model is unusual."""
+"""Objects built from a configuration with unusual data or an unusual model."""
 
 import sys
 import threading
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 class ByClosure(torch.optim.Optimizer):
-    """Its step needs a closure."""
+    """An optimizer whose step needs a closure."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -124,7 +124,7 @@ class Rows(Dataset):
 
 
 class Sets(pl.LightningDataModule):
-    """``torn_down`` is where its data are no longer there."""
+    """A data module; ``torn_down`` holds the stages that were torn down."""
 
     torn_down: tuple[str, ...] = ()
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Listens(pl.Callback):
-    """Notes the hooks of a step in their order."""
+    """A callback that records the hooks of a step in order."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -39,7 +39,7 @@ class Listens(pl.Callback):
 
 
 class Zeroes(pl.Callback):
-    """Changes the gradients."""
+    """A callback that changes the gradients."""
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         for weight in module.parameters():

@@ -1,4 +1,4 @@
-"""Evaluation by several ranks: real processes that speak through gloo."""
+"""Evaluation by several ranks: real processes with gloo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
 
 class Alone:
-    """An evaluation that says nothing of merging."""
+    """An evaluation without merge."""
 
     def reset(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Broken(tiny.TinyData):
 
 
 def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
-    """Leaves the metrics that this rank has in the end, and how many samples it has evaluated."""
+    """Evaluates on one rank, and writes its metrics and the number of its samples."""
     torch.set_num_threads(1)
     module = tiny.module(shares_evaluation=world_size > 1)
     loader = EvalLoader(data, 8, seed=1, rank=rank, world_size=world_size)

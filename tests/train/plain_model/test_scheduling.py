@@ -47,7 +47,7 @@ def test_cosine_ends_at_its_floor_and_warm_up_rises_to_one() -> None:
 
 
 class Rates(pl.Callback):
-    """The rate of each step."""
+    """Callback that records the rate of each step."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -57,7 +57,7 @@ class Rates(pl.Callback):
 
 
 def trained(folder: Path, scheduling: Scheduling, checkpoint: Path | None = None, **changes: Any) -> Any:
-    """Rates, weights and the figures that were handed over; three steps an epoch."""
+    """Trains three steps an epoch; returns rates, weights and written metrics."""
     rates, told = Rates(), []
     figures = Figures(lambda split, values, **_: told.append((split, dict(values))), every=2, stop_on_nan=True)
     asked = CheckpointOptions(changes.pop("save_every", None), None, 9, "loss", "min")
@@ -117,7 +117,7 @@ def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, every: int | No
 
 
 class NanInTwoSteps(tiny.TinyModel):
-    """The losses of its 4th and 5th step are no numbers."""
+    """A model whose losses of steps 4 and 5 are NaN."""
 
     def loss(self, batch: Any) -> LossOutput:
         output = super().loss(batch)
@@ -151,7 +151,7 @@ ANY_SCHEDULER: dict[str, Any] = {
 
 
 def rates_with_nan(folder: Path, name: str, on_nan: str, checkpoint: Path | None = None) -> tuple[list[float], Any]:
-    """The rate of each step, and the events."""
+    """Returns the rate of each step, and the events."""
     make, rates, events = ANY_SCHEDULER[name], Rates(), list[Any]()
     torch.manual_seed(3)
     model = NanInTwoSteps()

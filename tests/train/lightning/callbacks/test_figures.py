@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Logs(pl.LightningModule):
-    """Logs at every place that there is; the figure of a hook is the number of the epoch."""
+    """A module that logs the number of the epoch in every hook."""
 
     def __init__(self, callbacks: list[pl.Callback] | None = None) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ Told = dict[str, dict[int, float]]
 
 
 def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> tuple[pl.Trainer, Told, LateCheckpoints]:
-    """Three epochs of three batches: what was told, as ``{split/name: {step: value}}``, and the checkpoints."""
+    """Trains three epochs of three batches; returns ``{split/name: {step: value}}`` and the checkpoints."""
     told: Told = {}
 
     def take(split: str, values: Any, *, step: int, **_: Any) -> None:
@@ -86,7 +86,7 @@ def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> t
 
 
 class Bare:
-    """Batches without what our loaders know of them."""
+    """A loader of batches without their deliveries."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -148,7 +148,7 @@ def test_a_module_that_logs_no_such_figure_has_no_best_and_is_told(
 
 
 def test_a_test_of_averaged_weights_is_of_the_average(tmp_path: Path) -> None:
-    """Also where the module returns the same callback again, which has the others at hand."""
+    """Also if the module returns the same callback again, which refers to the others."""
     module = Logs([EMAWeightAveraging(decay=0.5)])
     trained(module, tmp_path)
     average = tiny.weights(module).clone()

@@ -29,7 +29,7 @@ class Raises(pl.Callback):
 def trained(
     folder: Path, users: list[pl.Callback], checkpoint: Path | None = None, **changes: Any
 ) -> tuple[pl.Trainer, Any, dict[str, float]]:
-    """A training as a run does it, with the callbacks of a user's: Trainer, module and the latest figures."""
+    """Trains with the user's callbacks as a run does; returns Trainer, module and the latest metrics."""
     figures = Figures(lambda split, values, **_: None, every=2, stop_on_nan=True)
     asked = CheckpointOptions(changes.pop("save_every", 1), None, 99, "loss", "min")
     kept = LateCheckpoints(folder, asked, figures.latest, lambda error, step: None)

@@ -1,4 +1,4 @@
-"""Modules of Lightning that bring data are prepared once, as Lightning does it."""
+"""Modules of Lightning with data are prepared once, as Lightning does it."""
 
 import lightning.pytorch as pl
 import pytest
