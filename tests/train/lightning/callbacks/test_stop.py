@@ -136,7 +136,7 @@ class FailsAtFetch(tiny.TinyData):
 
 
 def fail_in(module: Any, what: str, step: int) -> None:
-    """Returns a model that raises in its forward or backward pass after a number of steps, having drawn random numbers."""
+    """Makes the model raise in its forward or backward pass after a number of steps, having drawn random numbers."""
 
     def fail(*_: Any) -> None:
         if module.trainer.global_step == step:
