@@ -148,14 +148,14 @@ def fit(
     users: Sequence[pl.Callback] = (),
     **changes: Any,
 ) -> pl.Trainer:
-    """Train it; the trainer afterwards."""
+    """Trains a module; returns its Trainer."""
     trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path, users=users)
     lit.fit(trainer, module, batches or loader(), None, checkpoint)
     return trainer
 
 
 class Steps(pl.Callback):
-    """What was noted about the steps of a training."""
+    """A callback that records the state of a step."""
 
     was_disturbed = False
 
@@ -179,7 +179,7 @@ class Lightnings(pl.LightningModule):
     def training_step(self, delivery: Any, batch_idx: int) -> torch.Tensor:
         for weight in self.parameters():
             weight.grad = None
-        sizes = self._ours[0].micro.sizes(delivery.size)
+        sizes = self._ours[0].plain.micro.sizes(delivery.size)
         *parts, last = zip(split(delivery.batch, sizes), sizes, strict=True)
         for part, size in parts:
             loss = self.model.loss(part).loss * (size / delivery.size)
