@@ -451,7 +451,7 @@ def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path:
     def module() -> StepModule:
         torch.manual_seed(3)
         found = tiny.module(model=WeightsAtFirst())
-        found._make_optimizer = lambda model: (
+        found.plain.make_optimizer = lambda model: (
             made.append(optimizer(model.parameters(), lr=0.01, weight_decay=0.1)) or made[-1]
         )
         return found
