@@ -95,7 +95,7 @@ def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
 
     def module(fail: Any) -> StepModule:
         made = tiny.module(fail=fail)
-        made._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        made.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         return made
 
     def shrinking(size: int, call: int) -> BaseException | None:
