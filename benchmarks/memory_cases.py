@@ -44,7 +44,9 @@ from wellfed.plan.predict.estimate import measure, repeated
 from wellfed.plan.predict.footprint import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
-from wellfed.run.objects.assemble import Parts, for_features, make_optimizer, make_parts
+from wellfed.run.objects.assemble import make_objects
+from wellfed.run.objects.optimizers import make_optimizer
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import hold
@@ -149,16 +151,16 @@ def workload_cases(configs: Path) -> Iterator[Case]:
     """
     for file in sorted((configs / "workload").glob("*.yaml")):
         config = compose([f"workload={file.stem}", "gpu=cpu", "logger=none"]).config
-        parts, samples = make_parts(config), config.workload.samples_per_step
+        parts, samples = make_objects(config), config.workload.samples_per_step
         sizes = tuple(max(1, samples // part) for part in (32, 8, 2, 1))
         modes: Iterable[FeatureModeName | None] = (None,) if parts.features is None else FEATURE_MODES
         for mode in modes:
             yield workload_case(config, parts, sizes, mode)
 
 
-def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode: FeatureModeName | None) -> Case:
+def workload_case(config: RunConfig, parts: RunObjects, sizes: tuple[int, ...], mode: FeatureModeName | None) -> Case:
     """One of them."""
-    train = for_features(parts, mode).data.train
+    train = parts.for_features(mode).data.train
     loader = train_loader(train, batch_size=max(sizes), seed=0, settings=LoaderSettings(), collate=parts.data.collate)
     with closing(loader), closing(iter(loader)) as deliveries:
         sample = next(deliveries).batch

@@ -53,7 +53,7 @@ from wellfed.plan.decide import plan_run  # noqa: E402
 from wellfed.plan.device import plan_device  # noqa: E402
 from wellfed.plan.run_plan import DataFacts, ModelFacts, StreamFacts  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
-from wellfed.run.objects.assemble import _states_per_parameter  # noqa: E402
+from wellfed.run.objects.optimizers import states_per_parameter  # noqa: E402
 from wellfed.units import show_bytes  # noqa: E402
 
 OF_A_NODE = 8
@@ -240,7 +240,7 @@ def _values(metrics: Iterable[Metric]) -> dict[str, float]:
 
 def checkpoints() -> list[Row]:
     """Of float32 weights that AdamW trains: the file of a small model is measured, those of large ones are computed."""
-    states = _states_per_parameter({"_target_": "torch.optim.AdamW", "lr": 0.1})
+    states = states_per_parameter({"_target_": "torch.optim.AdamW", "lr": 0.1})
     model = torch.nn.Linear(1000, 1000, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 1000)).sum().backward()

@@ -50,3 +50,14 @@ def absence(package: str) -> tuple[str, str]:
         return f"needs the package {package}, which is not installed.", f"Install it: python -m pip install {package}."
     extra, purpose = PACKAGES[package]
     return f"needs the package {package} ({purpose}), which is not installed.", f"Install it: {install(extra)}."
+
+
+def other_lightning(kind: type, base: str) -> tuple[str, str] | None:
+    """Returns problem and way out for a class that inherits from pytorch_lightning, the library's other name.
+
+    None for all other classes.
+    """
+    if not any(f"{each.__module__}.{each.__name__}".startswith("pytorch_lightning.") for each in kind.__mro__):
+        return None
+    problem = f"{kind.__qualname__} is a {base} of pytorch_lightning, and this is run by lightning.pytorch."
+    return problem, "In its file, write lightning.pytorch for pytorch_lightning: import lightning.pytorch as pl"

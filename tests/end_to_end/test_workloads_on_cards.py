@@ -16,7 +16,7 @@ from tests.fake_cuda.machine import FakeCuda
 from wellfed.config.compose import compose
 from wellfed.contract import FeatureModeName
 from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
-from wellfed.run.objects.assemble import make_parts
+from wellfed.run.objects.assemble import make_objects
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WORKLOADS = sorted(path.stem for path in (CONFIGS / "workload").glob("*.yaml"))
@@ -61,7 +61,7 @@ def test_what_it_needs_of_a_card_was_predicted(workload: str, mode: FeatureModeN
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)  # a simulated card does not see inside fused layers
     config = compose([f"workload={workload}", "gpu=cpu", "logger=none", f"paths.cache_dir={tmp_path}"]).config
-    parts, samples = make_parts(config), config.workload.samples_per_step
+    parts, samples = make_objects(config), config.workload.samples_per_step
     part = max(1, samples // 4)
     case = workload_case(config, parts, (part, samples), None if parts.features is None else mode)
     cuda_peak(case, part, samples)

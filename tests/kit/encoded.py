@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from wellfed.contract import Datasets, Features, FeatureSource, LossOutput
 from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
-from wellfed.train.lightning.module import StepModule, StepOptions
+from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.features import weights_behind
+from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.step.feature_table import FeatureStage
 
 NUM_ROWS, NUM_SAMPLES, CODES = 40, 64, 8
@@ -90,16 +91,17 @@ def staged(
         weight.requires_grad_(False)
     module = StepModule(
         model,
-        train_data=data.train,
-        evaluation=None,
-        eval_data={"val": data.val, "test": data.test},
-        features=replace(features, trainable=False),
-        encoder=encoder,
-        micro=MicroBatches(micro[0]),
-        options=StepOptions(seed=1, feature_mode=modes[0], **more),
-        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-        lr_factor=lambda step: 1 / (1 + step),
-        on_event=on_event,
+        PlainSetup(
+            train_data=data.train,
+            eval_data={"val": data.val, "test": data.test},
+            features=replace(features, trainable=False),
+            encoder=encoder,
+            micro=MicroBatches(micro[0]),
+            options=StepOptions(seed=1, feature_mode=modes[0], **more),
+            make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+            lr_factor=lambda step: 1 / (1 + step),
+            on_event=on_event,
+        ),
     )
     stages = [
         FeatureStage(2 * number, mode, MicroBatches(size), checkpoints=False, trains_encoder=mode == "dynamic")

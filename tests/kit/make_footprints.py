@@ -21,7 +21,7 @@ from wellfed.config.compose import compose  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.profiles import with_cards  # noqa: E402
 from wellfed.plan.memory_candidates import FEATURE_MODES  # noqa: E402
-from wellfed.run.objects import assemble  # noqa: E402
+from wellfed.run.objects import datasets  # noqa: E402
 from wellfed.run.planner import Planner  # noqa: E402
 
 OUT = Path(__file__).parent / "golden" / "footprints.json"
@@ -47,7 +47,7 @@ def measured(*overrides: str) -> dict:
     estimate = planner.estimate(planner.rough())
     return {
         "overrides": [text for text in overrides if "pretrained" not in text],
-        "data": dataclasses.asdict(assemble.data_facts(planner.parts)),
+        "data": dataclasses.asdict(datasets.data_facts(planner.parts)),
         "model": dataclasses.asdict(planner.model),
         "footprints": {
             f"{mode}/{checkpointed}": estimate(mode, checkpointed).to_dict()

@@ -21,9 +21,10 @@ from tests.kit import encoded, tiny
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.module import StepModule, StepOptions
+from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.thrash import Thrash
+from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.step.gradients import GradientAverage
 
 
@@ -144,23 +145,23 @@ def main(settings: dict[str, Any]) -> None:
     rates = {"lr": settings.get("lr", 0.05)}
     module = StepModule(
         model,
-        train_data=data,
-        evaluation=None,
-        eval_data={"val": data, "test": data},
-        features=None,
-        micro=MicroBatches(settings["micro"]),
-        options=StepOptions(
-            seed=1, retry_on_oom=settings.get("retry", True), may_adapt=settings.get("may_adapt", True)
+        PlainSetup(
+            train_data=data,
+            eval_data={"val": data, "test": data},
+            micro=MicroBatches(settings["micro"]),
+            options=StepOptions(
+                seed=1, retry_on_oom=settings.get("retry", True), may_adapt=settings.get("may_adapt", True)
+            ),
+            make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
+            lr_factor=lambda step: 1.0,
+            on_event=lambda kind, **facts: events.append((kind, facts)),
         ),
-        make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
-        lr_factor=lambda step: 1.0,
-        on_event=lambda kind, **facts: events.append((kind, facts)),
     )
     Momentum.lack = lack
     prepare = GradientAverage.prepare
 
     def asked(average: GradientAverage) -> Any:
-        lack.come_to("sums", module.device, module.micro.size)
+        lack.come_to("sums", module.device, module.plain.micro.size)
         return prepare(average)
 
     GradientAverage.prepare = asked
@@ -206,7 +207,7 @@ def main(settings: dict[str, Any]) -> None:
             "events": events,
             "seen": model.seen,
             "rows": rows,
-            "micro": module.micro.tried,
+            "micro": module.plain.micro.tried,
         },
         Path(settings["folder"]) / f"rank{rank}.pt",
     )

@@ -18,10 +18,11 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
-from wellfed.train.lightning.module import StepModule, StepOptions
-from wellfed.train.lightning.scheduling import Schedule
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions, Checkpoints
+from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.fallbacks import MicroBatches
+from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
+from wellfed.train.plain_model.scheduling import Schedule
 
 NUM_SAMPLES, WIDTH = 70, 6
 
@@ -104,17 +105,18 @@ def module(
     torch.manual_seed(3)
     return StepModule(
         model or TinyModel(dropout, fail),
-        train_data=TinyData(),
-        evaluation=evaluation,
-        eval_data={"val": TinyData(), "test": TinyData()},
-        features=None,
-        micro=MicroBatches(micro, steps),
-        options=StepOptions(seed=1, **step),
-        make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
-        lr_factor=Schedule("cosine", 3, 0.1, 20),
-        scheduling=scheduling,
-        is_monitored=is_monitored,
-        on_event=on_event or (lambda kind, **facts: None),
+        PlainSetup(
+            train_data=TinyData(),
+            evaluation=evaluation,
+            eval_data={"val": TinyData(), "test": TinyData()},
+            micro=MicroBatches(micro, steps),
+            options=StepOptions(seed=1, **step),
+            make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
+            lr_factor=Schedule("cosine", 3, 0.1, 20),
+            scheduling=scheduling,
+            is_monitored=is_monitored,
+            on_event=on_event or (lambda kind, **facts: None),
+        ),
     )
 
 
@@ -130,16 +132,11 @@ def eval_loader(batch_size: int = 32) -> EvalLoader:
 
 def checkpoints(folder: Path, **changes: Any) -> Checkpoints:
     """Saves when told."""
-    values = {
-        "every_steps": 1000,
-        "minutes": None,
-        "keep_last": 2,
-        "best_metric": "loss",
-        "best_mode": "min",
-        "metrics": {},
-        "on_disk_error": lambda error, step: None,
-    }
-    return Checkpoints(folder, **{**values, **changes})
+    given = {"metrics": {}, "on_disk_error": lambda error, step: None}
+    options = {"every_steps": 1000, "minutes": None, "keep_last": 2, "best_metric": "loss", "best_mode": "min"}
+    for name, value in changes.items():
+        (options if name in options else given)[name] = value
+    return Checkpoints(folder, CheckpointOptions(**options), **given)  # type: ignore[arg-type]
 
 
 def fit(
@@ -151,14 +148,14 @@ def fit(
     users: Sequence[pl.Callback] = (),
     **changes: Any,
 ) -> pl.Trainer:
-    """Train it; the trainer afterwards."""
+    """Trains a module; returns its Trainer."""
     trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path, users=users)
     lit.fit(trainer, module, batches or loader(), None, checkpoint)
     return trainer
 
 
 class Steps(pl.Callback):
-    """What was noted about the steps of a training."""
+    """A callback that records the state of a step."""
 
     was_disturbed = False
 
@@ -182,7 +179,7 @@ class Lightnings(pl.LightningModule):
     def training_step(self, delivery: Any, batch_idx: int) -> torch.Tensor:
         for weight in self.parameters():
             weight.grad = None
-        sizes = self._ours[0].micro.sizes(delivery.size)
+        sizes = self._ours[0].plain.micro.sizes(delivery.size)
         *parts, last = zip(split(delivery.batch, sizes), sizes, strict=True)
         for part, size in parts:
             loss = self.model.loss(part).loss * (size / delivery.size)

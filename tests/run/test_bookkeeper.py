@@ -1,4 +1,4 @@
-"""What is written down while a run lasts."""
+"""Record and files of a run while it lasts."""
 
 import csv
 import json
@@ -16,9 +16,10 @@ from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
-from wellfed.run import bookkeeper
-from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
+from wellfed.run import bookkeeper, run_loggers
+from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.ending import OK, Outcome
+from wellfed.run.run_loggers import chosen_loggers
 from wellfed.train.memory.remembered import FOREACH, MICRO_BATCH, recall
 from wellfed.units import show_duration
 
@@ -216,7 +217,7 @@ def test_a_logger_gets_the_figures_of_the_run_and_its_decided_configuration(tmp_
 
 
 class Handed(Sink):
-    """What a run's end gives its loggers, in order."""
+    """A sink that keeps what it is given at the end of a run, in order."""
 
     def __init__(self):
         self.got = []
@@ -280,7 +281,7 @@ def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path
     def fail(run):
         raise OSError("no room")
 
-    monkeypatch.setattr(bookkeeper.loggers, "open_tensorboard", lambda folder, resumed_at: fail(folder))
+    monkeypatch.setattr(run_loggers.lightning_loggers, "open_tensorboard", lambda folder, resumed_at: fail(folder))
     typed = ["logger=[tensorboard,csv]"]
     books = books_of(tmp_path, *typed)
     books.open_loggers(compose(typed), PLAN)
@@ -299,7 +300,7 @@ def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path
     [((), {MICRO_BATCH: (4, 8), FOREACH: (False, None)}), (("memory.micro_batch=16",), {FOREACH: (False, None)})],
 )
 def test_what_had_to_be_lowered_is_kept_for_the_next_run(tmp_path, overrides, kept):
-    """Of a micro-batch that was typed nothing: it is typed again, or the plan has another."""
+    """A micro-batch that was set is not remembered."""
     books = books_of(tmp_path, *overrides)
     books.event("step_down", step=1, micro_batch=99, before=100)  # no plan, nowhere to keep it
     file = tmp_path / "cache" / "memory" / "0" / "remembered.json"

@@ -1,4 +1,4 @@
-"""A run folder gives its model back, with the weights of its checkpoint."""
+"""Loading the model of a run folder, with the weights of its checkpoint."""
 
 from __future__ import annotations
 

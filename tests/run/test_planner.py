@@ -14,6 +14,7 @@ from wellfed.errors import ConfigError, DataError
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.run.objects import assemble
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner, plan_without_running
 from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, remember
 
@@ -21,7 +22,7 @@ from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, remember
 def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_read(monkeypatch, tmp_path):
     (tmp_path / "my_importing.py").write_text("import no_such_package_at_all\n\nf = no_such_package_at_all.f\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(assemble, "make_parts", lambda config: pytest.fail("the data was read"))
+    monkeypatch.setattr(assemble, "make_objects", lambda config: pytest.fail("the data was read"))
     made = compose(["logger=none", "config.allow_targets=[torch,workloads,my_importing]"])
     trainer = dataclasses.replace(made.config.trainer, accelerator=Accelerator.gpu)
     workload = dataclasses.replace(made.config.workload, data={"_target_": "my_importing.f"})
@@ -157,7 +158,7 @@ class LossOf(torch.nn.Module):
 
 def planner_on(train, *words):
     made = compose(["logger=none", "gpu=cpu", "workload.effective_batch_size=8", *words])
-    parts = assemble.Parts(Datasets(train, collate=Rows.collate), LossOf(), None)
+    parts = RunObjects(Datasets(train, collate=Rows.collate), LossOf(), None)
     return Planner.start(made, machine(torch_cuda()), parts)
 
 

@@ -1,4 +1,4 @@
-"""What a run says of its checkpoints when it ends, and what it goes on from."""
+"""Messages about checkpoints at the end of a run, and resuming from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wellfed.run.train import train
 resource = pytest.importorskip("resource")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 LARGEST = 600_000
-"""Bytes of a file on the full disk: room for the record and the tables, not for the weights."""
+"""Largest file size on the full disk: enough for record and tables, not for the weights."""
 
 
 class Rows:
@@ -45,7 +45,7 @@ def data() -> Datasets:
 
 
 class Model(nn.Module):
-    """Weights of 640 KB; a test may have something happen in a training step, or where a sample is read."""
+    """A model of 640 KB; tests hook into its training step, or into the reading of a sample."""
 
     at_step: ClassVar[Callable[[int], None]]
     at_sample: ClassVar[Callable[[int], None]]
@@ -69,7 +69,7 @@ def nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def a_disk_that_fills() -> Iterator[Callable[[], None]]:
-    """From the call of what it hands out on no file may grow beyond `LARGEST`."""
+    """Returns a function after whose call no file may grow beyond `LARGEST`."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, before[1]))
@@ -79,7 +79,7 @@ def a_disk_that_fills() -> Iterator[Callable[[], None]]:
 
 
 def ran(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
-    """Train; the exit code and the run folder."""
+    """Trains; returns the exit code and the run folder."""
     made = compose(
         [
             "config.allow_targets=[torch,wellfed,workloads,tests]",
@@ -161,7 +161,7 @@ def test_other_signals_end_a_run_as_sigterm_does(
 
 
 def nan_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is NaN from a step of this process on."""
+    """Returns a model whose loss is NaN from a step of this process on."""
     loss = Model.loss
 
     def broken(self: Model, batch: dict[str, Tensor]) -> LossOutput:
@@ -174,7 +174,7 @@ def nan_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_nan_leaves_is_named_as_resume_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``resume=auto`` looks in the log folder alone."""
+    """``resume=auto`` searches the log folder alone."""
     nan_from(5, monkeypatch)
     ran(tmp_path, "trainer.log_every_steps=1")
     told = capsys.readouterr().err
@@ -205,7 +205,7 @@ def test_a_best_checkpoint_beyond_the_last_is_not_what_a_resume_goes_on_from(
 def test_a_full_disk_while_the_data_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two faults at once: the one that ended the run is told, and what is saved."""
+    """With two faults at once the message names the one that ended the run, and what is saved."""
     with a_disk_that_fills() as fill:
 
         def both(step: int) -> None:
@@ -240,7 +240,7 @@ def test_a_signal_while_a_checkpoint_fails(
 
 
 def test_a_checkpoint_that_does_not_load_is_passed_over(tmp_path: Path) -> None:
-    """One of an earlier version has no digest."""
+    """A checkpoint of an earlier version has no digest."""
     _, folder = ran(tmp_path)
     last, before = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "last-1"))
     torch.save({"nothing": "that is needed"}, last)
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_does_not_load_is_passed_over(tmp_path: Path) -> None:
 def test_a_resume_that_can_not_go_on_leaves_the_run_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OneCycleLR has an end of its own."""
+    """OneCycleLR ends by itself."""
     target = "_target_: torch.optim.lr_scheduler.OneCycleLR"
     cycle = f"workload.schedule={{{target}, max_lr: 0.1, total_steps: 12, name: constant}}"
     code, folder = ran(tmp_path, cycle, "logger.csv=true")

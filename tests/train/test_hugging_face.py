@@ -1,4 +1,4 @@
-"""A model of transformers learns the same, however its batches are split: tokens weigh, not rows."""
+"""A model of transformers learns the same however its batches are split, weighed by tokens."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def translation() -> Any:
 
 
 def batch(model: Any, *, is_empty: bool = False) -> BatchEncoding:
-    """Padded rows of 2 to 9 tokens; ``is_empty``: one of them has no label."""
+    """Returns padded rows of 2 to 9 tokens; with ``is_empty`` one has no label."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, VOCABULARY, (ROWS, LENGTH), generator=generator)
     lengths = torch.tensor([9, 2, 5, 3, 9, 4])
@@ -90,7 +90,7 @@ def batch(model: Any, *, is_empty: bool = False) -> BatchEncoding:
 
 
 def gradients(made: TransformersModel, whole: BatchEncoding, micro: int) -> tuple[Tensor, Tensor]:
-    """Of one step in micro-batches, with its loss."""
+    """Returns the gradients of one step in micro-batches, with its loss."""
     kept: list[Tensor] = []
 
     class Keeps(torch.optim.SGD):
@@ -201,7 +201,7 @@ def test_a_loss_that_is_not_known_is_warned_of(caplog: pytest.LogCaptureFixture)
 
 
 def samples(model: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Rows as a tokenized data set has them, with columns that no model takes; and the collator that pads them."""
+    """Returns rows of a tokenized data set with columns that no model takes, and the collator that pads them."""
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
 

@@ -1,5 +1,5 @@
-"""Takes one run from its checked configuration to its record: assemble, plan, train, test, ceiling, report.
+"""Takes one run from its checked configuration to its record: build, plan, train, test, ceiling, report.
 
-Knows every room but the commands and the processes of a sweep, and the order of things; how a run ends.
-Start from ``train.train`` and ``stages``.
+Start from ``train.train``, then ``stages``, which has the order. ``objects/`` builds data, model and callbacks,
+``planner`` plans, ``passes/`` trains and evaluates, ``bookkeeper`` writes record and files, ``outcome`` is the end.
 """

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from wellfed.config.compose import Composed
-from wellfed.config.schema import LoggerConfig, RunConfig
+from wellfed.config.schema import RunConfig
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
-from wellfed.masking import SECRET_SHOWN
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.observe.loggers import lightning_loggers as loggers
-from wellfed.observe.loggers import wandb_sink
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.loggers.sink import Sink, Sinks
+from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
@@ -42,6 +37,7 @@ from wellfed.run.ending import Outcome
 from wellfed.run.folder import run_folder
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
+from wellfed.run.run_loggers import LoggerOpener
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.units import mib
@@ -62,10 +58,10 @@ _ARTIFACTS = {
 
 
 class Bookkeeper:
-    """Writes down what the stages of a run tell it.
+    """Record, files and loggers of a run, which its stages write.
 
     Args:
-        earlier_s: seconds that earlier parts of a resumed run took, and this one before now.
+        earlier_s: seconds of earlier parts of a resumed run, and of this one so far.
     """
 
     def __init__(self, record: RunRecord, folder: Path, config: RunConfig, *, earlier_s: float = 0.0) -> None:
@@ -77,25 +73,25 @@ class Bookkeeper:
         self.progress.around = self.wall.during
         self._wall_before = record.wall
         self.loggers: list[Any] = []
-        """Of Lightning, for its Trainers: those that were chosen, once they are open."""
+        """Loggers of Lightning for Trainers, once they are open."""
         self.bad_sample: dict[str, Any] = {}
-        """Facts of the sample whose values ended the training."""
+        """Facts of the sample with a non-finite value that ended the training."""
         self._phases_before = record.phases
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
         self._plan: RunPlan | None = None
         self._lowered: dict[str, tuple[int, Lowered]] = {}
-        """By knob what had to be lowered, and the step that was done again: it is kept once that step is done."""
+        """Lowered knobs with the step that was done again; they are remembered once that step is done."""
 
     def passed(self, part: Literal["imports_s", "data_s", "plan_s"]) -> None:
-        """This is done of what comes before training, and nothing else since the last."""
+        """Records the time of a part of the start-up: the time since the previous part."""
         now_s = self.journal.time_s()
         self.record.before_training[part] = round(now_s - self._passed_at_s, 3)
         self._passed_at_s = now_s
 
     def machine(self, facts: MachineFacts) -> None:
-        """Where it is going to be done."""
+        """Records the facts of this machine."""
         self.record.machine = {
             "cpu": facts.cpu,
             "cpu_quota_cores": facts.cpu_quota_cores,
@@ -114,7 +110,7 @@ class Bookkeeper:
         self.record.machine["gpus"] = [*self.record.machine.get("gpus", []), *gpus]
 
     def planned(self, plan: RunPlan) -> None:
-        """What is going to be done."""
+        """Records the plan."""
         self.record.plan, self._plan = plan.to_dict(), plan
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
@@ -124,9 +120,9 @@ class Bookkeeper:
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Something happened in training, as for `Journal.event`. What had to be lowered is kept for the next run, too.
+        """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run.
 
-        Not a micro-batch that was typed: it will be typed again, and says nothing of a planned one.
+        A micro-batch that was set is not remembered: it will be set again.
         """
         self.journal.event(kind, step, **facts)
         plan = self._plan
@@ -138,7 +134,7 @@ class Bookkeeper:
             self._lowered[knob] = self.record.steps if step is None else step, lowered
 
     def _remember(self) -> None:
-        """Keep what has helped."""
+        """Remembers the knobs with which a step that had run out of memory was done."""
         file = None if self._plan is None else self._plan.remembered_in
         for knob, (step, lowered) in list(self._lowered.items()):
             if file is None or step > self.record.steps:
@@ -150,7 +146,7 @@ class Bookkeeper:
                 _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, file, error.strerror)
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
-        """A checkpoint is gone on from: in its own folder the tables are put back to where it was written."""
+        """Records a resume; in the run's own folder it also cuts the tables back to the checkpoint."""
         self.record.steps, self.record.epochs = step, epochs
         if in_place:
             self._resumed_at = step
@@ -158,10 +154,10 @@ class Bookkeeper:
             self.record.samples = self.journal.samples_written()
 
     def restarted_at(self, step: int, epochs: float, began_s: float) -> None:
-        """Training goes on after this step again: what was written of later ones is taken back, on disk too.
+        """Cuts record and tables back to a step, from which training starts again.
 
         Args:
-            began_s: when training began in this process, by the run's clock: what it goes on from may be older.
+            began_s: start of training in this process, by the run's clock; the checkpoint may be older.
         """
         record = self.record
         saved_s = [one["time_s"] for one in record.events if (one["kind"], one["step"]) == ("checkpoint", step)]
@@ -170,63 +166,13 @@ class Bookkeeper:
         record.samples = self.journal.samples_written()
 
     def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
-        """Hand figures to what the group ``logger`` names too; without them the files have all."""
-        config, sinks = plan.filled_in(composed.resolved), []
-        for name in chosen_loggers(self._config.logger, composed.choices.get("logger", "")):
-            on_lost = partial(self._logger_lost, name)
-            try:
-                sinks.append(
-                    self._open_wandb(config, on_lost) if name == "wandb" else self._open(name, config, on_lost)
-                )
-            except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
-                text = first_line(error)
-                message = text if text.startswith(name) else f"{name} can't be started: {text}"
-                _LOG.warning("%s; the files have every figure.", message)
-                on_lost(message)
-        self.journal.sink = Sinks(sinks)
-
-    def _logger_lost(self, name: str, message: str) -> None:
-        self.journal.event("logger_lost", logger=name, message=message)
-
-    def _open(self, name: str, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
-        record, folder, is_new = self.record, self.folder, self._resumed_at is None
-        if name == "tensorboard":
-            logger = loggers.open_tensorboard(folder, resumed_at=self._resumed_at)
-        elif name == "csv":
-            logger = loggers.open_csv(folder)
-        else:
-            store = Path(self._config.paths.log_dir).resolve() / "mlruns"
-            asked = self._config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{store}"
-            uri, run_id = (record.mlflow["uri"], record.mlflow["run_id"]) if record.mlflow else (asked, None)
-            if SECRET_SHOWN in uri:  # recorded without its password
-                uri = asked
-            project = self._config.logger.project
-            logger = loggers.open_mlflow(uri, experiment=project, name=record.run_id, run_id=run_id)
-            is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}
-        logger.begin(config, is_new=is_new)
-        self.loggers.append(logger)
-        return loggers.LoggerSink(name, logger, lambda: record.steps, on_lost)
-
-    def _open_wandb(self, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
-        logger, earlier = self._config.logger, self.record.wandb
-        sink = wandb_sink.open_run(
-            self.folder,
-            mode=wandb_sink.decide_mode(logger.mode.value),
-            project=logger.project,
-            entity=logger.entity,
-            group=logger.group,
-            name=self.record.run_id,
-            run_id=earlier["id"] if earlier else None,
-            config=config,
-            on_lost=on_lost,
-        )
-        parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
-        self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
-        self.loggers.append(loggers.of_wandb(sink.run, config, self.folder))
-        return sink
+        """Opens the chosen loggers. If one fails, the files still have every metric."""
+        opener = LoggerOpener(self._config, self.record, self.folder, self._resumed_at, self.journal.event)
+        sinks, self.loggers = opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
+        self.journal.sink = Sink(*sinks)
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Machine and GPUs are watched within, where telemetry is asked for."""
+        """Returns a context that watches machine and GPUs, if telemetry is enabled."""
         self.progress.step = self.record.steps
         if not self._config.telemetry.enabled:
             return nullcontext()
@@ -236,19 +182,19 @@ class Bookkeeper:
     def watched_from_afar(
         self, facts: MachineFacts, plan: RunPlan, node: int, tell: Callable[[NodeMessage], None]
     ) -> AbstractContextManager[Any]:
-        """The same of another node, whose rank tells what it reads to rank 0, which hands it to `hear_of_node`."""
+        """Returns the same context for another node, whose readings go to rank 0 and `hear_of_node`."""
         self.progress.step = self.record.steps
         if not self._config.telemetry.enabled:
             return nullcontext()
         return NodeWatch(self._config.telemetry, facts, plan, self.progress, node, tell)
 
     def hear_of_node(self, told: NodeMessage) -> None:
-        """What was read on another node."""
+        """Takes the readings of another node."""
         if self._watch is not None:
             self._watch.hear(told)
 
     def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
-        """What training takes is measured from now on, until it is told to stop."""
+        """Measures the memory of training from now on, until it is stopped."""
         self._usage = Usage(plan, ballast_bytes)
         return self._usage
 
@@ -263,39 +209,39 @@ class Bookkeeper:
         self.record.process = found
 
     def waited(self, of_ranks: Sequence[LongestWaitEntry]) -> None:
-        """How long each rank has stood waiting for data. All else in the record is rank 0's."""
+        """Records the rank that waited longest for data. All else in the record is rank 0's."""
         longest = max(of_ranks, key=lambda one: one["wait_frac"], default=None)
         if longest is not None and longest["rank"] > 0:
             self.record.loading = {**self.record.loading, "longest_wait": longest}
 
     def synchronised(self, places: list[SynchronisationEntry]) -> None:
-        """These lines made the host wait for the device."""
+        """Records the lines where the host waited for the device."""
         self.record.synchronisations = places
 
     def profiled(self, found: ProfileEntry) -> None:
-        """What the profiled steps spent their time on."""
+        """Records the times of the profiled steps."""
         self.record.profile = found
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
-        """Training has come so far; ``samples`` are those of this step."""
+        """Records the progress of training; ``samples`` are those of this step."""
         self.record.steps, self.record.epochs = steps, epochs
         self.record.samples += samples
         if self._lowered:
             self._remember()
 
     def ceiling(self, samples_per_s: float | None) -> None:
-        """The rate without loading, where it could be told."""
+        """Records the rate without loading, if it was measured."""
         if samples_per_s is not None:
             self.record.ceiling = {"samples_per_s": samples_per_s}
 
     def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
-        """A checkpoint was written."""
+        """Records a written checkpoint, and brings the record up to date."""
         self.journal.event("checkpoint", step=step, file=name)
         self._fill_in(metrics)
         self.journal.save()
 
     def finish(self, outcome: Outcome, metrics: Mapping[str, float], *, has_page: bool = True) -> None:
-        """The run is over: record, reports and sink are completed.
+        """Completes record, reports and loggers of a run that is over.
 
         Args:
             has_page: whether report.html is drawn, which takes a second.
@@ -314,7 +260,7 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
-        self._judge(has_page=has_page)
+        self._diagnose(has_page=has_page)
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         findings = record.findings
         rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
@@ -323,16 +269,16 @@ class Bookkeeper:
         if page.exists():
             self.journal.sink.page("report", page)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
-        self.journal.save(duration_s=record.duration_s)  # as the reports have it
+        self.journal.save(duration_s=record.duration_s)  # as in the reports
 
-    def _judge(self, *, has_page: bool) -> None:
-        """What the run's figures mean, in the record and in the reports."""
+    def _diagnose(self, *, has_page: bool) -> None:
+        """Writes findings to the record, and the reports."""
         evidence = Evidence(self.record)
         try:
             evidence = Evidence.of(self.record, self.folder)
             conclude(evidence)
             self.record.swing, self.record.findings = evidence.record.swing, evidence.record.findings
-        except Exception:  # noqa: BLE001  what was trained must not be lost to what is said of it
+        except Exception:  # noqa: BLE001  the training must not be lost to a faulty report
             _LOG.exception("Where the time went could not be judged; the record has the figures.")
         try:
             write_reports(evidence, self.folder, has_page=has_page)
@@ -343,10 +289,10 @@ class Bookkeeper:
             _LOG.info("drawing it", exc_info=True)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
-        """Bring the record's figures up to date."""
+        """Brings the record's figures up to date."""
         record = self.record
         summary = self.journal.summary()
-        if summary is not None:  # rates count all ranks
+        if summary is not None:  # rates are over all ranks
             record.throughput = summary.throughput(self._config.workload.sample_unit)
             record.time = summary.time()
             record.readiness_frac = summary.readiness_frac
@@ -362,7 +308,7 @@ class Bookkeeper:
             record.telemetry = self._watch.cost()
 
     def _phases(self) -> dict[str, PhaseEntry]:
-        """Time in each phase, with that of the earlier parts of a resumed run."""
+        """Returns the time in each phase, with that of earlier parts of a resumed run."""
         none: PhaseEntry = {"total_s": 0.0, "times": 0}
         found: dict[str, PhaseEntry] = {}
         for phase, (total_s, times) in self.progress.spent().items():
@@ -371,16 +317,8 @@ class Bookkeeper:
         return found
 
 
-def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
-    """Their names, in the order in which ``logger=[..]`` was ``typed``."""
-    names = ["wandb"] if wandb_sink.decide_mode(logger.mode.value) != "disabled" else []
-    names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
-    order = re.findall(r"\w+", typed)
-    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
-
-
 def _of_the_run(record: RunRecord) -> dict[str, float]:
-    """Figures of the whole run, for a logger's summary; what was not measured is left out."""
+    """Returns figures of the whole run for a logger's summary, without those not measured."""
     throughput, ceiling = record.throughput, record.ceiling
     rate, top = throughput and throughput["samples_per_s"], ceiling and ceiling["samples_per_s"]
     found: dict[str, Any] = {

@@ -18,26 +18,26 @@ from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkp
 from wellfed.run.folder.resume import derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
-"""Overrides that say where it was trained; it may be evaluated elsewhere."""
+"""Overrides about the machine of the training, which an evaluation ignores."""
 
 
 def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, float]:
-    """Metrics of a checkpoint; writes nothing.
+    """Returns the metrics of a checkpoint; writes nothing.
 
     Raises:
         ConfigError, DataError: there is no such checkpoint, or it can't be evaluated here.
     """
     run = _run_of(checkpoint, asked)
-    # Torch from here on: a checkpoint that is not there needs none.
+    # Imports torch only for a checkpoint that exists.
     from wellfed.observe.hardware.detect import machine
     from wellfed.observe.hardware.torch_cuda import torch_cuda
     from wellfed.run.bookkeeper import Bookkeeper
-    from wellfed.run.passes import Passes
+    from wellfed.run.passes.passes import Passes
     from wellfed.run.planner import Planner
 
     load_checkpoint(checkpoint)  # before data and model are made
     facts = machine(torch_cuda())
-    config = _on_what_is_here(run.config, has_gpu=bool(facts.training_gpus))
+    config = _for_this_machine(run.config, has_gpu=bool(facts.training_gpus))
     planner = Planner.start(replace(run, config=config), facts)
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
@@ -58,7 +58,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
 
 
 def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
-    """The configuration of the run that wrote a checkpoint, from the record beside it."""
+    """Returns the configuration of the run that wrote a checkpoint, from the record beside it."""
     where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
     if not checkpoint.is_file():
         raise ConfigError.of(where, "there is no such file.", "Name a file of a run's checkpoints folder.")
@@ -82,8 +82,8 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     return compose(overrides, extra_dirs=extra_dirs(words()))
 
 
-def _on_what_is_here(config: RunConfig, *, has_gpu: bool) -> RunConfig:
-    """A precision that only a GPU has is let go where there is none, or it is not to be used."""
+def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:
+    """Returns the configuration with automatic precision, if the recorded one needs a GPU and none is used."""
     is_on_gpu = has_gpu and config.trainer.accelerator is not Accelerator.cpu
     if is_on_gpu or config.gpu.precision is not Precision["16-mixed"]:
         return config

@@ -1,4 +1,4 @@
-"""How a run has ended, as plain data that its ranks can tell one another."""
+"""Holds how a run has ended, as plain data that ranks can exchange."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wellfed.record import Status
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Status, exit code and message of a run that has ended."""
 
     status: Status
     exit_code: int
@@ -19,12 +19,12 @@ class Outcome:
     message: str = ""
     advice: str = ""
     is_expected: bool = True
-    """The message is all a user needs; False = a traceback helps."""
+    """True: the message suffices. False: a traceback helps."""
     is_of_other_rank: bool = False
-    """This rank has only lost the one that failed, which knows why."""
+    """True: another rank has failed, and reports the reason."""
     by_non_finite_loss: bool = False
     is_of_all: bool = False
-    """A stop that all ranks have agreed on: each ends by itself."""
+    """True: all ranks have agreed to stop, and end without help."""
 
     def __post_init__(self) -> None:
         for name in ("message", "advice"):
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def is_refusal(self) -> bool:
-        """Nothing was run."""
+        """Whether nothing was run."""
         return self.exit_code == EXIT_NOTHING_RUN or self.status == "infeasible"
 
 
@@ -40,7 +40,7 @@ OK = Outcome("ok", EXIT_OK)
 
 
 class RankEnded(WellfedError):
-    """Another rank has ended: this one can't go on."""
+    """Raised when another rank has ended and this one can't go on."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"{outcome.message}\n{outcome.advice}".rstrip())

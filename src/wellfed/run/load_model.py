@@ -1,4 +1,4 @@
-"""Makes the model of a finished run, with the weights that a checkpoint of it holds."""
+"""Builds the model of a finished run, with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from wellfed.errors import DataError
 
 
 def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
-    """The model on the CPU, in evaluation mode: ``torch.export``, ``.to("cuda")`` and all else is yours.
+    """Returns the model on the CPU, in evaluation mode.
 
-    Calls what ``run.json`` names, as the run has done: load runs that you trust. Weights are loaded weights-only.
+    Calls the classes that ``run.json`` names, so load only runs that you trust. Weights are loaded weights-only.
 
     Args:
-        run: a run by its folder, by its name, the beginning of it, or ``last`` for the newest (in ``logs/*/runs``); its
-            ``best.ckpt`` is taken, else ``last.ckpt``. Or a checkpoint of one.
-        model_args: what `Datasets.model_args` gives; {} for a model that needs nothing of the data. None = the data are
-            read for it, as for the run.
+        run: a run's folder, its name or the beginning of it, or ``last`` for the newest (in ``logs/*/runs``), of which
+            ``best.ckpt`` is loaded, else ``last.ckpt``; or a checkpoint file.
+        model_args: the value of `Datasets.model_args`; {} for a model that needs nothing of the data. None = the data
+            are read to get it, as in the run.
 
     Raises:
         ConfigError, DataError: there is no such run or checkpoint, or its weights don't fit its model.
@@ -46,7 +46,7 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
         model_args = getattr(data, "model_args", {})
     model: nn.Module = build(workload["model"], "workload.model", **model_args)
     weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-    if not hasattr(model, "training_step"):  # a plain model is trained inside a module of the engine's
+    if not hasattr(model, "training_step"):  # a plain model was trained inside a module of the engine
         weights = {name.removeprefix("model."): value for name, value in weights.items()}
     try:
         model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""Tells what an exception means for a run: its status, the kind of its error, the exit code."""
+"""Derives status, error kind and exit code of a run from the exception that ended it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOST_ADVICE = (
     "memory.micro_batch or model."
 )
 
-# Of a card that no longer answers. An illegal address or an assert is the code's, and its traceback helps.
+# Errors of a failed card. An illegal address or an assert is a fault of the code, whose traceback helps.
 _CARD_FAILED = re.compile(
     r"(CUDA|HIP)( driver)? error: "
     r"(unspecified launch failure|unknown error|uncorrectable|.*(is lost|fallen off|unavailable|launch timed out|"
@@ -42,7 +42,7 @@ _CARD_ADVICE = (
     "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
 )
 
-# Of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc), of the store that ranks meet at.
+# Errors of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc) and of the store of torch.distributed.
 _RANK_GONE = re.compile(
     r".*(Connection (closed by peer|reset by peer|refused)|Broken pipe|remote process exited|ncclRemoteError|"
     r"Socket Timeout|Timed out waiting \d+ms for (recv|send)|failed to recv, got 0 bytes).*"
@@ -50,15 +50,15 @@ _RANK_GONE = re.compile(
 
 
 def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = None) -> Outcome:
-    """The outcome of a run that this exception ended.
+    """Returns the outcome of a run that this exception ended.
 
     Args:
-        has_trained: the first batch was asked for; before that nothing was run.
-        way_on: what can be typed where the card is the matter, if it is something else than for a training.
+        has_trained: whether the first batch was asked for; before that nothing was run.
+        way_on: advice if the card is the reason, instead of that for a training.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
     if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-        error = error.__context__  # Lightning makes an exit of it
+        error = error.__context__  # Lightning turns it into an exit
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
         is_of_all = isinstance(error, Stopped) and error.is_of_all
@@ -77,7 +77,7 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     if isinstance(error, NonFiniteLoss):
         advice = " ".join(getattr(error, "__notes__", ()))
         return Outcome("failed", EXIT_FAILED, "code", str(error), advice, by_non_finite_loss=True)
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which sample or batch it was
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # name the sample or batch
     if isinstance(error, WellfedError):
         return Outcome("failed", failed, error.kind, f"{error}{notes}")
     lost = oom.lost_worker(error)
@@ -98,7 +98,7 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
 
 
 def lost_rank(error: BaseException) -> str | None:
-    """How an error says that a connection to another rank is broken; None where it says something else."""
+    """Returns the text of an error about a broken connection to another rank; None for other errors."""
     if not (isinstance(error, RuntimeError) and dist.is_available() and dist.is_initialized()):
         return None
     gone = _RANK_GONE.search(str(error))

@@ -32,9 +32,9 @@ from wellfed.plan.run_plan import DataFacts, DevicePlan, DryPlan, ModelFacts, Ru
 from wellfed.plan.ways_that_fit import RanOut, ways_that_fit
 from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.micro_batch.real_steps import measured
-from wellfed.run.objects import assemble
-from wellfed.run.objects.feature_stages import first_stage, of_stage, train_encoder
-from wellfed.run.objects.user_callbacks import make_callbacks
+from wellfed.run.objects import assemble, datasets, loaders, models
+from wellfed.run.objects.feature_stages import of_stage, train_encoder
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import remembered
 from wellfed.train.memory.remembered import FOREACH
 from wellfed.units import GIB
@@ -52,12 +52,12 @@ class Planner:
     choices: Mapping[str, str]
     facts: MachineFacts
     device: DevicePlan
-    parts: assemble.Parts
+    parts: RunObjects
     from_epoch: int | None = None
     """First epoch of the stage of ``memory.stages`` that is planned; None: there are no stages."""
 
     @classmethod
-    def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: assemble.Parts | None = None) -> Self:
+    def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: RunObjects | None = None) -> Self:
         """Decides the device, then reads the data and builds the model on the CPU, unless ``parts`` has them.
 
         Raises:
@@ -74,17 +74,14 @@ class Planner:
             raise ConfigError(faults)
         if parts is None:
             seed_everything(config.seed)
-            parts = assemble.make_parts(config)
-        config, data = assemble.with_derived(config, parts.data)
-        parts = replace(parts, data=data, callbacks=make_callbacks(config, parts))
-        config, parts = first_stage(assemble.with_loader(config, parts.data), parts)
+        config, parts = assemble.complete(config, parts)
         from_epoch = 0 if config.memory.stages else None
         return cls(config, composed.choices, facts, device, parts, from_epoch=from_epoch)
 
     @cached_property
     def data(self) -> DataFacts:
         """Facts about the data that the plan needs."""
-        return assemble.data_facts(self.parts)
+        return datasets.data_facts(self.parts)
 
     @cached_property
     def model(self) -> ModelFacts:
@@ -95,7 +92,7 @@ class Planner:
             problem = f"has parameters without a shape until the first batch (Lazy*): {lazy[0]}."
             way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
             raise ConfigError.of("workload.model", problem, way_out)
-        return assemble.model_facts(self.parts, self.config)
+        return models.model_facts(self.parts, self.config)
 
     def rough(self) -> RunPlan:
         """Returns the plan by rules of thumb. Like all plans it raises a ConfigError for what is impossible."""
@@ -121,11 +118,11 @@ class Planner:
         estimate = self._budget_estimate(rough)
         loading = LoaderPlanner(self.config, self.choices, self.facts, self.data, self.device.on_gpu)
         parts = self._for_loader(rough, estimate)
-        first = assemble.try_loader(
+        first = loaders.try_loader(
             self.config, lambda built: replace(loading, first=built).to_time(), rough, parts, rank=rank
         )
         plan = self._fitted(estimate, first)
-        assemble.check_split(self.config, plan, parts, first)
+        loaders.check_split(self.config, plan, parts, first)
         return self._with_stages(plan, lambda later: later._fitted(later._budget_estimate(later.rough()), None))
 
     def estimate(self, plan: RunPlan) -> Footprints:
@@ -159,7 +156,7 @@ class Planner:
         """Returns an estimate; None if there is no budget to keep."""
         return None if rough.device.memory_gib is None else self.estimate(rough)
 
-    def _for_loader(self, rough: RunPlan, estimate: Footprints | None) -> assemble.Parts:
+    def _for_loader(self, rough: RunPlan, estimate: Footprints | None) -> RunObjects:
         """Returns the parts with data whose batches carry what they do in training."""
         if self.config.memory.stages:  # all share one loader, whose batches carry most in the last stage
             held: str | None = self.config.memory.stages[-1].features.value
@@ -167,7 +164,7 @@ class Planner:
             held = self._plan(estimate=estimate).memory.features
         else:
             held = rough.memory.features
-        return assemble.for_features(self.parts, held)
+        return self.parts.for_features(held)
 
     def _fitted(self, estimate: Footprints | None, first: FirstBatches | None) -> RunPlan:
         """Returns the plan by an estimate, by the first batches, and by real steps if any can be run."""

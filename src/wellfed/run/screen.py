@@ -1,4 +1,4 @@
-"""Shows a run on the terminal: the plan at its start, where the time went at its end."""
+"""Shows a run on the terminal: the plan at its start, and where the time went at its end."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ LEFT_BEHIND = (
 )
 
 _COLOURS = {"healthy": "green", "unknown": "magenta", "busy_machine": "yellow"}
-"""Of findings that are verdicts, by their ids."""
+"""Colours of findings that are verdicts, by id."""
 _VALUE_WIDTH = 16
-"""Of the longest value that is one word."""
+"""Columns of the longest value without a space."""
 
 
 class Terminal(Console):
-    """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it.
+    """A console that goes quiet if its reader ends (``| head``) or its disk is full; the run goes on.
 
-    A text is shown as it is: no markup, and control characters written out.
+    Text is shown without markup, with control characters written out.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does; all strings that are printed, those in tables too, come by here."""
+        """Renders any printed string, also in tables, with control characters written out."""
         return super().render_str(show_text(text), **options)
 
     def show_json(self, data: Any) -> None:
-        """Print it for programs: strict JSON, in which no control character stands as it is."""
-        text = json.dumps(plain(data), indent=2).replace("\x7f", "\\u007f")  # json escapes all others
+        """Prints strict JSON for programs, without raw control characters."""
+        text = json.dumps(plain(data), indent=2).replace("\x7f", "\\u007f")  # json escapes all other control characters
         self.print(text, soft_wrap=True)
 
     failure: OSError | None = None
-    """What kept it from writing, if it was not a reader that went away."""
+    """The error of a failed write, unless the reader ended."""
 
     def on_broken_pipe(self) -> None:
-        """Rich would end the process here."""
+        """Goes quiet; rich would end the process."""
         self._give_up()
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich does, until it can't."""
+        """Prints like rich, until a write fails."""
         try:
             super().print(*objects, **options)
         except OSError as error:
@@ -67,17 +67,17 @@ class Terminal(Console):
 
     def _give_up(self) -> None:
         self.quiet = True
-        # What is still buffered must not fail again when Python ends.
+        # Buffered output must not fail again when Python ends.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Table:
-    """Every number with its reason."""
+    """Returns a table of all planned values with their reasons."""
     table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
     table.add_column("knob", no_wrap=True)
     table.add_column("value", overflow="fold", max_width=_VALUE_WIDTH)
-    table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
+    table.add_column("because", overflow="fold")  # fits the longest knob at 80 columns
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
         value = f"{len(plan.stages)} stages" if knob == "memory.stages" else show_value(decided.value)
@@ -85,65 +85,63 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     return table
 
 
-def show_start(console: Console, workload: str, resumed: Path | None) -> None:
-    """What is begun, long before there is anything else to show."""
+def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
+    """Shows what starts, before torch is imported."""
     what = f"Training {workload}" if resumed is None else f"Resuming {resumed}"
-    console.print(f"{what}: importing PyTorch, reading data, planning ...", markup=False, soft_wrap=True)
+    console.print(f"{what}: importing PyTorch, reading data, planning ...", soft_wrap=True)
 
 
-def show_resume(console: Console, checkpoint: Path, step: int) -> None:
-    """Where training goes on."""
-    console.print(
-        f"Resuming {checkpoint.parent.parent} at step {step} ({checkpoint.name})", markup=False, soft_wrap=True
-    )
+def show_resume(console: Terminal, checkpoint: Path, step: int) -> None:
+    """Shows from which checkpoint training resumes."""
+    console.print(f"Resuming {checkpoint.parent.parent} at step {step} ({checkpoint.name})", soft_wrap=True)
 
 
-def show_restart(console: Console, because: str, checkpoint: Path | None, step: int, changes: str) -> None:
-    """Where training goes on after memory ran out, and how."""
+def show_restart(console: Terminal, because: str, checkpoint: Path | None, step: int, changes: str) -> None:
+    """Shows from which checkpoint training restarts after running out of memory, and with which changes."""
     where = f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
     with_what = f" with {changes}" if changes else ""
-    console.print(f"{because}\n{where}{with_what}", markup=False, soft_wrap=True)
+    console.print(f"{because}\n{where}{with_what}", soft_wrap=True)
 
 
-def show_folder(console: Console, folder: Path) -> None:
-    """Where the run is written: known to stay once it trains."""
-    console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)
+def show_folder(console: Terminal, folder: Path) -> None:
+    """Shows the run folder, which stays once training has begun."""
+    console.print(f"Run folder: {folder}\n", soft_wrap=True)
 
 
-def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
-    """Every number with its reason, and what the reader of the data noticed."""
-    console.print(plan_table(workload, plan), markup=False)
+def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
+    """Shows the plan, the predicted memory, and the notes of the data."""
+    console.print(plan_table(workload, plan))
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
     if plan.predicted_peak_gib is None:
-        console.print(f"Device memory before activations: {parts}", markup=False)
+        console.print(f"Device memory before activations: {parts}")
     else:
         peak = show_bytes(plan.predicted_peak_gib * 2**30)
-        console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})", markup=False)
+        console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})")
     for note in notes:
-        console.print(f"Data: {note}", markup=False, soft_wrap=True)
+        console.print(f"Data: {note}", soft_wrap=True)
 
 
-def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
-    """What is not as it was in the run that is run again."""
-    console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.", markup=False)
+def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
+    """Shows how a rerun differs from the original run."""
+    console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.")
     for dotted, old, new in found:
         if dotted != "git.diff":
-            console.print(f"  {dotted}: {old} -> {new}", markup=False, soft_wrap=True)
+            console.print(f"  {dotted}: {old} -> {new}", soft_wrap=True)
 
 
-def show_end(console: Console, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
-    """What both reports say in the same order, short of the plan and of what else was shown before; and files."""
+def show_end(console: Terminal, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
+    """Shows the sections of the report, without the plan, and the files."""
     console.print()
     for section in sections(record, first):
         for line in section.on_screen:
             is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
             bullet = "" if is_bare else "- "
             colour = _COLOURS.get(line.partition(" ")[0]) if section.name == "findings" else None
-            console.print(f"{bullet}{show_text(line)}", style=colour, markup=False, soft_wrap=True)
+            console.print(f"{bullet}{show_text(line)}", style=colour, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         parts = shlex.join(wandb["parts"])
         line = f"wandb (offline): wandb sync {parts}; to look at it here: wandb leet {shlex.quote(wandb['path'])}"
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     names = [name for name in LEFT_BEHIND if (folder / name).exists()]
-    console.print(f"Files: {folder} ({', '.join(names)})", markup=False, soft_wrap=True)
+    console.print(f"Files: {folder} ({', '.join(names)})", soft_wrap=True)

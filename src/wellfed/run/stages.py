@@ -33,9 +33,9 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.ending import OK, Outcome
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
-from wellfed.run.objects import assemble
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import outcome_of
-from wellfed.run.passes import Measure, Passes
+from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.other_ranks import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
@@ -60,7 +60,7 @@ class Run:
     stop: StopRequest
     began_s: InitVar[float]
     """When the command started, by the monotonic clock."""
-    parts: assemble.Parts | None = None
+    parts: RunObjects | None = None
     """Data and model, where they are made already."""
     measure: Measure | None = None
     """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
@@ -147,7 +147,7 @@ class Run:
             while (needed := self._fit(passes, checkpoint, restarts)) is not None:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
-                assemble.end(planner.parts)
+                planner.parts.end()
                 self._saved.update(passes.saved)
                 self._passes = self.parts = None
                 first = passes.figures.first
@@ -164,7 +164,7 @@ class Run:
                 written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
                 books.record.artifacts.update(written)
                 books.ceiling(passes.ceiling(self._console))
-            assemble.end(planner.parts)
+            planner.parts.end()
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
@@ -382,7 +382,7 @@ def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:
     return ballast
 
 
-def _prepare_model(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
+def _prepare_model(config: RunConfig, plan: RunPlan, parts: RunObjects) -> None:
     """Sets memory format and checkpointing of the model before it reaches its device."""
     if config.gpu.channels_last:
         parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -37,7 +37,7 @@ from wellfed.run.ranks.following import SharedRun
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
-    from wellfed.run.objects.assemble import Parts
+    from wellfed.run.objects.run_objects import RunObjects
     from wellfed.train.lightning.callbacks.pruning import Judge
 
 _LOG = logging.getLogger("wellfed")
@@ -111,7 +111,7 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
 
 def train(
     composed: Composed[RunConfig],
-    parts: Parts | None = None,
+    parts: RunObjects | None = None,
     judge: Judge | None = None,
     exchange: Exchange | None = None,
     shared: SharedRun | None = None,
@@ -142,7 +142,7 @@ class _Start:
     composed: Composed[RunConfig]
     rank: int
     stop: StopRequest
-    parts: Parts | None
+    parts: RunObjects | None
     judge: Judge | None
     exchange: Exchange | None
     shared: SharedRun | None
@@ -182,7 +182,7 @@ class _Start:
             screen.show_start(screen.Terminal(), self._config.workload.name, origin)
         run, exit_code = None, EXIT_FAILED
         try:
-            from wellfed.run.passes import Measure
+            from wellfed.run.passes.passes import Measure
             from wellfed.run.ranks.other_ranks import OtherRanks  # torch and Lightning from here on
             from wellfed.run.stages import Run
 

@@ -23,7 +23,7 @@ from wellfed.data.streams.stream import is_stream
 from wellfed.errors import WellfedError
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.run.objects import assemble
+from wellfed.run.objects import loaders, optimizers
 from wellfed.run.planner import Planner
 from wellfed.train.memory.features import hold
 from wellfed.train.step.compiled import Loss
@@ -98,7 +98,7 @@ class MadeWorkload:
 
     def end(self) -> None:
         """Tears down a LightningDataModule."""
-        assemble.end(self.planner.parts)
+        self.planner.parts.end()
 
     @property
     def runs_its_own_step(self) -> bool:
@@ -154,11 +154,11 @@ class MadeWorkload:
         planner, parts = self.planner, self.planner.parts
         with plainly(self.name):
             groups = parameter_groups(model)
-            return assemble.make_optimizer(planner.config, planner.rough(), groups, sparse=parts.has_sparse_gradients)
+            return optimizers.make_optimizer(planner.config, planner.rough(), groups, sparse=parts.has_sparse_gradients)
 
     def data_for(self, mode: FeatureModeName | None) -> Datasets:
         """The splits for a mode of features."""
-        return assemble.for_features(self.planner.parts, mode).data
+        return self.planner.parts.for_features(mode).data
 
     def source(self, mode: FeatureModeName | None) -> FeatureSource | None:
         """Feature rows in that mode; None where there are no features."""
@@ -172,7 +172,7 @@ class MadeWorkload:
             size = min(SAMPLES, len(data.train)) if hasattr(data.train, "__len__") and not self.is_stream else SAMPLES
             config = self.planner.config
             config = replace(config, workload=replace(config.workload, drop_last=False))
-            loader = assemble.make_train_loader(config, LoaderSettings(), data, batch_size=size)
+            loader = loaders.make_train_loader(config, LoaderSettings(), data, batch_size=size)
             try:
                 return next(iter(loader))
             finally:

@@ -25,7 +25,7 @@ from wellfed.data.eval_loader import EvalLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.streams.stream import is_stream
 from wellfed.errors import ConfigError, first_line
-from wellfed.run.objects import assemble
+from wellfed.run.objects import datasets
 from wellfed.run.planner import plan_without_running
 from wellfed.sample_rng import SampleRng
 from wellfed.testing.made_workload import CPU, SAMPLES, MadeWorkload, cut_sizes, differences, fail, plainly
@@ -328,7 +328,7 @@ class WorkloadContract:
         val = one.data_for(mode).val
         if not hasattr(evaluation, "best_metric") or val is None or is_stream(val):
             pytest.skip("it has no evaluation of its own, or no map-style validation data")
-        collate = assemble.of_split(one.data.eval_collate, "val") or one.data.collate
+        collate = datasets.of_split(one.data.eval_collate, "val") or one.data.collate
         model, prepare, source = one.model().eval(), one.preparation(mode, "val"), one.source(mode)
         results: list[tuple[str, dict[str, Any]]] = []
         with plainly(one.name), torch.no_grad():

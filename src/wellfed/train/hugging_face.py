@@ -1,4 +1,4 @@
-"""Makes a workload's model of a Hugging Face one, whose batches weigh as much as the tokens in them."""
+"""Wraps a Hugging Face model as a workload's model, whose batches are weighed by their tokens."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BY_LOSS: Mapping[str | None, Weight] = {
     **{f"For{kind}Classification": "rows" for kind in ("Sequence", "Image", "Video", "Audio")},
     "ForQuestionAnswering": "rows",
 }
-"""``PreTrainedModel.loss_type`` -> what the loss is a mean over."""
+"""Entries that the loss is a mean over, by ``PreTrainedModel.loss_type``."""
 _LABELS = ("label", "label_ids")
 """Columns that collators of transformers rename to ``labels``."""
 IGNORED = -100
-"""The label of what is no target, in all of transformers but segmentation."""
+"""Label of entries that are no target, in all of transformers but segmentation."""
 
 
 def from_transformers(
@@ -41,14 +41,14 @@ def from_transformers(
     remove_unused_columns: bool = True,
     **options: Any,
 ) -> TransformersModel:
-    """A model whose ``loss(batch)`` calls it with the batch's entries and takes the loss that it returns.
+    """Returns a model whose ``loss(batch)`` calls it with the batch's entries and takes the returned loss.
 
     Args:
-        model: one that is made, also by peft; or the name of a class of transformers (``AutoModelForCausalLM``).
+        model: a model, also of peft, or the name of a class of transformers (``AutoModelForCausalLM``).
         path: folder of weights and configuration for that class; a name on the hub is downloaded.
-        config: makes it anew in place of ``path``; an Auto class needs ``model_type`` in it.
-        weight: what its loss is a mean over: rows, the tokens with a label, or those but the first of each row. None =
-            as transformers says of its class.
+        config: configuration of a new model instead of ``path``; an Auto class needs ``model_type`` in it.
+        weight: what its loss is a mean over: rows, tokens with a label, or these without the first of each row. None =
+            the usual weight of its class.
         remove_unused_columns: False leaves all columns of the samples to the collator and the model; True drops those
             that the model's ``forward`` does not name, as the Trainer of transformers does.
         options: for ``from_pretrained``.
@@ -99,7 +99,7 @@ def _made(name: str, path: str | None, config: Mapping[str, Any] | None, options
 
 
 class TransformersModel(nn.Module):
-    """A model of transformers, or of peft around one, with ``loss`` and ``loss_weight``."""
+    """A model of transformers or peft, with ``loss`` and ``loss_weight``."""
 
     def __init__(self, model: nn.Module, weight: Weight | None = None, *, remove_unused_columns: bool = True) -> None:
         super().__init__()
@@ -112,17 +112,17 @@ class TransformersModel(nn.Module):
         self._ignored: int = getattr(base.config, "semantic_loss_ignore_index", 255) if is_segmentation else IGNORED
 
     def forward(self, batch: Batch) -> Any:
-        """The model's output for a batch: a mapping of its arguments."""
+        """Returns the model's output for a batch, a mapping of its arguments."""
         return self.model(
             **{key: value for key, value in batch.items() if self._columns is None or key in self._columns}
         )
 
     def collating(self, collate: Callable[[list[Any]], Batch] | None) -> Callable[[list[Any]], Batch] | None:
-        """Returns a collator that is handed samples without the columns that the model does not take."""
+        """Returns a collator of samples without the columns that the model does not take."""
         return collate if self._columns is None else ColumnsDropped(self._columns, collate or default_collate)
 
     def loss(self, batch: Batch) -> LossOutput:
-        """The model's own loss; logits and labels are for metrics, as far as each logit has its label."""
+        """Returns the model's loss, with logits and labels for metrics where each logit has a label."""
         output = self(batch)
         if getattr(output, "loss", None) is None:
             found = ", ".join(batch)
@@ -136,7 +136,7 @@ class TransformersModel(nn.Module):
         return LossOutput(output.loss, predictions=predictions, targets=targets)
 
     def loss_weight(self, batch: Batch) -> int:
-        """What the loss of a batch is a mean over."""
+        """Returns the number of rows or tokens that the loss of a batch is a mean over."""
         labels = batch.get("labels")
         if self._weight == "rows" or labels is None:
             return batches.batch_size(batch)
@@ -146,7 +146,7 @@ class TransformersModel(nn.Module):
 
 @dataclass(frozen=True)
 class ColumnsDropped:
-    """A collator for samples of which only some columns are kept; picklable, for worker processes."""
+    """A collator that keeps some columns of the samples. Can be pickled, for worker processes."""
 
     columns: frozenset[str]
     collate: Callable[[list[Any]], Batch]
@@ -159,10 +159,10 @@ class ColumnsDropped:
 
 
 def _weight_of(model: Any) -> Weight:
-    """By the loss that transformers knows the class to have."""
+    """Returns the weight by the loss type of the class."""
     name, kind = type(model).__name__, getattr(model, "loss_type", None)
     if kind is None and "LMHead" in name:
-        kind = model.loss_type = "ForCausalLM"  # which transformers takes for such a class, with a warning
+        kind = model.loss_type = "ForCausalLM"  # the type that transformers assumes, with a warning
     weight = _BY_LOSS.get(kind)
     if weight is None:
         _LOG.warning(

@@ -14,7 +14,7 @@ from wellfed.cli import main as cli
 from wellfed.cli.commands import entry_scripts
 from wellfed.config.compose import compose
 from wellfed.record import RunRecord
-from wellfed.run.objects.assemble import make_parts
+from wellfed.run.objects.assemble import make_objects
 
 FOREIGN = {"global_step": 3, "state_dict": {"other": torch.zeros(500)}}
 
@@ -76,7 +76,7 @@ def test_weights_that_do_not_fit(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def good(checkpoint: Path) -> Path:
     """The same, with the weights of its model."""
-    model = make_parts(compose(list(FAST)).config).model
+    model = make_objects(compose(list(FAST)).config).model
     weights = {f"model.{name}": value for name, value in model.state_dict().items()}
     torch.save({"global_step": 3, "state_dict": weights}, checkpoint)
     return checkpoint
@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_as_typed(checkpoint: Path, tmp_path: Path) -> None
 def test_another_error_of_the_pass_stays_what_it_is(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from wellfed.run.passes import Passes
+    from wellfed.run.passes.passes import Passes
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug in the model")

@@ -6,8 +6,6 @@ import os
 import re
 from pathlib import Path
 
-from rich.console import Console
-
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import conclude
@@ -48,7 +46,7 @@ def judged(folder: Path) -> Evidence:
 
 
 def on_screen(record: RunRecord, folder: Path) -> str:
-    console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = screen.Terminal(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
     screen.show_end(console, record, {}, folder)
     console.file.close()
     return console.export_text()

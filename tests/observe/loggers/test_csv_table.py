@@ -88,7 +88,7 @@ def test_rows_that_are_added_together_are_written_together(tmp_path, monkeypatch
 
 
 def test_rows_of_several_threads_are_written_once_each(tmp_path, at_once):
-    """Two add, one flushes, one cuts away nothing."""
+    """Two threads append, one flushes, one calls cut_after without effect."""
     num, made = 300, table(tmp_path / "t.csv")
 
     def add(name):
@@ -162,7 +162,7 @@ table.flush()
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_row_leaves_no_half_row(tmp_path):
-    """A file size limit stands for the disk: part of the text is taken, then the write fails."""
+    """A file size limit stands in for the disk: part of the text is written, then the write fails."""
     path = tmp_path / "t.csv"
     done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, env=WITH_SOURCE)
     assert (done.returncode, done.stderr) == (0, "")

@@ -194,7 +194,7 @@ def test_events_reach_the_log(tmp_path, caplog):
 
 
 def gpus(time_s, step=1, **values):
-    """A round of two GPUs."""
+    """Returns a reading of two GPUs."""
     return [Sample(time_s, step, "train", gpu, {**values, "util_pct": 10.0 + gpu}) for gpu in (0, 1)]
 
 
@@ -238,7 +238,7 @@ def test_telemetry_is_a_row_a_sample_on_disk_at_once_and_one_row_for_the_sink(tm
 
 
 def test_telemetry_is_cut_by_step_and_where_time_goes_on(tmp_path):
-    """Killed at 200 s, saved last at 100 s after step 5; the clock goes on from there."""
+    """A run killed at 200 s, last saved at 100 s after step 5, from where its clock resumes."""
     made = journal(tmp_path)
     for time_s, step in ((90.0, 4), (99.0, 5), (150.0, 5), (99.5, 6)):
         made.telemetry(gpus(time_s, step))
@@ -295,7 +295,7 @@ def test_a_disk_that_fills_is_noted_once_by_all_threads(tmp_path, at_once, caplo
 
 
 def test_the_record_is_written_by_one_thread_at_a_time(tmp_path, at_once):
-    """Two would share one temporary file."""
+    """Two writers would share one temporary file."""
     made = journal(tmp_path)
     at_once(40, *[lambda number: made.save()] * 3)
     assert made.record.events == []

@@ -1,4 +1,4 @@
-"""Lightning's own loggers as they are opened on a run; files of other packages are read back by those packages."""
+"""Lightning's loggers opened for a run; their files are read back by their own packages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ MARKDOWN = "| id | message |\n| --- | --- |\n| slow_copy | 10 / 20 ms of a step 
 
 
 def handed_at_the_end(sink: LoggerSink, folder: Path, exit_code: int = 0) -> None:
-    """As a run does."""
+    """Trains as a run does."""
     page = folder / "report.html"
     page.write_text("<p>report")
     sink.table(*TABLE)
@@ -84,7 +84,7 @@ def handed_at_the_end(sink: LoggerSink, folder: Path, exit_code: int = 0) -> Non
 
 
 def sink_of(logger: Any, *, name: str = "csv", steps: int = 20, is_new: bool = True) -> tuple[LoggerSink, list[str]]:
-    """One that has taken all rows."""
+    """Returns the sink of a logger that has taken all rows."""
     lost: list[str] = []
     logger.begin(CONFIG, is_new=is_new)
     sink = LoggerSink(name, logger, lambda: steps, lost.append)

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from wellfed.observe.loggers.sink import Sink, Sinks
+from wellfed.observe.loggers.sink import Sink
 
 
 def test_no_sink_takes_everything():
@@ -29,7 +29,7 @@ def test_several_get_the_same():
             self.got.append((dict(summary), exit_code))
 
     kept = [Kept(), Kept()]
-    sinks = Sinks(kept)
+    sinks = Sink(*kept)
     sinks.log({"step": 1})
     table, page = ("findings", ("id",), [["healthy"]]), ("report", Path("report.html"))
     sinks.table(*table)

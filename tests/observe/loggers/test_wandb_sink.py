@@ -53,7 +53,7 @@ def test_wandb_login_in_a_named_file(tmp_path):
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """No login and no wish in the environment; the home folder is empty."""
+    """Removes logins and wandb variables from the environment; the home folder is empty."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
     home = tmp_path / "home"
@@ -99,7 +99,7 @@ def opened(folder, run_id=None, **changes):
 
 @pytest.fixture
 def runs(bare, tmp_path, monkeypatch):
-    """Two runs in one process; the first is not finished by its owner. Then the second is continued."""
+    """Opens two runs in one process without finishing the first, then continues the second."""
     monkeypatch.setattr(sys, "argv", ["train.py", "+workload.data.api_key=PLANTED-abc", "seed=2"])
     first = opened(tmp_path)
     first.log({"step": 5, "epoch": 0, "train/loss": 0.5, "val/loss": None})
@@ -206,7 +206,7 @@ def test_a_run_that_breaks_is_told_once_and_raises_nothing(bare, tmp_path, caplo
 
 
 def gpu_round(number, num_gpus=2):
-    """Figures that tell round, GPU and metric."""
+    """Returns values that identify round, GPU and metric."""
     return [
         Sample(number / 3, number, "train", gpu, {
             metric.name: number + gpu / 8 + place / 100 for place, metric in enumerate(GPU_METRICS)
@@ -222,7 +222,7 @@ def host_round(number):
 
 @pytest.mark.slow
 def test_curves_and_rows_of_three_threads_are_all_there_and_apart(bare, tmp_path, at_once):
-    """Each as it was logged: exact, in order, no row lost, none merged with another thread's."""
+    """Each row is exact and in order, none is lost or merged with another thread's."""
     num = 300
     lost: list[str] = []
     sink = opened(tmp_path, on_lost=lost.append)
@@ -273,7 +273,7 @@ for number in range(10**9):
 
 @pytest.mark.slow
 def test_a_kill_leaves_the_rounds_so_far_in_the_table_and_those_of_a_moment_ago_in_the_file_of_wandb(bare, tmp_path):
-    """Killed in full flight; wandb's file has what was logged half a second before, and no false end."""
+    """After a kill wandb's file has all rows of half a second before, and no false end."""
     roots = os.pathsep.join([str(Path(wellfed.__file__).parents[1]), str(Path(__file__).parents[3])])
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": roots}
@@ -299,7 +299,7 @@ def test_a_kill_leaves_the_rounds_so_far_in_the_table_and_those_of_a_moment_ago_
 
 @pytest.mark.slow
 def test_runs_of_one_process_are_two_and_late_rows_reach_neither(bare, tmp_path, caplog):
-    """As in a multirun, with a thread of the first that has not heard of its end."""
+    """A multirun in which a thread of the first run still logs after its end."""
     lost: list[str] = []
     folders = []
     sinks = []
@@ -322,7 +322,7 @@ def test_runs_of_one_process_are_two_and_late_rows_reach_neither(bare, tmp_path,
 
 
 class Held:
-    """A wandb run whose calls wait to be let go."""
+    """A wandb run whose calls wait for an event."""
 
     def __init__(self):
         self.entered, self.go_on = threading.Event(), threading.Event()
@@ -354,7 +354,7 @@ def thread():
 
 
 def test_a_row_that_comes_while_the_run_is_being_finished_is_dropped(held, thread, monkeypatch):
-    """However long that takes: an upload is no hang."""
+    """A long upload does not count as a hang."""
     monkeypatch.setattr(guard, "_PATIENCE_S", 0.02)
     lost: list[str] = []
     sink = WandbSink(held, "online", lost.append)

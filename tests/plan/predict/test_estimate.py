@@ -31,7 +31,7 @@ from wellfed.plan.predict import estimate
 from wellfed.plan.predict.estimate import MOST_POINTS, NEAR_FRAC, curve, measure, repeated
 from wellfed.plan.predict.footprint import Footprint, NoEstimate, Point, StepShape, on_curve, predicted_peak, whole_pass
 from wellfed.plan.predict.rehearsal import Task
-from wellfed.run.objects.assemble import make_parts
+from wellfed.run.objects.assemble import make_objects
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 QUICK = {
@@ -77,7 +77,7 @@ def test_quick_ones_are_near_the_truth():
 )
 def test_the_recommender_is_near_the_truth(mode):
     config = compose(SMALL_RECSYS).config
-    check(errors(workload_case(config, make_parts(config), (64, 256, 1024, 2048), mode), "32-true"))
+    check(errors(workload_case(config, make_objects(config), (64, 256, 1024, 2048), mode), "32-true"))
 
 
 @pytest.mark.slow  # three minutes

@@ -65,7 +65,7 @@ def test_a_run_of_lightnings_takes_what_was_predicted(tmp_path, precision, micro
     if checkpointed:
         checkpoint_blocks(model)
     module = tiny.module(micro=micro, model=model)
-    module._make_optimizer = make_optimizer
+    module.plain.make_optimizer = make_optimizer
     counter = Counter()
     counter.track_external(module)
     with as_on_cuda(), counter:

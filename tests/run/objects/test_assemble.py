@@ -1,4 +1,4 @@
-"""What a configuration becomes, where the data or the model is unusual."""
+"""Objects built from a configuration with unusual data or an unusual model."""
 
 import sys
 import threading
@@ -25,6 +25,12 @@ from wellfed.data.streams.stream_loader import StreamLoader
 from wellfed.errors import ConfigError, DataError
 from wellfed.plan.run_plan import DataFacts, OwnLoader
 from wellfed.run.objects import assemble
+from wellfed.run.objects.datasets import data_facts, is_lightning_module, with_derived, with_loader
+from wellfed.run.objects.evaluation import eval_device_prefetch, eval_settings, make_eval_loader
+from wellfed.run.objects.loaders import make_train_loader, one_off_settings, try_loader
+from wellfed.run.objects.models import model_facts, sparse_layers
+from wellfed.run.objects.optimizers import make_optimizer, make_schedule, try_schedule
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.train.memory.remembered import FOREACH, Lowered
 
@@ -41,7 +47,7 @@ class Model(nn.Module):
 
 
 class ByClosure(torch.optim.Optimizer):
-    """Its step needs a closure."""
+    """An optimizer whose step needs a closure."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -83,11 +89,11 @@ def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeyp
     facts = DataFacts(sets.SIZE, has_fetch=kind is sets.Breaking)
     choices = {"loader": option}
     plan = planned(given, LAPTOP, data=facts, choices=choices)
-    parts = assemble.Parts(Datasets(train=kind("hang", *range(sets.SIZE))), Model(), None)
+    parts = RunObjects(Datasets(train=kind("hang", *range(sets.SIZE))), Model(), None)
     began_s = time.monotonic()
-    assert assemble.try_loader(given, lambda built: [], plan, parts) is None
+    assert try_loader(given, lambda built: [], plan, parts) is None
     with (
-        closing(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), parts.data)) as loader,
+        closing(make_train_loader(given, one_off_settings(given, plan), parts.data)) as loader,
         pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"),
     ):
         next(iter(loader))
@@ -99,7 +105,7 @@ def test_a_look_without_a_timeout_starts_no_thread():
     plan = planned(given, LAPTOP)
     assert plan.loader.backend == "threads"
     before = set(threading.enumerate())
-    next(iter(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), datasets())))
+    next(iter(make_train_loader(given, one_off_settings(given, plan), datasets())))
     assert set(threading.enumerate()) <= before  # one of another test may have ended
 
 
@@ -118,7 +124,7 @@ class Rows(Dataset):
 
 
 class Sets(pl.LightningDataModule):
-    """``torn_down`` is where its data are no longer there."""
+    """A data module; ``torn_down`` holds the stages that were torn down."""
 
     torn_down: tuple[str, ...] = ()
 
@@ -153,8 +159,8 @@ def brought(target, effective=None, model="Model", **arguments):
     made.workload.effective_batch_size = effective
     made.workload.model = {"_target_": f"{__name__}.{model}"}
     made.workload.data = {"_target_": f"{__name__}.{target}", **arguments} if target else None
-    parts = assemble.make_parts(made)
-    return parts, assemble.with_loader(made, parts.data)
+    parts = assemble.make_objects(made)
+    return parts, with_loader(made, parts.data)
 
 
 @pytest.mark.parametrize(("kind", "has_val"), [("dict", True), ("tuple", True), ("one", False)])
@@ -163,18 +169,18 @@ def test_loaders_in_any_form_are_taken_apart(kind, has_val):
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (5, False)
     assert (type(parts.data.train), parts.data.val is not None) == (Rows, has_val)
     assert "a DataLoader over Rows gives the training samples, in its own order." in parts.data.notes
-    facts = assemble.data_facts(parts)
+    facts = data_facts(parts)
     assert facts.own_loader == OwnLoader(5, 0, None, persistent_workers=False, pin_memory=False, timeout_s=0)
-    loader = assemble.make_train_loader(given, LoaderSettings(), parts.data)
+    loader = make_train_loader(given, LoaderSettings(), parts.data)
     assert next(iter(loader)).batch["index"].tolist() == [0, 1, 2, 3, 4]
-    assert isinstance(assemble.make_train_loader(given, LoaderSettings(backend="own"), parts.data), StreamLoader)
+    assert isinstance(make_train_loader(given, LoaderSettings(backend="own"), parts.data), StreamLoader)
 
 
 def test_a_data_module_gives_its_data():
     parts, given = brought("Sets", effective=4)
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
     assert (len(parts.data.train), parts.data.val, parts.data.eval_batch_size["test"]) == (12, None, 3)
-    assemble.end(parts)
+    parts.end()
     assert parts.data_module.torn_down == ("fit", "test")
 
 
@@ -223,7 +229,7 @@ def test_the_data_fill_in_what_is_left_open_and_nothing_that_is_typed(lr, width)
 def test_only_entries_of_the_workload_follow_from_its_data(knob):
     data = Datasets(train=sets.Fetching(), derived={knob: (3, "all rows have it")})
     with pytest.raises(ConfigError, match=rf"Datasets.derived names {knob}, .* Name workload.data.<name>"):
-        assemble.with_derived(config(), data)
+        with_derived(config(), data)
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ def test_only_entries_of_the_workload_follow_from_its_data(knob):
 
 def optimizer(model, given=None, **more):
     given = given or config()
-    return assemble.make_optimizer(given, planned(given, LAPTOP), [{"params": list(model.parameters())}], **more)
+    return make_optimizer(given, planned(given, LAPTOP), [{"params": list(model.parameters())}], **more)
 
 
 def test_an_optimizer_is_fused_where_every_gradient_is_dense_and_real():
@@ -246,35 +252,35 @@ def test_an_optimizer_that_could_not_step_on_all_weights_at_once_does_not_try_ag
     given = config()
     given.workload.optimizer = {"_target_": "torch.optim.NAdam", "lr": 0.1, "foreach": True}
     plan, groups = planned(given, LAPTOP), [{"params": list(Model().parameters())}]
-    assert assemble.make_optimizer(given, plan, groups).param_groups[0]["foreach"] is True
+    assert make_optimizer(given, plan, groups).param_groups[0]["foreach"] is True
     plan = replace(plan, remembered={FOREACH: Lowered(False, None, "2026-11-22", "a")})
-    assert assemble.make_optimizer(given, plan, groups).param_groups[0]["foreach"] is False
+    assert make_optimizer(given, plan, groups).param_groups[0]["foreach"] is False
 
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_sparse_gradients_are_known_from_the_model(sparse):
-    parts = assemble.make_parts(config({"_target_": "torch.optim.SGD", "lr": 0.1}, sparse=sparse))
+    parts = assemble.make_objects(config({"_target_": "torch.optim.SGD", "lr": 0.1}, sparse=sparse))
     assert parts.has_sparse_gradients is sparse
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "RMSprop", "SparseAdam"])
 def test_an_optimizer_that_takes_no_sparse_gradients_is_refused_before_the_run(optimizer):
     with pytest.raises(ConfigError, match=rf"torch.optim.{optimizer}: .*table, sparse=True.*_target_=torch.optim.SGD"):
-        assemble.make_parts(config({"_target_": f"torch.optim.{optimizer}"}, sparse=True))
+        assemble.make_objects(config({"_target_": f"torch.optim.{optimizer}"}, sparse=True))
 
 
 def test_a_frozen_table_has_no_sparse_gradients():
     frozen = Model(sparse=True)
     frozen.table.requires_grad_(False)
-    assert not assemble._has_sparse_gradients(frozen)
+    assert not list(sparse_layers(frozen))
 
 
 def test_a_sparse_buffer_counts_as_if_it_were_dense():
     given = config()
-    parts = assemble.make_parts(given)
-    before = assemble.model_facts(parts, given).parameter_bytes
+    parts = assemble.make_objects(given)
+    before = model_facts(parts, given).parameter_bytes
     parts.model.register_buffer("edges", torch.eye(4).to_sparse())
-    assert assemble.model_facts(parts, given).parameter_bytes == before + 16 * 4
+    assert model_facts(parts, given).parameter_bytes == before + 16 * 4
 
 
 @pytest.mark.parametrize(
@@ -289,7 +295,7 @@ def test_a_sparse_buffer_counts_as_if_it_were_dense():
 )
 def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
     given = config({"_target_": target, "lr": 0.1})
-    found = assemble.model_facts(assemble.make_parts(given), given)
+    found = model_facts(assemble.make_objects(given), given)
     assert found.optimizer_state_bytes == states * found.trainable_bytes
 
 
@@ -310,19 +316,19 @@ def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expec
     config = make_config(loader=loader)
     plan = planned(config, H200)
     plan = replace(plan, loader=replace(plan.loader, eval_workers=num_workers))
-    found = assemble._eval_settings(config, plan, kind())
+    found = eval_settings(config, plan, kind())
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
-    assert assemble.eval_device_prefetch(plan, kind()) == ahead
+    assert eval_device_prefetch(plan, kind()) == ahead
 
 
 def test_only_a_lightning_module_is_one():
-    assert assemble.is_lightning_module(pl.LightningModule())
-    assert not assemble.is_lightning_module(nn.Linear(1, 1))
+    assert is_lightning_module(pl.LightningModule())
+    assert not is_lightning_module(nn.Linear(1, 1))
 
 
 def test_without_lightning_there_is_none(monkeypatch):
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
-    assert not assemble.is_lightning_module(nn.Linear(1, 1))
+    assert not is_lightning_module(nn.Linear(1, 1))
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ def test_a_scheduler_within_another_steps_the_same_optimizer():
         ],
     )
     sgd = torch.optim.SGD(Model().parameters(), lr=0.1)
-    scheduler = assemble.make_schedule(given, sgd)
+    scheduler = make_schedule(given, sgd)
     rates = []
     for _ in range(4):
         rates.append(sgd.param_groups[0]["lr"])
@@ -357,12 +363,12 @@ def test_a_scheduler_within_another_steps_the_same_optimizer():
 def test_a_scheduler_that_refuses_its_arguments_is_told_before_training():
     given = scheduled(_target_="torch.optim.lr_scheduler.OneCycleLR", max_lr=0.1)
     with pytest.raises(ConfigError, match="workload.schedule: .*OneCycleLR refuses its arguments: You must define"):
-        assemble.try_schedule(given, assemble.make_parts(given))
-    assemble.try_schedule(config(), assemble.make_parts(config()))
+        try_schedule(given, assemble.make_objects(given).model)
+    try_schedule(config(), assemble.make_objects(config()).model)
 
 
 @pytest.mark.parametrize(("kind", "samples"), [("short", 12), ("empty", 0)])
 def test_a_split_of_which_no_batch_can_be_made_is_refused(kind, samples):
     parts, given = brought("loaders", kind=kind)
     with pytest.raises(DataError, match=rf"Rows makes no val batch of its {samples} samples\. Check workload\.data"):
-        assemble.make_eval_loader(given, planned(given), parts.data, "val")
+        make_eval_loader(given, planned(given), parts.data, "val")

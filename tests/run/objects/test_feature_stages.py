@@ -1,4 +1,4 @@
-"""The stages of a run: planned each by itself, gone through in one training, refused where they make no sense."""
+"""Stages of a run: each is planned, all are trained in one run, and impossible ones are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.process import StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.passes import Passes
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 
@@ -90,7 +90,7 @@ def test_each_stage_is_planned_with_the_encoder_as_it_is_then(tmp_path: Path) ->
 
 
 def blocks_of(module: nn.Module) -> int:
-    """Bytes of its weights as a card hands them out."""
+    """Returns the bytes of the weights as a card allocates them."""
     return sum(-(-weight.nbytes // 512) * 512 for weight in module.parameters())
 
 
@@ -107,7 +107,7 @@ def test_a_stage_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_micro_batches_are_planned_for_each_stage(tmp_path: Path) -> None:
-    """A frozen encoder leaves room for a whole step, a trained one for parts of it."""
+    """A budget that fits a whole step with a frozen encoder, and parts of one with a trained encoder."""
     planner = planner_of(
         STAGES,
         "gpu=8gb",
@@ -124,7 +124,7 @@ def test_micro_batches_are_planned_for_each_stage(tmp_path: Path) -> None:
 
 
 class Wide(encoded.Encoded):
-    """Its encoder keeps 4 MiB of activations for each row that it is trained on."""
+    """A model whose trained encoder keeps 4 MiB of activations per row."""
 
     def features(self) -> Features:
         inner = super().features()
@@ -140,7 +140,7 @@ class Wide(encoded.Encoded):
 
 
 class Alone(encoded.Encoded):
-    """Its scores are its rows."""
+    """A model whose scores are its rows."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -236,7 +236,7 @@ def test_what_is_left_before_at_or_after_the_change_goes_on_to_the_same_weights(
 
 
 class Series:
-    """Rows of a store on the CPU, which batches carry where it is not on the device."""
+    """Data whose batches carry rows of a store on the CPU, unless the store is on the device."""
 
     carried: list[tuple[str, bool]] = []  # noqa: RUF012  what the model was given, in order
 

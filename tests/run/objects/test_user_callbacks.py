@@ -9,13 +9,14 @@ from lightning.pytorch.callbacks import EarlyStopping
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
-from wellfed.run.objects.assemble import Parts, listeners, model_facts
+from wellfed.run.objects.models import model_facts, step_listeners
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_monitors, make_callbacks
 
 
 def made(*overrides: str, val: Any = ()) -> dict[str, Any]:
     model: Any = None
-    parts = Parts(Datasets(train=[], val=val), model, None)
+    parts = RunObjects(Datasets(train=[], val=val), model, None)
     return make_callbacks(compose([*overrides, "workload.schedule.name=constant"]).config, parts)
 
 
@@ -51,7 +52,7 @@ def test_who_listens_within_a_step_is_known() -> None:
         "+callbacks.swa={_target_: lightning.pytorch.callbacks.StochasticWeightAveraging, swa_lrs: 0.1}",
     )
     model: Any = None
-    assert listeners(Parts(Datasets(train=[]), model, None, callbacks=found)) == ()
+    assert step_listeners(RunObjects(Datasets(train=[]), model, None, callbacks=found)) == ()
 
 
 @pytest.mark.parametrize(("device", "copies"), [("null", 1), ("cpu", 0)])
@@ -59,14 +60,14 @@ def test_an_average_on_the_device_is_a_part_of_its_memory(device: str, copies: i
     found = made("callbacks=ema", f"+callbacks.ema.device={device}")
     model: Any = torch.nn.Linear(3, 2)
     config = compose(["workload.schedule.name=constant"]).config
-    facts = model_facts(Parts(Datasets(train=[]), model, None, callbacks=found), config)
+    facts = model_facts(RunObjects(Datasets(train=[]), model, None, callbacks=found), config)
     assert facts.average_bytes == copies * 4 * (3 * 2 + 2)
 
 
 def test_a_figure_that_validation_does_not_give_is_told() -> None:
     found = made("callbacks=early_stopping", "callbacks.early_stopping.monitor=val/ndcg")
     model: Any = None
-    parts = Parts(Datasets(train=[], val=[]), model, None, callbacks=found)
+    parts = RunObjects(Datasets(train=[], val=[]), model, None, callbacks=found)
     config = compose(["workload.schedule.name=constant"]).config
     expected = r"monitor=val/ndcg: validation gives no such figure. Set it to one of val/loss, val/ndcg@10"
     with pytest.raises(ConfigError, match=expected):

@@ -22,8 +22,9 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.micro_batch import footprints
-from wellfed.run.objects import assemble
-from wellfed.run.passes import Passes
+from wellfed.run.objects import assemble, loaders
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL
 from wellfed.study.sweep.grid import GridPoint
@@ -124,7 +125,7 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
     assert trial.work(shared, tasks.ComputeRows(file)) == 0
     assert asked == [NUM_ROWS]
     assert list(tmp_path.iterdir()) == [file]
-    trained: list[assemble.Parts] = []
+    trained: list[RunObjects] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
     trial.work(shared, tasks.RunPoint(POINT, composed("memory.features=cache"), feature_rows=file))
     shared.parts.model.eval()
@@ -154,14 +155,14 @@ def test_a_plan_says_whether_a_trial_keeps_rows(overrides: Sequence[str], rows: 
     assert plan.keeps_rows is are_kept
 
 
-def planner(point: Composed[RunConfig], parts: assemble.Parts) -> Planner:
+def planner(point: Composed[RunConfig], parts: RunObjects) -> Planner:
     return Planner.start(point, machine(), parts)
 
 
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 
-def planned(points: Sequence[Composed[RunConfig]], parts: assemble.Parts) -> list[tasks.PointPlan]:
+def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[tasks.PointPlan]:
     """The plans as the sweep gets them."""
     task = tasks.PlanPoints([(str(number), each) for number, each in enumerate(points)])
     seen, *plans = pickle.loads(pickle.dumps(list(trial.plan_points(parts, task))))
@@ -171,8 +172,8 @@ def planned(points: Sequence[Composed[RunConfig]], parts: assemble.Parts) -> lis
     return plans
 
 
-def parts_of(data: str = "Items", rows: str = "frozen") -> assemble.Parts:
-    return assemble.make_parts(composed(data=data, rows=rows).config)
+def parts_of(data: str = "Items", rows: str = "frozen") -> RunObjects:
+    return assemble.make_objects(composed(data=data, rows=rows).config)
 
 
 @pytest.mark.slow
@@ -186,8 +187,8 @@ def test_a_plan_tells_what_the_first_batches_are_and_builds_them_once(monkeypatc
         composed(*torch_2, "trainer.devices=2"),
     ]
     built: list[Any] = []
-    really = assemble.look_at_first_batches
-    monkeypatch.setattr(assemble, "look_at_first_batches", lambda *given: built.append(given) or really(*given))
+    really = loaders.look_at_first_batches
+    monkeypatch.setattr(loaders, "look_at_first_batches", lambda *given: built.append(given) or really(*given))
     plans = planned(points, parts_of())
     assert [plan.problem for plan in plans] == [None] * 5
     first = plans[0].first_batches
@@ -201,7 +202,7 @@ def test_a_plan_tells_what_the_first_batches_are_and_builds_them_once(monkeypatc
 
 def test_batches_that_can_not_be_held_are_told_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = FirstBatches(1.0, 2**50, 100)
-    monkeypatch.setattr(assemble, "look_at_first_batches", lambda *given: huge)
+    monkeypatch.setattr(loaders, "look_at_first_batches", lambda *given: huge)
     point = composed("loader.backend=torch", "loader.num_workers=2")
     (plan,) = planned([point], parts_of())
     assert "the batches kept ready don't fit" in plan.problem
@@ -221,7 +222,7 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     point, parts = composed("gpu=24gb", f"paths.cache_dir={tmp_path / 'cache'}"), parts_of()
     (plan,) = planned([point], parts)
     assert plan.predicted_peak_gib > 0
-    trained: list[assemble.Parts] = []
+    trained: list[RunObjects] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
     trial.work(trial.SharedParts(parts, torch.get_num_threads()), tasks.RunPoint(POINT, point, plan))
     monkeypatch.setattr(footprints, "cached_measure", None)

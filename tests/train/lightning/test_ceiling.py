@@ -1,4 +1,4 @@
-"""The ceiling is of the card, of whole batches, and leaves no trace."""
+"""The ceiling uses the card and whole batches, and restores all state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_batches_take_turns_and_come_whole_whatever_a_step_does_to_them() -> Non
 
 
 class ManyKernels(nn.Module):
-    """Many kernels a step: a card that takes long for each is behind the host."""
+    """A model with many kernels a step, for which a slow card lags behind the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ManyKernels(nn.Module):
 
 
 def measured(module: StepModule, loader: Any, folder: Path, steps: int) -> StepSummary:
-    """The rate of training itself, as a run measures it."""
+    """Returns the rate of training as a run measures it."""
     rows: list[StepRow] = []
     options = tiny.options(accelerator="gpu", max_steps=steps)
     clock = StepClock(new_event=lit.new_event_factory(torch.device("cuda", 0)))
@@ -136,7 +136,7 @@ def test_a_starved_run_is_well_below_it_and_before_a_fit_it_is_the_same(tmp_path
 
 
 class Counting(tiny.TinyModel):
-    """Counts its steps in a buffer that no checkpoint has, and draws random numbers of three kinds."""
+    """A model that counts steps in a buffer outside of checkpoints, and draws from three generators."""
 
     def __init__(self) -> None:
         super().__init__(dropout=0.5)
@@ -152,20 +152,20 @@ def test_weights_buffers_generators_and_counts_are_as_before(tmp_path: Path) -> 
     events: list[str] = []
     module = tiny.module(model=Counting(), on_event=lambda kind, **facts: events.append(kind))
     tiny.fit(module, tmp_path, max_steps=3)
-    trainer, weights, drawn, options = module.trainer, tiny.weights(module), generators(), module.options
-    module.totals.forget()
-    module.totals.add("loss", torch.tensor(1.0), 1)
+    trainer, weights, drawn, options = module.trainer, tiny.weights(module), generators(), module.plain.options
+    module.plain.totals.forget()
+    module.plain.totals.add("loss", torch.tensor(1.0), 1)
     module.eval()
     assert run_ceiling(module, few(), tiny.options(), 5, tmp_path) is not None
     assert torch.equal(tiny.weights(module), weights)
     assert float(module.model.steps) == 3
     assert generators() == drawn
     assert module.trainer is trainer
-    assert module.options is options
+    assert module.plain.options is options
     assert not module.training
     assert all(parameter.grad is None for parameter in module.parameters())
-    module.totals.commit()
-    assert module.totals.take() == {"loss": 1.0}
+    module.plain.totals.commit()
+    assert module.plain.totals.take() == {"loss": 1.0}
     assert events == []
 
 
@@ -180,7 +180,7 @@ def test_so_they_are_where_it_fails(tmp_path: Path) -> None:
         run_ceiling(module, few(), tiny.options(), 5, tmp_path)
     assert torch.equal(tiny.weights(module), weights)
     assert generators() == drawn
-    assert module.micro.size == 32
+    assert module.plain.micro.size == 32
     assert events == []
 
 
@@ -202,7 +202,7 @@ def test_layers_that_the_first_batch_makes_are_left_alone() -> None:
 
 
 class Guest(pl.LightningModule):
-    """One that watches its training closely, as users do."""
+    """A module with hooks around each step."""
 
     def __init__(self) -> None:
         super().__init__()

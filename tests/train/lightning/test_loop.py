@@ -1,4 +1,4 @@
-"""Direct steps do what Lightning's own do: weights, checkpoints, what callbacks hear."""
+"""Direct steps equal Lightning's: weights, checkpoints, and what callbacks get."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOOKS += ["on_train_epoch_end", "on_save_checkpoint", "on_train_end", "on_fit_en
 
 
 class Direct(pl.Callback):
-    """Whether the steps were direct, but for the first after a resume."""
+    """Callback that records whether the steps were direct, but for the first after a resume."""
 
     def __init__(self) -> None:
         self.was: list[bool] = []
@@ -40,7 +40,7 @@ class Direct(pl.Callback):
 
 
 class Stops(pl.Callback):
-    """Ends the run early, as Lightning's EarlyStopping and Timer do."""
+    """A callback that ends the run early, as EarlyStopping and Timer do."""
 
     def __init__(self, step: int | None) -> None:
         self._step = step
@@ -50,10 +50,10 @@ class Stops(pl.Callback):
 
 
 class Hears(pl.Callback):
-    """What callbacks are told, and what they could look up at that time."""
+    """A callback that records its arguments, and the state of the Trainer."""
 
     ignores_loss = False
-    """Lightning's own knows that of the last micro-batch alone."""
+    """Lightning's own loop has the loss of the last micro-batch alone."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -77,7 +77,7 @@ for hook in HOOKS:
 def fitted(
     module: Any, tmp_path: Path, callbacks: Any = (), *, direct: bool, plugins: Any = None, val: Any = None, **more: Any
 ) -> Any:
-    """The Trainer, of direct steps or with Lightning's own loop."""
+    """Trains with direct steps or with Lightning's own loop; returns the Trainer."""
     checkpoint = more.pop("checkpoint", None)
     watch = Direct()
     more = tiny.options(**more)
@@ -94,7 +94,7 @@ def fitted(
 def three(
     tmp_path: Path, make: Any = tiny.module, stops: int | None = None, plugin: Any = lambda: None, **changes: Any
 ) -> list[tuple[torch.Tensor, dict[str, Any], Any]]:
-    """Weights, checkpoint and what was heard: of direct steps, of ours in Lightning's loop, of Lightning's own."""
+    """Returns weights, checkpoint and records of direct steps, of ours in Lightning's loop, and of Lightning's own."""
     results = []
     for number in range(3):
         hears, module = Hears(), make() if number < 2 else tiny.Lightnings(make())
@@ -110,7 +110,7 @@ def three(
 
 
 def flat(state: Any, name: str = "") -> dict[str, Any]:
-    """Leaves of a checkpoint by their path."""
+    """Returns the leaves of a checkpoint by their path."""
     if isinstance(state, dict):
         return {path: leaf for key, item in state.items() for path, leaf in flat(item, f"{name}/{key}").items()}
     if isinstance(state, (list, tuple)):
@@ -123,7 +123,7 @@ def scaled() -> MixedPrecision:
 
 
 def of_precisions() -> Iterator[Any]:
-    """Each precision with clipping and without, with parts of a step and without; the other pairs are slow ones."""
+    """Yields each precision with and without clipping, and with and without micro-batches; other pairs are slow."""
     for number, precision in enumerate(["32-true", "bf16-mixed", "bf16-true", "16-mixed"]):
         for clip in (None, 0.05):
             for micro in (32, 8):
@@ -229,7 +229,7 @@ def test_where_lightning_is_built_otherwise_its_own_steps_are_done(
 
 def test_clipping_what_a_fused_optimizer_has_yet_to_unscale_is_refused(tmp_path: Path) -> None:
     module = tiny.module()
-    module._make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    module.plain.make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     trainer = pl.Trainer(
         accelerator="cpu",
         plugins=[scaled()],
@@ -246,7 +246,7 @@ def test_clipping_what_a_fused_optimizer_has_yet_to_unscale_is_refused(tmp_path:
 
 
 class InOrder(IterableDataset[Any]):
-    """The samples of `tiny.TinyData`; nobody knows how many."""
+    """A stream of the samples of `tiny.TinyData`, of unknown length."""
 
     def __iter__(self) -> Any:
         data = tiny.TinyData()
@@ -254,13 +254,13 @@ class InOrder(IterableDataset[Any]):
 
 
 class OneByOne(tiny.TinyData):
-    """The same with an index."""
+    """The same data with an index."""
 
     fetch: Any = None
 
 
 def over_stream(folder: Path, batches: Any, *, epochs: int, checkpoint: Path | None = None) -> Any:
-    """Trained for so many epochs: weights, what was heard, a checkpoint after each step."""
+    """Trains some epochs; returns weights, records, and a checkpoint after each step."""
     hears, module = Hears(), tiny.module(dropout=0.2)
     folder.mkdir()
 
@@ -274,7 +274,7 @@ def over_stream(folder: Path, batches: Any, *, epochs: int, checkpoint: Path | N
 
 
 def test_epochs_of_a_stream_end_as_those_of_known_length_and_are_gone_on_with(tmp_path: Path) -> None:
-    """Validations come at their ends; a checkpoint of any step goes on in the step after it."""
+    """Validations come at the ends of epochs; a checkpoint of any step resumes with the next."""
     known = tiny.loader(data=OneByOne(), shuffle=False)
     expected = over_stream(tmp_path / "known", known, epochs=2)
     found = over_stream(tmp_path / "stream", tiny.loader(data=InOrder()), epochs=2)

@@ -85,7 +85,7 @@ def test_out_of_memory_halves_the_micro_batch_and_does_the_same_batch_again(tmp_
     tiny.fit(retried, tmp_path)
     by_hand = tiny.module(micro=8, dropout=0.3)
     tiny.fit(by_hand, tmp_path)
-    assert retried.micro.tried == [32, 16, 8]
+    assert retried.plain.micro.tried == [32, 16, 8]
     assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))  # dropout masks included
     assert [kind for kind, _ in events] == ["oom", "step_down", "oom", "step_down"]
     assert events[1][1] == {"step": 1, "micro_batch": 16, "before": 32}
@@ -104,7 +104,7 @@ def test_a_step_done_again_is_reported_once(tmp_path: Path) -> None:
 def test_micro_batch_steps_are_the_way_down(tmp_path: Path) -> None:
     module = tiny.module(micro=32, fail=oom_above(12), steps=[24, 10])
     tiny.fit(module, tmp_path, max_steps=3)
-    assert module.micro.tried == [32, 24, 10]
+    assert module.plain.micro.tried == [32, 24, 10]
 
 
 def test_out_of_memory_at_one_sample_lists_what_was_tried(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ class SometimesNan(tiny.TinyModel):
 
 
 class WeightsAfter(pl.Callback):
-    """The weights after each step."""
+    """Callback that keeps the weights after each step."""
 
     def __init__(self) -> None:
         self.weights: list[torch.Tensor] = []
@@ -219,7 +219,7 @@ def test_a_loss_of_another_type_is_named(tmp_path: Path) -> None:
 
 
 class DrawsEverywhere(tiny.TinyModel):
-    """Uses all three generators, as careless models do."""
+    """A model that draws from all three generators."""
 
     def loss(self, batch: Any) -> LossOutput:
         output = super().loss(batch)
@@ -246,7 +246,7 @@ def test_resume_at_any_batch_goes_on_as_if_nothing_had_happened(tmp_path: Path, 
 
 
 class Dies(pl.Callback):
-    """As a kill would: in the middle of it all, after so many steps."""
+    """A callback that raises after a number of steps, as a kill would."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -269,7 +269,7 @@ class Dies(pl.Callback):
 def test_from_any_checkpoint_of_a_killed_run_the_rest_is_the_same(
     tmp_path: Path, limits: dict[str, int], every: int | None, dies: int
 ) -> None:
-    """3 steps an epoch. ``every=None`` saves at the end of an epoch, as the default does."""
+    """Trains with 3 steps an epoch. ``every=None`` saves at the end of an epoch, as the default does."""
 
     def fresh() -> StepModule:
         random.seed(5)
@@ -324,7 +324,7 @@ def test_evaluation_without_one_is_the_mean_loss_over_all_samples(tmp_path: Path
 
 
 class CountsItself(tiny.TinyModel):
-    """Two windows a row, say."""
+    """A model that counts two samples a row."""
 
     def loss(self, batch: Any) -> LossOutput:
         return LossOutput(super().loss(batch).loss, num_samples=2 * len(batch["x"]))
@@ -340,7 +340,7 @@ def test_a_model_may_count_its_own_samples(tmp_path: Path) -> None:
 
 
 class NanInFirstPart(tiny.TinyModel):
-    """The first of two micro-batches of step 2 is no number."""
+    """A model whose first of two micro-batches of step 2 has a NaN loss."""
 
     def loss(self, batch: Any) -> LossOutput:
         output = super().loss(batch)
@@ -366,11 +366,11 @@ def test_a_micro_batch_that_is_no_number_leaves_the_whole_step_out(tmp_path: Pat
 
 
 def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(tmp_path: Path) -> None:
-    from wellfed.train.lightning.scheduling import Schedule
+    from wellfed.train.plain_model.scheduling import Schedule
 
     def with_total(total: int) -> StepModule:
         module = tiny.module()
-        module._lr_factor = Schedule("cosine", 0, 0.0, total)
+        module.plain.lr_factor = Schedule("cosine", 0, 0.0, total)
         return module
 
     tiny.fit(with_total(4), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=4)
@@ -412,12 +412,12 @@ def test_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path) -> None:
 
 
 def test_gradients_of_a_fused_optimizer_are_clipped_whatever_their_types(tmp_path: Path) -> None:
-    """Lightning refuses that with mixed precision, as if there were a scaler."""
+    """Lightning refuses fused optimizers with mixed precision, as if there were a scaler."""
 
     def trained(fused: bool) -> torch.Tensor:
         module = tiny.module()
         module.model.more = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
-        module._make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        module.plain.make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
         tiny.fit(module, tmp_path, max_steps=4, gradient_clip=0.01, precision="bf16-mixed")
         return torch.cat([weight.detach().flatten().float() for weight in module.parameters()])
 
@@ -425,7 +425,7 @@ def test_gradients_of_a_fused_optimizer_are_clipped_whatever_their_types(tmp_pat
 
 
 def test_a_run_that_stepped_down_goes_on_with_its_size(tmp_path: Path) -> None:
-    """Without another attempt at the size that memory ran out with, and with the same weights bit for bit."""
+    """A resume does not try the failed size again, and has the same weights bit for bit."""
 
     def no_room(size: int, calls: int) -> BaseException | None:
         return torch.OutOfMemoryError("CUDA out of memory.") if size > 8 and calls > 3 else None

@@ -1,4 +1,4 @@
-"""A card without room for batches ahead: each is trained on once all the same."""
+"""A card without memory for batches ahead: each batch is still trained on once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Sometimes:
-    """Copies to a device that has no room at some calls."""
+    """Copies to a device that runs out of memory at some calls."""
 
     def __init__(self, fails: set[int]) -> None:
         self._fails, self.calls = fails, 0
@@ -65,7 +65,7 @@ def test_without_being_asked_to_make_do_it_is_an_error() -> None:
 
 
 class Large(tiny.TinyData):
-    """A mebibyte a sample."""
+    """Data of one mebibyte per sample."""
 
     def fetch(self, indices: Any, rng: Any) -> Any:
         return {**super().fetch(indices, rng), "padding": torch.zeros(len(indices), 2**18)}
@@ -91,7 +91,7 @@ def test_a_card_with_room_for_two_batches(tmp_path: Path) -> None:
         torch.cuda.set_per_process_memory_fraction(mib / 100)
         events.clear()
         module, seen = tiny.module(on_event=lambda kind, **facts: events.append((kind, facts))), Seen()
-        module._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
+        module.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
         with prefetched(tiny.loader(data=Large()), module, torch.device("cuda", 0), ahead) as ahead_of_it:
             loader = TimedLoader(ahead_of_it, StepClock())
             tiny.fit(module, tmp_path, [seen], batches=loader, accelerator="gpu", max_epochs=2, max_steps=None)

@@ -1,4 +1,4 @@
-"""Batches of validation and test that are tried before training leave nothing behind, and show what is broken."""
+"""Batches of validation and test tried before training: they show errors and change no state."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import BareBatches
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.guest import make_guest_trainer
 from wellfed.train.lightning.sanity import SanityCheck
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Draws(tiny.TinyModel):
-    """Draws and counts whenever it is asked."""
+    """A model that draws random numbers and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__(dropout=0.3)
@@ -76,7 +76,7 @@ def test_what_is_broken_shows_before_the_first_step(tmp_path: Path) -> None:
 
 
 class FewAreTooFew:
-    """Metrics that can't be computed of a few batches."""
+    """An evaluation that can't compute its metrics from a few batches."""
 
     best_metric, best_mode, with_loss = "auroc", "max", False
 
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_has_been_through_it(tmp_path: Path) -> None:
 
 
 class Guest(pl.LightningModule):
-    """Keeps outputs in the ways that people do."""
+    """A module that keeps outputs in several common ways."""
 
     def __init__(self, breaks_in: str = "") -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def guest_trained(tmp_path: Path, sanity_batches: int, breaks_in: str = "") -> t
     if sanity_batches:
         callbacks = [SanityCheck({"val": few, "test": few}, lambda *_: None), figures]
     loggers = for_trainer([], figures.logged, tmp_path)
-    trainer = make_guest_trainer(
+    trainer = make_user_trainer(
         tiny.options(max_steps=6), callbacks, tmp_path, loggers=loggers, sanity_batches=sanity_batches
     )
     lit.fit(trainer, module, BareBatches(tiny.loader()), BareBatches(tiny.eval_loader()), None)

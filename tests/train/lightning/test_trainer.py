@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from tests.kit import tiny
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.callbacks.together import Together
+from wellfed.train.lightning.hooks import Together
 from wellfed.train.lightning.trainer import ended_by, make_trainer, total_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

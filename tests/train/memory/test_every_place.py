@@ -26,11 +26,11 @@ from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
-from wellfed.train.lightning.evaluating import Evaluating
 from wellfed.train.lightning.prefetch import no_room
-from wellfed.train.lightning.split_metrics import SplitMetrics
 from wellfed.train.memory import oom
 from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
+from wellfed.train.plain_model.evaluating import Evaluating
+from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation

@@ -17,6 +17,7 @@ from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.prefetch import prefetched
+from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.micro_batches import Preparation
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -58,15 +59,15 @@ def flat_module(micro: int, data: Any = None, model: Any = None) -> StepModule:
     torch.manual_seed(3)
     return StepModule(
         (model or CountsRows)(),
-        train_data=data or Flat(),
-        evaluation=None,
-        eval_data={"val": data or Flat(), "test": Flat()},
-        features=None,
-        micro=tiny.MicroBatches(micro),
-        options=tiny.StepOptions(seed=1),
-        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
-        lr_factor=lambda step: 1.0,
-        on_event=lambda kind, **facts: None,
+        PlainSetup(
+            train_data=data or Flat(),
+            eval_data={"val": data or Flat(), "test": Flat()},
+            micro=tiny.MicroBatches(micro),
+            options=tiny.StepOptions(seed=1),
+            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+            lr_factor=lambda step: 1.0,
+            on_event=lambda kind, **facts: None,
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
+from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.retry import StepRetry
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -82,7 +83,7 @@ def test_a_step_done_again_is_the_same_step_bit_for_bit(tmp_path: Path) -> None:
     tiny.fit(retried, tmp_path, [told[0]])
     by_hand = fresh(None, 8)
     tiny.fit(by_hand, tmp_path, [told[1]])
-    assert retried.micro.tried == [32, 16, 8]
+    assert retried.plain.micro.tried == [32, 16, 8]
     assert (told[0].was_disturbed, told[1].was_disturbed) == (True, False)  # its time is no figure
     assert retried.model.count == by_hand.model.count
     assert torch.equal(retried.model.latest, by_hand.model.latest)
@@ -94,7 +95,7 @@ def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
 
     def module(fail: Any) -> StepModule:
         made = tiny.module(fail=fail)
-        made._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        made.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         return made
 
     def shrinking(size: int, call: int) -> BaseException | None:
@@ -104,7 +105,7 @@ def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
     calm, disturbed = module(None), module(shrinking)
     tiny.fit(calm, tmp_path, max_steps=50)
     tiny.fit(disturbed, tmp_path, max_steps=50)
-    assert disturbed.micro.tried == [32, 16, 8, 4]
+    assert disturbed.plain.micro.tried == [32, 16, 8, 4]
     difference = (tiny.weights(calm) - tiny.weights(disturbed)).norm() / tiny.weights(calm).norm()
     assert difference < 1e-5
 
@@ -143,15 +144,16 @@ def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **m
     rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
     return StepModule(
         tiny.TinyModel(fail=fails),
-        train_data=WithTable(),
-        evaluation=None,
-        eval_data={"val": None, "test": None},
-        features=Features(4, rows.nbytes, rows.__getitem__),
-        micro=tiny.MicroBatches(micro),
-        options=tiny.StepOptions(seed=1, feature_mode=mode, **more),
-        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-        lr_factor=lambda step: 1.0,
-        on_event=events or (lambda kind, **facts: None),
+        PlainSetup(
+            train_data=WithTable(),
+            eval_data={"val": None, "test": None},
+            features=Features(4, rows.nbytes, rows.__getitem__),
+            micro=tiny.MicroBatches(micro),
+            options=tiny.StepOptions(seed=1, feature_mode=mode, **more),
+            make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+            lr_factor=lambda step: 1.0,
+            on_event=events or (lambda kind, **facts: None),
+        ),
     )
 
 
@@ -210,7 +212,7 @@ def test_what_may_be_for_want_of_memory_steps_down_once(tmp_path: Path) -> None:
     events = Notes()
     once = tiny.module(fail=lambda size, call: SUSPECT if call == 3 else None, on_event=events)
     tiny.fit(once, tmp_path, max_steps=4)
-    assert once.micro.tried == [32, 16]
+    assert once.plain.micro.tried == [32, 16]
     assert events.kinds == ["oom", "step_down"]
 
 
@@ -248,7 +250,7 @@ def test_a_start_that_could_not_be_kept_is_none_to_go_back_to(tmp_path: Path, mo
     monkeypatch.setattr(train_step, "StepStart", NoRoomForCopies)
     disturbed = fresh(None, 16)
     tiny.fit(disturbed, tmp_path, max_steps=6)
-    assert disturbed.micro.tried == [16, 8]
+    assert disturbed.plain.micro.tried == [16, 8]
     assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
 
 
@@ -306,12 +308,12 @@ class Halves(pl.Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         if trainer.global_step == self._after_step:
-            module.micro.step_down()
+            module.plain.micro.step_down()
 
 
 def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = None, **more: Any) -> StepModule:
     module = tiny.module(on_event=events, dropout=0.2, **more)
-    module._make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
+    module.plain.make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
     tiny.fit(module, tmp_path, callbacks, max_steps=8)
     return module
 
@@ -322,7 +324,7 @@ def test_an_optimizer_that_has_changed_nothing_steps_again(tmp_path: Path) -> No
     assert events.kinds == ["oom", "step_down"]
     assert events.all[0][1]["step"] == 3
     calm = trained(torch.optim.SGD, tmp_path, [Halves(after_step=2)])
-    assert disturbed.totals.count == calm.totals.count
+    assert disturbed.plain.totals.count == calm.plain.totals.count
     assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
 
 
@@ -393,10 +395,10 @@ def test_no_room_for_the_state_is_tried_again_before_the_first_step(tmp_path: Pa
 def test_no_room_for_the_state_moves_features_and_costs_no_micro_batch(tmp_path: Path) -> None:
     events = Notes()
     module = with_features(None, "cache", events, micro=4)
-    module._make_optimizer = lambda model: NoRoomAtFirst(model.parameters(), lr=0.05, momentum=0.9)
+    module.plain.make_optimizer = lambda model: NoRoomAtFirst(model.parameters(), lr=0.05, momentum=0.9)
     tiny.fit(module, tmp_path, max_steps=4)
     assert [facts.get("change") for _, facts in events.all] == [None, "memory.features=cache_host"]
-    assert module.micro.tried == [4]
+    assert module.plain.micro.tried == [4]
 
 
 class NoRoomEver(NoRoomAtFirst):
@@ -449,7 +451,7 @@ def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path:
     def module() -> StepModule:
         torch.manual_seed(3)
         found = tiny.module(model=WeightsAtFirst())
-        found._make_optimizer = lambda model: (
+        found.plain.make_optimizer = lambda model: (
             made.append(optimizer(model.parameters(), lr=0.01, weight_decay=0.1)) or made[-1]
         )
         return found

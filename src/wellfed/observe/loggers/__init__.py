@@ -1,5 +1,5 @@
-"""Writes what is known of a run: files always, wandb when chosen. A dead logger never kills a run; it is noted once.
+"""Writes the metrics of a run: always to files, and to the chosen loggers. A failing logger never ends a run.
 
-Knows files, wandb and the record's keys; knows nothing of Lightning or of how training works.
-Start from `journal.Journal` (all a run writes) and `sink.Sink` (who else wants the figures).
+Start from `journal.Journal`, which writes the files of a run, and `sink.Sink`, the interface of loggers. `csv_table`
+writes tables, `wandb_sink` and `lightning_loggers` open wandb, TensorBoard, mlflow and csv.
 """

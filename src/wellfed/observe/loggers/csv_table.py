@@ -1,4 +1,4 @@
-"""Writes the csv tables of a run folder, flushed often enough that a kill loses a second at most."""
+"""Writes the csv tables of a run folder; a killed run loses at most one second of rows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from wellfed.record import write_atomically
 
 FLUSH_S = 1.0
 LONGEST_PAUSE_S = 60.0
-"""Longest pause between attempts to write to a disk that is full; each fills what little another file might need."""
+"""Maximum seconds between attempts to write to a full disk; each may use space that another file needs."""
 MOST_ROWS = 20_000
-"""Rows that are held back at most; then the oldest go."""
+"""Maximum number of rows held back; then the oldest are dropped."""
 
 
 class CsvTable:
-    """One csv file, for any number of threads. A write that fails (disk full) is reported, and tried again later.
+    """One csv file, for several threads. A failed write (disk full) is reported, and tried again later.
 
-    ``on_error`` is called by whichever thread wrote, and must not use the table.
+    ``on_error`` is called by the writing thread, and must not use the table.
     """
 
     def __init__(
@@ -40,30 +40,31 @@ class CsvTable:
     ) -> None:
         """
         Args:
-            cells: a row's cells in the order of the columns; None = rows are mappings, what they lack stays empty.
-            flush_s: how long rows may be held back; 0 = each `append` is written before it returns.
+            cells: returns a row's cells in the order of the columns; None = rows are mappings, with empty cells for
+                missing columns.
+            flush_s: seconds for which rows may be held back; 0 = each `append` writes before it returns.
         """
         self.path, self._columns, self._on_error, self._flush_s = path, tuple(columns), on_error, flush_s
-        self._lock = threading.Lock()  # or rows that come between a write and its end were lost or written twice
+        self._lock = threading.Lock()  # rows appended during a write must not be lost or written twice
         self._cells = cells or (lambda row: [row.get(column) for column in self._columns])
-        # As they came: many at a time are put into text at a third of the cost.
+        # Rows are formatted many at a time, at a third of the cost.
         self._rows: deque[Any] = deque(maxlen=MOST_ROWS)
         self._flushed_at_s, self._pause_s = time.monotonic(), 0.0
 
     def append(self, *rows: Any) -> None:
-        """Add rows, which are written together and must not change from here on."""
+        """Adds rows, which are written together and must not change from here on."""
         with self._lock:
             self._rows += rows
             if time.monotonic() - self._flushed_at_s >= max(self._flush_s, self._pause_s):
                 self._flush()
 
     def flush(self) -> None:
-        """Write what is held back. On failure it is held on for the next try."""
+        """Writes the rows held back; after a failure they are kept for the next try."""
         with self._lock:
             self._flush()
 
     def cut_after(self, column: str, last: float) -> int:
-        """`cut_after` for this file; rows that are added meanwhile come after it."""
+        """Calls `cut_after` for this file; rows added meanwhile are written after it."""
         with self._lock:
             return cut_after(self.path, column, last, self._columns)
 
@@ -81,7 +82,7 @@ class CsvTable:
             self._pause_s = 0.0
 
     def _write(self) -> None:
-        # Without Python's buffers: they would hold on to what could not be written, and write it after all at close.
+        # Without Python's buffers, which would keep unwritten rows and write them at close.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         try:
             start = os.fstat(descriptor).st_size
@@ -92,8 +93,8 @@ class CsvTable:
                 while left:
                     left = left[os.write(descriptor, left) :]
             except OSError:
-                # No half row may stay, or the next try would glue another to it.
-                with contextlib.suppress(OSError):  # what went wrong first is what to tell
+                # A half row must not stay: the next try would append to it.
+                with contextlib.suppress(OSError):  # the first error is reported
                     os.ftruncate(descriptor, start)
                 raise
         finally:
@@ -101,11 +102,11 @@ class CsvTable:
 
 
 def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> int:
-    """Drop the rows whose ``column`` is above ``last`` (a resumed run writes them anew), and a torn last line.
+    """Drops the rows whose ``column`` is above ``last``, which a resumed run writes again, and a torn last line.
 
-    Returns the number of other lines that are damaged, and so are left out.
+    Returns the number of other damaged lines, which are dropped too.
 
-    With ``columns`` the table has these from here on: one of an earlier version may lack some, or have others.
+    With ``columns`` the table has these from here on: a table of an earlier version may have others.
     """
     if not path.exists():
         return 0
@@ -146,15 +147,15 @@ def column(path: Path, name: str) -> list[float]:
 
 
 def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bool:
-    """Whether a first line was once these columns, rather than those of another version."""
+    """Returns whether a first line is a damaged copy of these columns, not the columns of another version."""
     alike = sum(one == other for one, other in zip(names, columns, strict=False))
     return needed not in names or (names != list(columns) and len(names) == len(columns) and 2 * alike >= len(columns))
 
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
-    """The cells of each line that has its end, and whether something follows; none of a line with an open quote."""
+    """Returns the cells of each whole line, and whether a torn line follows. A line with an open quote has none."""
     text = path.read_bytes().decode("utf-8", errors="replace")
-    *lines, torn = text.split("\n")  # only a line with its end is whole: a last figure may lack some digits
+    *lines, torn = text.split("\n")  # without its end a line may lack digits
     return [_cells(line) for line in lines], bool(torn)
 
 
@@ -165,7 +166,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _figure(cell: str) -> float | None:
-    """None for what is no finite number, as zeros that a power cut has left."""
+    """Returns the number; None if it is not finite, or no number, as after a power cut."""
     try:
         value = float(cell)
     except ValueError:
@@ -185,6 +186,6 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, float):
-        # Times need their milliseconds however long the run.
+        # Times keep their milliseconds in long runs.
         return f"{value:.6g}" if abs(value) < 1e3 else f"{value:.3f}"
     return str(value)

@@ -1,4 +1,4 @@
-"""Writes all that a run leaves while it runs: record, tables, events, and the rows for a sink."""
+"""Writes record, tables and events of a run while it runs, and hands rows to a sink."""
 
 from __future__ import annotations
 
@@ -26,60 +26,47 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
+_SHARES = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+"""Columns into which the time of a step is divided."""
 STEP_COLUMNS = (
-    "step",
-    "time_s",
-    "epoch",
-    "samples",
-    "micro_batch",
-    "num_micro",
-    "wait_ms",
-    "copy_ms",
-    "compute_ms",
-    "host_ms",
-    "ready",
-    "build_ms",
-    "build_cpu_ms",
-    "launch_ms",
-    "slowest_ms",
-    "slowest_index",
+    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", *_SHARES, "ready"),
+    *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
 )
-_PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
-"""Events of a kind in the record: the first half and the latest; ``left_out`` of the one between counts the others."""
+"""Maximum number of events of a kind: the first half and the latest; ``left_out`` counts those between."""
 _LONGEST_FACT = 10_000
-"""Characters of a text in an event."""
+"""Maximum number of characters of a text in an event."""
 KEPT_STEPS = 100_000
-"""Figures at the end are over the last so many steps; steps.csv has them all."""
+"""Number of latest steps that the figures at the end cover; steps.csv has all steps."""
 
 
 class Journal:
-    """One run's record and files. Trouble with the disk is an event of the run, not its end.
+    """Record and files of one run. A disk error is an event of the run, and does not end it.
 
-    `event`, `disk_full`, `telemetry` and `publish` may be called from any thread; the rest from the one that trains.
+    `event`, `disk_full`, `telemetry` and `publish` may be called from any thread, all others from the training thread.
     """
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
-        """``earlier_s``: seconds that earlier parts of a resumed run took; ``time_s`` goes on from there."""
+        """``earlier_s``: seconds of earlier parts of a resumed run, at which ``time_s`` starts."""
         self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, cells=attrgetter(*STEP_COLUMNS))
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self.disk_full)
-        # Written at once: a curve's last seconds are what tells how a run died.
+        # Written at once: the last seconds show why a run was killed.
         self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self.disk_full, flush_s=0)
-        # Guards the record's events. Held while it is written; a table's lock is never asked for within it.
+        # Guards the record's events, also while the record is written. No table's lock is acquired within it.
         self._lock = threading.RLock()
 
     def time_s(self) -> float:
-        """Seconds since the run first started."""
+        """Returns the seconds since the run first started."""
         return time.monotonic() - self.origin_s
 
     def cut_after(self, step: int) -> None:
-        """Forget table rows beyond a step: training resumes there and writes them anew.
+        """Drops table rows beyond a step, from which training resumes and writes them again.
 
-        Of telemetry also what lies in the future: a killed run's clock goes on from where it was last saved.
+        Also drops telemetry of the future: a killed run's clock goes on from its last save.
         """
         for table in (self._steps, self._metrics, self._telemetry):
             try:
@@ -93,15 +80,14 @@ class Journal:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
     def rewind(self, step: int, time_s: float) -> None:
-        """Forget what was written after a time at which this step was the latest: training goes on from there.
+        """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
 
-        Figures of steps that are done again, and those that were given to the same step later. Of telemetry nothing:
-        what the machine did then it did.
+        Telemetry stays.
         """
         while self.rows and self.rows[-1].step > step:
             self.rows.pop()
         for table in (self._steps, self._metrics):
-            table.flush()  # or what is held back would come after all
+            table.flush()  # rows held back would be written later
             for column_, last in (("step", step), ("time_s", time_s)):
                 try:
                     table.cut_after(column_, last)
@@ -109,7 +95,7 @@ class Journal:
                     _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
     def samples_written(self) -> int:
-        """Samples of all steps in steps.csv; 0 without one."""
+        """Returns the samples of all steps in steps.csv; 0 without the file."""
         try:
             return int(sum(column(self._steps.path, "samples")))
         except (OSError, ValueError) as error:
@@ -117,7 +103,7 @@ class Journal:
             return 0
 
     def validations_written(self) -> int:
-        """Steps with figures of a validation in metrics.csv; 0 without one."""
+        """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
         path = self._metrics.path
         if not path.exists():
             return 0
@@ -125,13 +111,13 @@ class Journal:
             return len({row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val"})
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""
+        """Adds an event to the record, at the run's latest step by default."""
         step = self.record.steps if step is None else step
         with self._lock:
             facts = {name: _shortened(fact) for name, fact in hidden_in(facts).items()}
             events = self.record.events
             alike = [place for place, event in enumerate(events) if event["kind"] == kind]
-            if len(alike) >= MOST_OF_A_KIND:  # the first stay, and so do the latest
+            if len(alike) >= MOST_OF_A_KIND:  # keeps the first half and the latest
                 left_out = events.pop(alike[MOST_OF_A_KIND // 2])
                 events[alike[MOST_OF_A_KIND // 2 - 1]]["left_out"] = (
                     1 + left_out.get("left_out", 0) + events[alike[MOST_OF_A_KIND // 2 - 1]].get("left_out", 0)
@@ -140,7 +126,7 @@ class Journal:
         _LOG.info("event %s at step %d: %s", kind, step, facts)
 
     def steps(self, rows: Iterable[StepRow]) -> None:
-        """Finished optimizer steps."""
+        """Writes finished optimizer steps."""
         finished = list(rows)
         self.rows += finished
         self._steps.append(*finished)
@@ -154,21 +140,21 @@ class Journal:
         epoch: int,
         throughput: Mapping[str, float] | None = None,
     ) -> None:
-        """Figures of a split at a step; ``values`` without the split's name.
+        """Writes metrics of a split at a step; the names in ``values`` lack the split.
 
-        ``throughput`` is in the same row of the sink (a row costs wandb half a millisecond), and with it where the
-        time of the latest steps went, which steps.csv has of each.
+        ``throughput`` and the time shares of the latest steps go into the same row of the sink, since a row costs wandb
+        half a millisecond.
         """
         at = {"step": step, "epoch": epoch}
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        parts = self._recent_parts() if throughput else {}
-        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **parts})
+        times = self._recent_times() if throughput else {}
+        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
-        """What was read in one round: a row each in telemetry.csv, on disk on return."""
+        """Writes the samples of one reading to telemetry.csv; they are on disk on return."""
         self._telemetry.append(
             *(
                 {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": named(one.gpu), **one.values}
@@ -177,35 +163,35 @@ class Journal:
         )
 
     def publish(self, samples: Sequence[Sample]) -> None:
-        """The same as one row for the sink, of one sample at least. May block for as long as the sink does."""
+        """Hands at least one sample to the sink, as one row. May block as long as the sink does."""
         figures = {f"{prefix(one.gpu)}/{name}": value for one in samples for name, value in one.values.items()}
         self.sink.log({TIME_AXIS: samples[0].time_s, **figures})
 
     def summary(self) -> StepSummary | None:
-        """The figures of the steps so far."""
+        """Returns the figures of the steps so far."""
         return summarise(self.rows)
 
     def recent_throughput(self) -> dict[str, float]:
-        """``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty if there are none."""
+        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up, if there are any."""
         rows = self._recent()
         rate = _rate(rows)
         return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}
 
-    def _recent_parts(self) -> dict[str, float]:
-        """``step/wait_ms`` and so on: means over the same steps."""
+    def _recent_times(self) -> dict[str, float]:
+        """Returns ``step/wait_ms`` and so on: means over the same steps."""
         rows = self._recent()
-        times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _PARTS}
+        times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _SHARES}
         return {f"step/{name}": fmean(of_steps) for name, of_steps in times.items() if of_steps}
 
     def _recent(self) -> list[StepRow]:
         return [row for row in islice(reversed(self.rows), 200) if not row.warmup]
 
     def recent_rate(self) -> float | None:
-        """Samples/s over the last 50 steps."""
+        """Returns samples/s over the last 50 steps."""
         return _rate(list(islice(reversed(self.rows), 50)))
 
     def save(self, *, duration_s: float | None = None) -> None:
-        """Bring the files up to date; ``duration_s``: of a run that is over."""
+        """Writes everything to disk; ``duration_s`` is given for a finished run."""
         for table in (self._steps, self._metrics, self._telemetry):
             table.flush()
         self.record.duration_s = round(self.time_s(), 3) if duration_s is None else duration_s
@@ -216,7 +202,7 @@ class Journal:
             self.disk_full(error)
 
     def disk_full(self, error: BaseException, step: int | None = None) -> None:
-        """A file of the run could not be written; noted once."""
+        """Records that a file of the run could not be written, once."""
         with self._lock:
             if any(event["kind"] == "disk_full" for event in self.record.events):
                 return

@@ -1,8 +1,7 @@
-"""Opens Lightning's own loggers on a run: each is `self.logger` of a user's module, and takes the run's figures.
+"""Opens Lightning's loggers for a run: each is `self.logger` of a user's module, and gets the run's metrics.
 
-There is one stream of figures: the journal's, under the names of metrics.csv. What a LightningModule or a callback
-logs goes there first, and from there to every logger; pictures, texts and tables go straight to the logger they are
-given to.
+Metrics that a LightningModule or a callback logs go to the journal first, under the names of metrics.csv, and from
+there to every logger. Pictures, texts and tables go directly to the logger they are given to.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from wellfed.observe.loggers.sink import GuardedSink
 _LOG = logging.getLogger(__name__)
 Take = Callable[[Mapping[str, float]], None]
 _FLUSH_S = 2
-"""How long TensorBoard may hold figures back from its file."""
+"""Maximum seconds that TensorBoard holds values back from its file."""
 _NOT_FOR_MLFLOW = re.compile(r"[^\w/. -]", re.ASCII)
-"""In the name of a figure, such as ``val/ndcg@10``."""
+"""Characters that mlflow refuses in a metric's name, such as in ``val/ndcg@10``."""
 _RETRIES, _TIMEOUT_S = "1", "10"
-"""Of calls to an mlflow server; its own 7 and 120 s hold up a run for minutes where there is none."""
+"""Retries and timeout of calls to an mlflow server; its defaults, 7 and 120 s, block a run for minutes."""
 
 
 class _OfRun(Logger):
-    """What all of them share, in front of Lightning's class: a Trainer logs to the run, not to the logger itself."""
+    """Mixin before a logger class of Lightning: a Trainer's numbers go to the run, not to the logger itself."""
 
     hand_on: Take | None = None
-    """Where numbers go; None = another logger of the same Trainer hands them on."""
-    tell: Callable[[str], None] = staticmethod(lambda reason: None)
-    """Of a call that the logger could not do."""
+    """Receives numbers; None = another logger of the same Trainer passes them on."""
+    report: Callable[[str], None] = staticmethod(lambda reason: None)
+    """Called with the reason of a failed call."""
     _config: Mapping[str, Any] = MappingProxyType({})
     _experiment_shown: _Lenient | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Numbers and tensors of one number go to the run, anything else to this logger."""
+        """Passes numbers and tensors of one number to the run, anything else to this logger."""
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         if self.hand_on is not None:
             self.hand_on(numbers)
@@ -54,7 +53,7 @@ class _OfRun(Logger):
             self._try(super().log_metrics, rest, step)
 
     def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
-        """Of a user's module: beside the configuration, or in ``hparams`` where that has another of the name."""
+        """Logs a user's hyper-parameters, under ``hparams`` if the configuration has the same name."""
         own = masked(dict(params if isinstance(params, Mapping) else vars(params)))
         taken = {name: own.pop(name) for name in self._config if name in own}
         params = {**own, "hparams": taken} if taken else own
@@ -64,26 +63,26 @@ class _OfRun(Logger):
         self._try(super().save)
 
     def finalize(self, status: str) -> None:
-        """Left to `close`: training is one Trainer's, and the test another's."""
+        """Does nothing: `close` ends the logger, after the Trainers of training and test."""
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
-        """Numbers of the run."""
+        """Logs numbers of the run."""
         super().log_metrics(figures, step)
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
-        """The configuration of a run that begins, or goes on."""
+        """Logs the configuration of a run that begins or is resumed."""
         self._config = config
         super().log_hyperparams(config)
         super().save()
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        """A table, where the logger has such, or takes text."""
+        """Logs a table, if the logger takes tables or text."""
 
     def page(self, name: str, path: Path) -> None:
-        """An HTML page, where the logger takes files."""
+        """Logs an HTML page, if the logger takes files."""
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
-        """The last figures."""
+        """Logs the last values and closes the logger."""
         self.write(summary, step)
         super().finalize("success" if is_ok else "failed")
 
@@ -96,14 +95,14 @@ class _OfRun(Logger):
         try:
             call(*arguments, **named)
         except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
-            self.tell(text_of(error))
+            self.report(text_of(error))
 
 
 class Quiet(_OfRun):
-    """Where no logger was chosen: numbers go to the files, anything else nowhere."""
+    """Logger of a run without loggers: numbers go to the files, anything else is dropped."""
 
     name = "lightning"
-    """The folder of what the user's callbacks write: their checkpoints don't lie among the run's."""
+    """Folder for files of the user's callbacks, apart from the run's checkpoints."""
     version = ""
 
     def __init__(self, folder: Path) -> None:
@@ -119,16 +118,16 @@ class Quiet(_OfRun):
         return self._experiment
 
     def __getattr__(self, name: str) -> Any:
-        """What another logger has (``log_image``), or may be asked for."""
+        """Returns methods of other loggers, such as ``log_image``."""
         return getattr(vars(self).get("_experiment"), name)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Numbers and tensors of one number; ``step`` is ours, optimizer steps so far."""
+        """Passes on numbers and tensors of one number."""
         if self.hand_on is not None:
             self.hand_on({name: float(value) for name, value in metrics.items() if _is_number(value)})
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        """The record has the configuration."""
+        """Does nothing: the record has the configuration."""
 
 
 class _TensorBoard(_OfRun, TensorBoardLogger):
@@ -138,7 +137,7 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         self.write(summary, step)
         self.hand_on = None
-        # Its table of hyper-parameters holds runs with the figures to compare them by.
+        # Adds the run to TensorBoard's table of hyper-parameters.
         TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
         super().close({}, step, is_ok=is_ok)
 
@@ -159,7 +158,7 @@ class _Mlflow(_OfRun, MLFlowLogger):
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
         self._config = config
-        if is_new:  # a parameter that is there can't be changed
+        if is_new:  # mlflow's parameters can't be changed
             super().begin(config, is_new=True)
 
 
@@ -176,18 +175,18 @@ class _Wandb(_OfRun, WandbLogger):
 
 
 class LoggerSink(GuardedSink):
-    """One of Lightning's loggers as a sink. Its axis is the optimizer step, also of what is read between two."""
+    """A logger of Lightning as a sink. Its axis is the optimizer step, also for readings between two steps."""
 
     def __init__(self, name: str, logger: Any, step: Callable[[], int], on_lost: Callable[[str], None]) -> None:
-        """``step`` is asked how far the run is."""
+        """``step`` returns the run's latest step."""
         super().__init__(name, on_lost)
         self.logger, self._step = logger, step
-        logger.tell = self.lose
+        logger.report = self.lose
 
     def _take(self, row: dict[str, float | int]) -> None:
         is_of_step = "step" in row
         self.logger.write(row, int(row.pop("step")) if is_of_step else self._step())
-        if is_of_step:  # and what was read since: a kill loses no more than what it would of metrics.csv
+        if is_of_step:  # with all readings since: a killed run loses no more than of metrics.csv
             self.logger.save()
 
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -201,35 +200,35 @@ class LoggerSink(GuardedSink):
 
 
 def open_tensorboard(folder: Path, *, resumed_at: int | None) -> Any:
-    """Event files in ``tensorboard/`` of the run folder; those beyond the step it is resumed at count no more."""
+    """Returns a logger to ``tensorboard/`` of the run folder; events beyond the resumed step are hidden."""
     purge_step = None if resumed_at is None else resumed_at + 1
     return _TensorBoard(folder, "tensorboard", "", default_hp_metric=False, purge_step=purge_step, flush_secs=_FLUSH_S)
 
 
 def open_csv(folder: Path) -> Any:
-    """``csv/version_<n>/`` of the run folder, a number for each part of a resumed run."""
+    """Returns a logger to ``csv/version_<n>/`` of the run folder, one for each part of a resumed run."""
     return _Csv(folder, "csv")
 
 
 def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None) -> Any:
-    """A run in the store at ``uri``, a new one or the one of this id."""
+    """Returns a logger to a run in the store at ``uri``: a new one, or the one with this id."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
-    if uri.startswith("file:"):  # mlflow 3 would have a database, which the small package of it can't write
+    if uri.startswith("file:"):  # mlflow 3 prefers a database, which its small package can't write
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # that it makes the experiment
+    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # a note that it makes the experiment
     return _Mlflow(experiment, name, uri, run_id=run_id)
 
 
 def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:
-    """For a Trainer: an open wandb run of this configuration, which has a sink of its own."""
+    """Returns a logger to an open wandb run, which has its own sink."""
     logger = _Wandb(experiment=run, save_dir=folder, project=Quiet.name)
     logger._config = config
     return logger
 
 
 def for_trainer(loggers: list[Any], hand_on: Take, folder: Path) -> list[Any]:
-    """The loggers of a Trainer, at least a quiet one; the first hands on what is logged."""
+    """Returns the loggers of a Trainer, at least a `Quiet` one. The first passes on what is logged."""
     found = loggers or [Quiet(folder)]
     found[0].hand_on = hand_on
     return found
@@ -246,7 +245,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Lenient:
-    """What a logger writes with. A method that it lacks may be called too: the first such call warns."""
+    """A logger's ``experiment`` on which missing methods can be called; the first such call warns."""
 
     _has_warned = False
 

@@ -1,4 +1,4 @@
-"""Hands figures to wandb, as the only door to it: offline unless logged in or asked for, finished whatever happens."""
+"""Sends metrics to wandb, as the only user of it: offline unless logged in or asked for, and always finished."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
 _SLOW_S = 5.0
 _FLUSH_S = 0.1
-"""How long wandb may hold rows back from its file; its own 15 s are lost by a kill (wandb PR 12742)."""
+"""Maximum seconds that wandb holds rows back; a killed run loses its default of 15 s (wandb PR 12742)."""
 _AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
-"""What is drawn against what; wandb takes ``*`` at the end only."""
-# wandb 0.31 takes these for one deployment, and `wandb login` may have written either (its sdk/lib/urls.py).
+"""Axis of each group of metrics; wandb takes ``*`` at the end only."""
+# wandb 0.31 treats these as one deployment, and `wandb login` may have written either (sdk/lib/urls.py there).
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})
 
 
 def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
-    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it."""
+    """Returns whether wandb would find a key, by the places of wandb 0.31, without importing it."""
     environ = os.environ if environ is None else environ
     home = Path.home() if home is None else home
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -39,17 +39,17 @@ def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = N
     named = environ.get("NETRC")
     for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
         try:
-            # `default` entries don't count: wandb asks for its own host.
+            # wandb ignores `default` entries.
             return not wanted.isdisjoint(netrc.netrc(str(path)).hosts)
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError):
-            return False  # wandb warns of an unreadable file and goes on without it
+            return False  # wandb warns and continues without the file
     return False
 
 
 def decide_mode(asked: str) -> str:
-    """``online``, ``offline`` or ``disabled`` for logger.mode; auto obeys WANDB_MODE, then looks for a login."""
+    """Returns ``online``, ``offline`` or ``disabled``; logger.mode=auto takes WANDB_MODE, then checks for a login."""
     if asked != "auto":
         return asked
     from_environment = os.environ.get("WANDB_MODE", "")
@@ -59,10 +59,10 @@ def decide_mode(asked: str) -> str:
 
 
 class WandbSink(GuardedSink):
-    """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here.
+    """An open wandb run. Rows contain their axes, so wandb's step counter has no meaning here.
 
-    wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own; what it can't stand is a
-    row while the run is being finished: that one is lost, or raises. So calls take turns.
+    wandb 0.31 makes one row of each ``run.log(row)``. A row sent while the run is being finished is lost, or raises; so
+    one thread calls at a time.
     """
 
     def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
@@ -71,12 +71,12 @@ class WandbSink(GuardedSink):
 
     @property
     def id(self) -> str:
-        """wandb's id of the run; the same over resumes."""
+        """Id of the run in wandb, which a resumed run keeps."""
         return str(self.run.id)
 
     @property
     def folder(self) -> Path:
-        """Where this part of the run is stored."""
+        """Folder of this part of the run."""
         return Path(self.run.dir).parent
 
     def _take(self, row: dict[str, float | int]) -> None:
@@ -91,11 +91,11 @@ class WandbSink(GuardedSink):
         import wandb
 
         with path.open(encoding="utf-8") as page:
-            self.run.log({name: wandb.Html(page, inject=False)})  # with no style sheet of wandb's
+            self.run.log({name: wandb.Html(page, inject=False)})  # without wandb's style sheet
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         try:
-            with _said_if_slow("wandb has not taken all figures yet"):
+            with _warning_if_slow("wandb has not taken all figures yet"):
                 try:
                     self.run.summary.update(dict(summary))
                 finally:
@@ -106,8 +106,8 @@ class WandbSink(GuardedSink):
 
 
 @contextmanager
-def _said_if_slow(what: str) -> Iterator[None]:
-    """Logs a warning once what is done within has taken some seconds."""
+def _warning_if_slow(what: str) -> Iterator[None]:
+    """Logs a warning if the context takes more than `_SLOW_S`."""
     timer = threading.Timer(_SLOW_S, _LOG.warning, ("%s; waiting for it.", what))
     timer.daemon = True
     timer.start()
@@ -118,7 +118,7 @@ def _said_if_slow(what: str) -> Iterator[None]:
 
 
 def _forget_service(exit_code: int) -> None:
-    """Lets go of a service that is gone; at the end of the process wandb would raise where nobody can catch it."""
+    """Closes a dead service, for which wandb would raise at the end of the process."""
     import wandb
 
     with suppress(Exception):
@@ -137,12 +137,12 @@ def open_run(
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
 ) -> WandbSink:
-    """Open a run in ``folder``; online falls back to offline where wandb can't be reached.
+    """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
 
     Args:
         mode: online or offline.
-        run_id: continue the run of this id; None = a new one.
-        on_lost: told once why wandb can't be reached or written; the run goes on without.
+        run_id: id of the run to continue; None = a new one.
+        on_lost: called once with the reason if wandb can't be reached or written; the run goes on.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
@@ -155,7 +155,10 @@ def open_run(
         settings.x_transaction_log_flush_interval = _FLUSH_S
 
     def start(mode: Any) -> Any:
-        typed, sys.argv = sys.argv, [*sys.argv[:1], *map(masked_override, sys.argv[1:])]  # it keeps the command line
+        typed, sys.argv = (
+            sys.argv,
+            [*sys.argv[:1], *map(masked_override, sys.argv[1:])],
+        )  # wandb records the command line
         try:
             return init(mode)
         finally:
@@ -178,7 +181,7 @@ def open_run(
 
     try:
         try:
-            with _said_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
+            with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
                 run = start(mode)
         except Exception as error:
             if mode != "online":
@@ -190,7 +193,7 @@ def open_run(
     except Exception as error:
         raise RuntimeError(f"wandb can't be started: {error}") from error
     for axis, patterns in _AXES.items():
-        run.define_metric(axis, hidden=True)  # no curve of its own
+        run.define_metric(axis, hidden=True)  # draws no curve of the axis
         for pattern in patterns:
             run.define_metric(pattern, step_metric=axis)
     return WandbSink(run, mode, on_lost)

@@ -27,7 +27,8 @@ from wellfed.plan.predict.footprint import Footprint, KnownFootprints, NoEstimat
 from wellfed.plan.predict.forked_estimate import in_fork
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
-from wellfed.run.objects import assemble
+from wellfed.run.objects import loaders, optimizers
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.train_step import parameter_groups
 from wellfed.units import show_bytes
@@ -45,9 +46,7 @@ class Footprints:
         host_bytes: memory for runs on real tensors, if a model can't be rehearsed on fake ones.
     """
 
-    def __init__(
-        self, config: RunConfig, plan: RunPlan, parts: assemble.Parts, *, samples: int, host_bytes: int
-    ) -> None:
+    def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, *, samples: int, host_bytes: int) -> None:
         self._config, self._plan, self._parts = config, plan, parts
         self._samples, self._host_bytes = samples, host_bytes
         self._trains: dict[str | None, Any] = {}
@@ -106,7 +105,7 @@ class Footprints:
 
         def make_optimizer(model: nn.Module) -> optim.Optimizer:
             groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
-            return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
+            return optimizers.make_optimizer(self._config, self._plan, groups, sparse=sparse)
 
         return Task(
             make_batch=make_batch,
@@ -124,7 +123,7 @@ class Footprints:
     def _train(self, features: str | None) -> Any:
         """Returns a copy of the training data for a feature mode: a rehearsal's tensors must not reach training."""
         if features not in self._trains:
-            self._trains[features] = copied(assemble.for_features(self._parts, features).data.train)
+            self._trains[features] = copied(self._parts.for_features(features).data.train)
         return self._trains[features]
 
     def _make_batches(self, train: Any) -> Callable[[int], Batch] | NoEstimate:
@@ -157,5 +156,5 @@ class Footprints:
             yield deliveries
 
     def _loader(self, train: Any, batch_size: int | None) -> TrainLoader | StreamLoader:
-        data, settings = replace(self._parts.data, train=train), assemble.one_off_settings(self._config, self._plan)
-        return assemble.make_train_loader(self._config, settings, data, batch_size=batch_size)
+        data, settings = replace(self._parts.data, train=train), loaders.one_off_settings(self._config, self._plan)
+        return loaders.make_train_loader(self._config, settings, data, batch_size=batch_size)

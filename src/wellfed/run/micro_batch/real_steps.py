@@ -24,7 +24,8 @@ from wellfed.plan.predict.footprint import Footprint, NoEstimate
 from wellfed.plan.predict.size_fit import CudaMeter, Meter, Prober, TensorMeter
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.micro_batch.footprints import Footprints
-from wellfed.run.objects import assemble
+from wellfed.run.objects import models, optimizers
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
@@ -48,9 +49,7 @@ class ConfiguredStep:
     Moves the model to ``device`` and makes the feature table. Call it with a batch that `place` gave.
     """
 
-    def __init__(
-        self, config: RunConfig, plan: RunPlan, parts: assemble.Parts, device: torch.device, fill: Fill
-    ) -> None:
+    def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, fill: Fill) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
         self._model = model = self._precision.convert(parts.model.to(device))
         if plan.memory.checkpoint_activations:
@@ -61,7 +60,7 @@ class ConfiguredStep:
             self._features = fill(parts.features, plan.memory.features or "dynamic", device)
         model.train()
         groups = parameter_groups(model)
-        self._optimizer = assemble.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
+        self._optimizer = optimizers.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
         self._micro = MicroBatches(1)
         computation = Computation(
             model,
@@ -106,7 +105,7 @@ class ConfiguredStep:
 def with_steps(
     config: RunConfig,
     plan: RunPlan,
-    make_parts: Callable[[], assemble.Parts],
+    make_parts: Callable[[], RunObjects],
     fill: Fill,
     use: Callable[[ConfiguredStep], Result],
 ) -> Result:
@@ -126,10 +125,10 @@ def with_steps(
             torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
 
 
-def _copy(parts: assemble.Parts, plan: RunPlan) -> assemble.Parts:
+def _copy(parts: RunObjects, plan: RunPlan) -> RunObjects:
     """Returns a copy of the model and the data, with the features of the copy."""
-    model, parts = copy.deepcopy(parts.model), assemble.for_features(parts, plan.memory.features)
-    features = assemble.features_of(parts.data, model)
+    model, parts = copy.deepcopy(parts.model), parts.for_features(plan.memory.features)
+    features = models.features_of(parts.data, model)
     if features is not None and parts.features is not None:
         features = replace(features, trainable=parts.features.trainable)
     data = replace(parts.data, train=copied(parts.data.train))
@@ -139,7 +138,7 @@ def _copy(parts: assemble.Parts, plan: RunPlan) -> assemble.Parts:
 def measured(
     config: RunConfig,
     plan: RunPlan,
-    parts: assemble.Parts,
+    parts: RunObjects,
     footprints: Footprints,
     asked: StepsToRun,
     make_meter: Callable[[ConfiguredStep], Meter] = ConfiguredStep.meter,
@@ -149,7 +148,7 @@ def measured(
     Args:
         footprints: those that ``plan`` was made with.
     """
-    memory, facts = plan.memory, assemble.model_facts(parts, config)
+    memory, facts = plan.memory, models.model_facts(parts, config)
     make_batch, frac = footprints.batches(memory.features), config.memory.plateau_frac
     if isinstance(make_batch, NoEstimate):
         return plan

@@ -1,4 +1,4 @@
-"""Makes the callbacks that the configuration names, and tells before training what is wrong with them."""
+"""Builds the callbacks that the configuration names, and checks them before training."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from wellfed.config.build import TARGET, build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, Fault, type_and_line
-from wellfed.run.objects.assemble import Parts, try_schedule
+from wellfed.run.objects.optimizers import try_schedule
+from wellfed.run.objects.run_objects import RunObjects
 
 
-def make_callbacks(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    """By their names, in their order; what they raise later says which of them it was.
+def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
+    """Returns the callbacks by name, in order. Errors that they raise later name the callback.
 
     Raises:
-        ConfigError: one of them, or the scheduler, can't be made, or waits for a figure that nobody can log.
+        ConfigError: a callback or the scheduler can't be made, or monitors a metric that can't exist.
     """
-    faults = list(_monitor_faults("workload.schedule.monitor", config.workload.schedule.monitor, parts.data))
+    faults = list(_monitor_faults("workload.schedule.monitor", config.workload.schedule.monitor, objects.data))
     if faults:
         raise ConfigError(faults)
-    try_schedule(config, parts)
+    if not objects.is_lightning_module:
+        try_schedule(config, objects.model)
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
     if not named:
         return {}
-    from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors  # Lightning, for who asks for it
+    from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors  # imports Lightning
 
     made = {}
     for name, node in named.items():
@@ -35,7 +37,7 @@ def make_callbacks(config: RunConfig, parts: Parts) -> dict[str, Any]:
         except ConfigError as error:
             faults += error.faults
             continue
-        except Exception as error:  # noqa: BLE001  the user's constructor, or an error of Lightning's own
+        except Exception as error:  # noqa: BLE001  of the user's constructor, or of Lightning
             problem = f"{node[TARGET]} refuses its arguments: {type_and_line(error)}."
             faults.append(Fault(where, problem, f"Change {where}.*"))
             continue
@@ -43,16 +45,16 @@ def make_callbacks(config: RunConfig, parts: Parts) -> dict[str, Any]:
         if wrong is not None:
             faults.append(Fault(where, *wrong))
         else:
-            faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), parts.data)
+            faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), objects.data)
             name_errors(callback, where)
     if faults:
         raise ConfigError(faults)
     return made
 
 
-def check_monitors(config: RunConfig, parts: Parts, names: Collection[str]) -> None:
-    """Raise a ConfigError for each figure of validation that is waited for and is not among these."""
-    waited = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in parts.callbacks.items()}
+def check_monitors(config: RunConfig, objects: RunObjects, names: Collection[str]) -> None:
+    """Raises a ConfigError for each monitored metric of validation that is not among these names."""
+    waited = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
     waited["workload.schedule.monitor"] = config.workload.schedule.monitor
     faults = [
         Fault(f"{where}={monitor}", "validation gives no such figure.", f"Set it to one of {', '.join(sorted(names))}.")
@@ -64,6 +66,6 @@ def check_monitors(config: RunConfig, parts: Parts, names: Collection[str]) -> N
 
 
 def _monitor_faults(where: str, monitor: Any, data: Datasets) -> Iterator[Fault]:
-    """A figure that can't be there; which a workload logs is known when it has."""
+    """Yields a fault for a metric of validation if there is no val split."""
     if isinstance(monitor, str) and monitor.startswith(("val/", "val_")) and data.val is None:
         yield Fault(f"{where}={monitor}", "the workload has no val split.", f"Set {where}=train/loss.")

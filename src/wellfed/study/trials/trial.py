@@ -21,9 +21,10 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
-from wellfed.run.objects import assemble
+from wellfed.run.objects import assemble, loaders
+from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.feature_stages import train_encoder
-from wellfed.run.objects.learner import searched_metric
+from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
 from wellfed.study.trials.tasks import (
@@ -46,7 +47,7 @@ from wellfed.train.memory.features import all_rows
 class SharedParts:
     """What trials of the same data and model have in common."""
 
-    parts: assemble.Parts
+    parts: RunObjects
     num_threads: int
     """Of torch, before it was told to use one: threads do not survive a fork."""
 
@@ -60,7 +61,7 @@ def prepare(config: RunConfig) -> SharedParts:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
-    parts = assemble.make_parts(config)
+    parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
@@ -102,7 +103,7 @@ def work(
     return train(task.composed, parts)
 
 
-def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
+def plan_points(parts: RunObjects, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
     """The machine, then the plan of each point, as soon as it is made: one may end this process."""
     facts = machine(torch_cuda())
     seen: dict[str, FirstBatches | None] = {}
@@ -110,7 +111,7 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
 
     def first_batches(config: RunConfig, plan: RunPlan) -> FirstBatches | None:
         """None where nothing depends on them, or they can't be built."""
-        first = assemble.first_builder(config, plan)
+        first = loaders.first_builder(config, plan)
         if first is None:
             return None
         workload, loader, trainer = config.workload, config.loader, config.trainer
@@ -119,7 +120,7 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
         features = plan.memory.features
         key = repr([first, batches, limits, features])  # data and seed are the fork server's
         if key not in seen:
-            seen[key] = assemble.look_at_first_batches(config, first, assemble.for_features(parts, features))
+            seen[key] = loaders.look_at_first_batches(config, first, parts.for_features(features))
         return seen[key]
 
     def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
@@ -160,7 +161,7 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
             yield PointPlan(point, str(error))
 
 
-def see_metric(parts: assemble.Parts, config: RunConfig) -> Iterator[Any]:
+def see_metric(parts: RunObjects, config: RunConfig) -> Iterator[Any]:
     """The machine, then what trials of a search are ranked by."""
     yield seen_machine(machine(torch_cuda()))
     name, mode = searched_metric(config, parts)

@@ -1,6 +1,10 @@
-"""Opens the only door to Lightning: its loop around our training step, and what we hang on its hooks.
+"""Holds everything that uses Lightning: its loop around our training step, and our callbacks.
 
-Knows models, loaders, memory and the journal; knows nothing of Hydra, wandb or the command line.
-Start from `trainer.fit` (one run) and `module.StepModule` (a plain model within it).
-For a Trainer of your own: ``from wellfed import GPUCurves``.
+Start from `trainer.fit` (one training) and `module.StepModule` (a plain model in it). `user_module` has what a user's
+own LightningModule or LightningDataModule needs. Your own Trainer is watched by ``from wellfed import GPUCurves``.
+
+    trainer      makes the Trainer              loop        Lightning's epoch loop, with direct steps
+    hooks        lists and calls hooks          prefetch    copies batches to the device ahead
+    sanity       tries batches before training  ceiling     times steps without loading
+    sharding     FSDP                           callbacks/  checkpoints/  user_module/
 """

@@ -1,8 +1,7 @@
-"""Measures the ceiling: how fast the same steps go on batches that are on the device already.
+"""Measures the ceiling: the rate of the same steps on batches that are on the device already.
 
-They are real steps of the run's own module by a Trainer of their own, so they change weights, buffers and generators:
-all of that is put back. A user's LightningModule does its steps alone: its hooks, callbacks and schedulers belong to
-training, and would be called for an epoch that is none.
+They are real steps of the run's module by a separate Trainer. Weights, buffers and generators are restored afterwards.
+The hooks, callbacks and schedulers of a user's LightningModule are not called, since there is no epoch.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from wellfed.batches import Delivery
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.train.lightning.callbacks.clock import Clock, TimedLoader
-from wellfed.train.lightning.callbacks.together import Together
-from wellfed.train.lightning.data_module import DataModuleCallback
+from wellfed.train.lightning.hooks import Together
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.trainer import TrainerOptions, make_trainer, new_event_factory
+from wellfed.train.lightning.user_module.data_module import DataModuleCallback
 
 CEILING_BATCHES = 4
-"""Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""
+"""Number of distinct batches, used in turn, so that caches don't make them cheaper than real ones."""
 FEWEST = 5
-"""Timed steps of which a ceiling is known, if more were asked for."""
-HOOKS = [name for room in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(room) if name.startswith("on_")]
+"""Minimum number of timed steps for a ceiling, if more were asked for."""
+HOOKS = [name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")]
 """Hooks of a LightningModule."""
 _KEPT_HOOK = "on_after_batch_transfer"
-"""Changes a batch on the device: without it the step would be another."""
+"""Hook that changes a batch on the device, and is a part of the step."""
 _DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
-"""What a module has been through where it was trained."""
+"""Methods that were called before, if the module was trained."""
 
 
 class CachedBatches:
-    """A few batches already on the device, again and again: what training would be if data cost nothing."""
+    """Loader of a few batches that are on the device already, repeated."""
 
     def __init__(self, deliveries: Sequence[Delivery], length: int, most_s: float = math.inf) -> None:
-        """``most_s``: no batch is given later than so many seconds after the first."""
+        """``most_s``: seconds after the first batch when the loader ends."""
         self._deliveries, self._length, self._most_s = deliveries, length, most_s
 
     def __len__(self) -> int:
@@ -63,13 +62,13 @@ class CachedBatches:
             if time.monotonic() > ends_s:
                 return
             delivery = copy.copy(self._deliveries[number % len(self._deliveries)])
-            # A step may take what it was given apart; the next one with these tensors finds all in place.
+            # A step may change the structure of its batch; the tensors are shared.
             delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
             yield delivery
 
 
 def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Those of the full size: what is left at the end of an epoch is no measure."""
+    """Returns the batches of full size, without a smaller last one of an epoch."""
     largest = max((delivery.total for delivery in deliveries), default=0)
     return [delivery for delivery in deliveries if delivery.total == largest]
 
@@ -84,17 +83,16 @@ def run_ceiling(
     in_parts: Callable[[TimedLoader], Any] = lambda loader: loader,
     most_s: float = math.inf,
 ) -> StepSummary | None:
-    """Time the same steps on these batches, which are copied to the device first; None if any rank is without.
+    """Times the same steps on these batches, which are copied to the device first.
 
-    Stops early after ``most_s`` seconds where there is one rank, and gives None if fewer than `FEWEST` of the steps
-    were timed by then; several ranks must do equally many, and do the smallest number that one was asked for.
+    Returns None if a rank has no batches. A single rank stops after ``most_s`` seconds, and returns None if fewer than
+    `FEWEST` steps were timed by then. Several ranks do the smallest number of steps that one of them was asked for.
 
-    Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
-    what the code of a user's module keeps elsewhere is not known here. One that a strategy shards stays sharded, and is
-    of no further use.
+    Weights, buffers and generators of the module are restored on the CPU, also after an error.
+    Gradients are lost, and other state of a user's module is not restored. A sharded module is of no further use.
 
     Args:
-        in_parts: what the Trainer is given of a loader of whole batches.
+        in_parts: turns a loader of whole batches into what the Trainer reads.
     """
     steps = int(_least_of_ranks(steps if deliveries else 0, options))
     if steps == 0:
@@ -104,10 +102,10 @@ def run_ceiling(
     limited = replace(options, max_epochs=1, max_steps=None, max_time_s=None, validate_every_steps=None)
     trainer = make_trainer(limited, [], folder)
     trainer.limit_val_batches = 0
-    device = trainer.strategy.root_device  # the module's own is the CPU, before a fit and after one
+    device = trainer.strategy.root_device  # outside of a fit the module's own device is the CPU
     clock = StepClock(new_event=new_event_factory(device))
     trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
-    if data_module is not None:  # a step may ask it
+    if data_module is not None:  # a step may use it
         trainer.callbacks.insert(0, DataModuleCallback(data_module))
     with put_back(module):
         module.trainer = trainer
@@ -121,8 +119,8 @@ def run_ceiling(
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the loader may use its host buffers again
         if not is_ours:
-            trainer.logger = DummyLogger()  # what the module logs must have somewhere to go
-        with module.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
+            trainer.logger = DummyLogger()  # receives what the module logs
+        with module.plain.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
             cached = CachedBatches(ready, steps + WARMUP_STEPS, most_s if options.world_size == 1 else math.inf)
             trainer.fit(module, in_parts(TimedLoader(cached, clock, unwrap=not is_ours)))
     found = summarise(rows)
@@ -130,18 +128,18 @@ def run_ceiling(
 
 
 def _least_of_ranks(value: float, options: TrainerOptions) -> float:
-    """The smallest of all ranks' values; ranks that step alone would wait for the others."""
+    """Returns the smallest value of all ranks, so that none waits for steps that others don't do."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return value
     device = torch.device("cuda", torch.cuda.current_device()) if options.accelerator == "gpu" else torch.device("cpu")
-    told = torch.tensor(float(value), device=device)
-    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
-    return float(told)
+    least = torch.tensor(float(value), device=device)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    return float(least)
 
 
 @contextmanager
 def put_back(module: pl.LightningModule, *, only_buffers: bool = False) -> Iterator[None]:
-    """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators."""
+    """Restores parameters, buffers, modes and Trainer of the module, and all generators, on exit."""
     named = module.named_buffers() if only_buffers else _tensors(module)
     before = {name: value.detach().to("cpu", copy=True) for name, value in named}
     modes = [(part, part.training) for part in module.modules()]
@@ -162,15 +160,17 @@ def put_back(module: pl.LightningModule, *, only_buffers: bool = False) -> Itera
 
 
 def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name; not those that the first batch has yet to make."""
+    """Yields parameters and buffers by name, without lazy ones."""
     named = chain(module.named_parameters(), module.named_buffers())
     return ((name, value) for name, value in named if not is_lazy(value))
 
 
 @contextmanager
 def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = False) -> Iterator[None]:
-    """Within, nothing of a user's LightningModule is called but what makes a step, ``setup`` if it is not set up, and
-    what ``moves`` its batches to the device; else they are there already."""
+    """Disables all hooks of a user's LightningModule that are no part of a step.
+
+    ``setup`` is called unless the module is set up; hooks that move a batch to the device only if ``moves``.
+    """
     kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
     names = [name for name in HOOKS if name not in kept]
     names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
@@ -178,7 +178,7 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
     instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}
     if not moves:
         instead["transfer_batch_to_device"] = lambda batch, device, number: batch
-    if module.automatic_optimization:  # else schedulers are stepped by the step itself
+    if module.automatic_optimization:  # else the step itself steps the schedulers
         instead["configure_optimizers"] = lambda: _optimizers_of(own())
     with replaced(module, instead):
         yield
@@ -186,7 +186,7 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
 
 @contextmanager
 def replaced(module: pl.LightningModule, instead: Mapping[str, Any]) -> Iterator[None]:
-    """Within, the module has these attributes in place of its class's, or of its own."""
+    """Replaces attributes of the module within."""
     own = {name: vars(module)[name] for name in instead if name in vars(module)}
     vars(module).update(instead)
     try:
@@ -198,7 +198,7 @@ def replaced(module: pl.LightningModule, instead: Mapping[str, Any]) -> Iterator
 
 
 def _optimizers_of(configured: Any) -> Any:
-    """What ``configure_optimizers`` has returned, in any of its forms, without the schedulers."""
+    """Returns the result of ``configure_optimizers``, in any of its forms, without the schedulers."""
     if isinstance(configured, dict):
         return configured["optimizer"]
     if not isinstance(configured, (list, tuple)):

@@ -1,9 +1,8 @@
-"""Runs an epoch as Lightning's loop does, without its way to each step.
+"""Runs an epoch like Lightning's loop, but calls our step directly.
 
-For one step Lightning goes through two dozen hooks and half a dozen closures, which lead nowhere here: on a small
-network that takes as long as the network. `StepLoop` calls our step directly, and keeps Lightning's counters as
-Lightning does. No public hook lies further out than those that cost the time, so this builds on Lightning's insides
-(2.6): where they are others, the loop is Lightning's.
+For each step Lightning calls two dozen hooks and half a dozen closures, which do nothing here. On a small network they
+take as long as the network. `StepLoop` skips them and keeps Lightning's counters as Lightning does. It uses private
+attributes of Lightning 2.6; where they are missing, Lightning's own loop runs.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ _INSIDES = attrgetter(
     "trainer._logger_connector.on_batch_end",
     "trainer._logger_connector.update_train_step_metrics",
 )
-"""What a `StepLoop` uses of Lightning that is not Lightning's to promise."""
+"""Private attributes of Lightning that `StepLoop` uses."""
 
 
 class StepLoop(_TrainingEpochLoop):
-    """An epoch of direct steps; on one device, where there is no other rank to ask at each batch.
+    """An epoch of direct steps on one device; with several, Lightning's loop asks the other ranks at each batch.
 
-    The first step after a resume goes Lightning's way: it sorts out where the run was left.
+    The first step after a resume is Lightning's, which restores its counters there.
     """
 
     _is_direct = False
     _may_validate = True
     _validates = False
     when_over: Callable[[Any], None] | None = None
-    """Called with the Trainer when all that belongs to a step within an epoch is done, its validation too."""
+    """Called with the Trainer once a step within an epoch and its validation are done."""
     wall = Wall()
-    """Accounts for the time of validations; `Clock` sets the one of the run."""
+    """Account of the wall time, for validations; `Clock` sets the one of the run."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
         if self.trainer.num_training_batches == UNKNOWN_LENGTH:
-            # Of a loader that tells its last batch: Lightning reads one without a length a batch ahead.
+            # The loader marks its last batch; Lightning would read a loader without length one batch ahead.
             self.trainer.val_check_batch = self.trainer.val_check_batch if self._counts_steps() else float("inf")
             loader = self.trainer.train_dataloader
             parts = self.trainer.accumulate_grad_batches
@@ -76,22 +75,22 @@ class StepLoop(_TrainingEpochLoop):
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
 
     def _counts_steps(self) -> bool:
-        """A validation comes after so many steps, not at the end of an epoch."""
+        """Returns whether validation comes after a number of steps, not at the end of an epoch."""
         return self.trainer.check_val_every_n_epoch is None
 
     @property
     def global_step(self) -> int:
-        """Asked for a dozen times a step; Lightning asks the module each time how it is optimised."""
+        """Optimizer steps so far; read a dozen times a step, so it skips Lightning's check of the mode."""
         progress = self.automatic_optimization.optim_progress
         return int(progress.optimizer_steps if self._is_direct else super().global_step)
 
     @property
     def done(self) -> bool:
-        """An epoch that is to end early does so after a whole step, whose gradients would be lost."""
+        """True once the epoch is over. An early end waits for a whole step, whose gradients would be lost."""
         return super().done and not is_within_step(self.trainer)
 
     def advance(self, data_fetcher: Any) -> None:
-        """One batch: what Lightning's does, in its order."""
+        """Does what Lightning's method does for one batch, in the same order."""
         if self._restarting or not self._is_direct:
             super().advance(data_fetcher)
             return
@@ -104,7 +103,7 @@ class StepLoop(_TrainingEpochLoop):
         batch = module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
         progress.increment_ready()
         logged.on_batch_start(batch)
-        self._tell("on_train_batch_start", module, batch, batch_idx)
+        self._call("on_train_batch_start", module, batch, batch_idx)
         progress.increment_started()
         counts = self.automatic_optimization.optim_progress.optimizer
         counts.step.increment_ready()
@@ -113,16 +112,16 @@ class StepLoop(_TrainingEpochLoop):
         counts.zero_grad.current.increment_by(1)
         counts.step.increment_completed()
         progress.increment_processed()
-        if module.scheduling is not None:
+        if module.plain.scheduling is not None:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        for config in trainer.lr_scheduler_configs if module.scheduling is None else ():  # a factor, once a step
+        for config in trainer.lr_scheduler_configs if module.plain.scheduling is None else ():  # a factor, once a step
             self.scheduler_progress.increment_ready()
             with as_scheduled(config.scheduler.optimizer):
                 config.scheduler.step()
             self.scheduler_progress.increment_completed()
-        self._tell("on_train_batch_end", module, output, batch, batch_idx)
+        self._call("on_train_batch_end", module, output, batch, batch_idx)
         if self._results:  # a callback has logged something
             logged.on_batch_end()
         self._results.batch = None
@@ -131,30 +130,29 @@ class StepLoop(_TrainingEpochLoop):
             logged.update_train_step_metrics()
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Nothing: `StopAtStepEnd` has a SIGTERM seen by all ranks. Lightning would let rank 0 tell the others at each
-        batch, and each of them read it on the host, which waits there for its device."""
+        """Does nothing: `StopAtStepEnd` stops all ranks. Lightning's broadcast at each batch waits for the device."""
 
-    def _tell(self, hook: str, module: Any, *about: Any) -> None:
-        # What `module.log` goes by. To set an attribute of a module is to look for a parameter of that name first.
+    def _call(self, hook: str, module: Any, *arguments: Any) -> None:
+        # `module.log` reads the hook's name. Setting it in the dict skips torch's search for a parameter of that name.
         attributes = vars(module)
         attributes["_current_fx_name"] = hook
         for callback in self.trainer.callbacks:
-            getattr(callback, hook)(self.trainer, module, *about)
+            getattr(callback, hook)(self.trainer, module, *arguments)
         attributes["_current_fx_name"] = None
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        """Also after the run's last step, where the user's schedulers and callbacks may wait for that."""
+        """Returns whether to validate now; also after the last step, if schedulers or callbacks monitor validations."""
         if is_within_step(self.trainer):
             return False
         if super()._should_check_val_fx(data_fetcher):
             return True
         is_over = 0 <= self.max_steps <= self.global_step
         module = self.trainer.lightning_module
-        is_waited_for = not isinstance(module, StepModule) or module.is_monitored
-        return is_over and is_waited_for and bool(self._should_check_val_epoch())
+        is_monitored = not isinstance(module, StepModule) or module.plain.is_monitored
+        return is_over and is_monitored and bool(self._should_check_val_epoch())
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Between two steps: all but a count is about validation, plateaus, accumulation and the end."""
+        """Counts the batch. Lightning's method is called only for validations, plateaus, accumulation and the end."""
         trainer = self.trainer
         is_plain = self._is_direct and not (self._restarting or trainer.should_stop or trainer.received_sigterm)
         if is_plain and not (self._may_validate and (self._skip_next_val or self._should_check_val_fx(data_fetcher))):
@@ -167,7 +165,7 @@ class StepLoop(_TrainingEpochLoop):
             self.when_over(trainer)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
-        """A plateau of a plain model's that goes by steps is looked at after each validation."""
+        """Steps the schedulers; a plateau scheduler of a plain model with interval step only after a validation."""
         is_plateau_of_step = interval == "step" and update_plateau_schedulers
         if not is_plateau_of_step or self._validates or not isinstance(self.trainer.lightning_module, StepModule):
             super().update_lr_schedulers(interval, update_plateau_schedulers)

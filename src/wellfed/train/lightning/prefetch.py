@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 def prefetched(
     loader: Any, module: pl.LightningModule, device: torch.device, ahead: int, *, what: str = "training"
 ) -> Iterator[Any]:
-    """The loader, or one that copies ``ahead`` of its batches to the device before they are asked for.
+    """Yields the loader, or one that copies ``ahead`` of its batches to the device before they are needed.
 
-    A user's LightningModule with a ``transfer_batch_to_device`` of its own has its batches moved by that, once each.
-    One that changes batches before they are moved (``on_before_batch_transfer``) can't have them moved ahead.
+    Uses the ``transfer_batch_to_device`` of a user's LightningModule, once a batch. A module that changes batches
+    before they are moved (``on_before_batch_transfer``) can't have them moved ahead.
     """
     if ahead == 0:
         yield loader
@@ -53,11 +53,15 @@ def prefetched(
         move=move,
         before_move=ours.weigh if ours and what == "training" else None,
         no_room=no_room,
-        on_less=_warn_of_fewer if ours is None else ours.fewer_ahead if ours.goes_on(what == "training") else None,
+        on_less=_warn_of_fewer
+        if ours is None
+        else ours.fewer_ahead
+        if ours.plain.options.goes_on(is_training=what == "training")
+        else None,
     )
-    before = vars(module).get("transfer_batch_to_device")  # that of another loader's
+    before = vars(module).get("transfer_batch_to_device")  # set by another loader
     if own is not None:
-        # Lightning asks for every batch, those of other loaders too.
+        # Lightning calls it for the batches of all loaders.
         module.transfer_batch_to_device = lambda batch, where, number: (
             batch if batch is prefetcher.latest else own(batch, where, number)
         )
@@ -72,7 +76,7 @@ def prefetched(
 
 
 def no_room(error: Exception) -> str | None:
-    """What an error says, where it is that memory did not suffice."""
+    """Returns the message of an out-of-memory error; None for other errors."""
     failure = oom.classify(error)
     return None if failure is None else failure.message
 

@@ -1,4 +1,4 @@
-"""Evaluates a few batches of validation and test before the first step, so that what is broken there shows at once."""
+"""Evaluates a few batches of validation and test before the first step, to show their errors at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from wellfed.train.lightning.ceiling import put_back, replaced
 from wellfed.train.lightning.module import StepModule
 
 Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
-"""Opens a few batches of a split."""
+"""Function that opens a few batches of a split."""
 _OF_ALL_BATCHES = ("compute", "on_validation_epoch_end", "on_test_epoch_end")
-"""Functions that get what a whole split gave: a few batches may be too few for them."""
+"""Functions that compute over a whole split, and may fail on a few batches."""
 
 
 class SanityCheck(pl.Callback):
-    """Must be the first callback. Afterwards buffers, generators and metrics are as they were; nothing is logged.
+    """Check of each split; must be the first callback. Afterwards buffers, generators and metrics are restored.
 
-    A run that goes on from a checkpoint has been through it. The validation of a user's LightningModule is Lightning's
-    own sanity check (``num_sanity_val_steps``), which calls its hooks as everywhere. Of its test, which Lightning knows
-    no such thing of, the end is left out: there it may write its results.
+    A resumed run is not checked again. The validation of a user's LightningModule is checked by Lightning itself
+    (``num_sanity_val_steps``), with all its hooks.
+    Its test is checked here, without its end, which may write results.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class SanityCheck(pl.Callback):
     ) -> None:
         """
         Args:
-            found: gets the metrics of a few batches of each split of a `StepModule`.
-            generators: of the user's own, that are drawn from when a split is read.
+            found: called with the metrics of a few batches of each split of a `StepModule`.
+            generators: those of the user that are drawn from when a split is read.
         """
         self._splits, self._found, self._generators = splits, found, generators
         self._trying: str | None = None
@@ -90,13 +90,13 @@ class SanityCheck(pl.Callback):
 
 def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
     step = trainer.strategy.validation_step if split == "val" else trainer.strategy.test_step
-    module.evaluation.reset()
+    module.plain.evaluation.reset()
     try:
         for number, delivery in enumerate(deliveries):
             step(delivery, number)
-        return module.evaluation.compute()
+        return module.plain.evaluation.compute()
     finally:
-        module.evaluation.reset()
+        module.plain.evaluation.reset()
 
 
 def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Iterable[Delivery]) -> None:
@@ -118,7 +118,7 @@ def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Itera
 
 @contextmanager
 def _forgetting(module: pl.LightningModule) -> Iterator[None]:
-    """The module logs nothing; afterwards its metrics are empty, and its lists and dicts hold what they held."""
+    """Makes the module log nothing; restores its lists and dicts and empties its metrics afterwards."""
     instead = {name: lambda *arguments, **named: None for name in ("log", "log_dict")}
     held = {name: value.copy() for name, value in vars(module).items() if _is_plain(name, value)}
     try:

@@ -1,6 +1,6 @@
-"""Has Lightning shard a model over several cards (FSDP): in which types, and how to have the whole of it.
+"""Shards a model over several cards (FSDP), and collects the whole of it again.
 
-torch's part is imported where it is used: few runs shard.
+FSDP is imported where it is used, since few runs shard.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from wellfed.train.memory.fsdp_blocks import blocks_to_gather
 
 
 def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
-    """Blocks are gathered one after the other; weights, buffers and inputs keep the types they have on one card."""
+    """Returns a strategy that gathers block by block; weights, buffers and inputs keep their types of one card."""
     from torch.distributed.fsdp import MixedPrecision
     from torch.distributed.fsdp.wrap import CustomPolicy
 
     gathered: set[nn.Module] = set()
 
     def is_gathered(module: nn.Module) -> bool:
-        if isinstance(module, pl.LightningModule):  # the first that is asked for: the whole
+        if isinstance(module, pl.LightningModule):  # comes first: the whole
             gathered.update(blocks_to_gather(module))
         return module in gathered
 
-    # Rank 0's weights count, as with DDP: it alone reads and writes checkpoints.
+    # Rank 0's weights are taken, as with DDP: it alone reads and writes checkpoints.
     return FSDPStrategy(
         timeout=timeout,
         auto_wrap_policy=CustomPolicy(is_gathered),
@@ -38,7 +38,7 @@ def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
 
 
 def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:
-    """Within it every rank has the whole model on its device; all ranks must enter. Nothing to do where none shards."""
+    """Returns a context in which every rank has the whole model on its device; all ranks must enter it."""
     if not isinstance(strategy, FSDPStrategy):
         return nullcontext()
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -47,9 +47,9 @@ def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:
 
 
 class KeepWeights(pl.Callback):
-    """Has the whole model's weights, in host memory on every rank, when training has ended.
+    """Keeps the whole model's weights in host memory on every rank at the end of training.
 
-    A model that was sharded once can't be sharded anew: what comes after training begins with another one.
+    A model can't be sharded twice, so passes after training use another one with these weights.
     """
 
     def __init__(self) -> None:

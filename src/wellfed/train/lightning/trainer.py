@@ -1,4 +1,4 @@
-"""Lightning's Trainer with our callbacks, and what a run does with it: training, weights from a checkpoint."""
+"""Makes Lightning's Trainer with our callbacks, trains with it, and loads weights from a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
+from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
 
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
-from wellfed.train.lightning.callbacks.together import Together
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
+from wellfed.train.lightning.hooks import Together
 
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """How long and where; every field is decided."""
+    """Decided options of a Trainer: how long, where, in which precision."""
 
     accelerator: Literal["cpu", "gpu"]
     devices: int
@@ -37,22 +38,20 @@ class TrainerOptions:
     gradient_clip: float | None
     validate_every_steps: int | None
     deterministic: bool
-    channels_last: bool = False
     tf32: bool = False
     cudnn_benchmark: bool = False
     num_nodes: int = 1
     accumulate: int = 1
-    """Parts in which a user's LightningModule is handed the batch of a step."""
+    """Parts in which a user's LightningModule gets the batch of a step."""
 
     @property
     def world_size(self) -> int:
-        """Ranks: processes that train together, one a device."""
+        """Number of ranks: processes that train together, one a device."""
         return self.num_nodes * self.devices
 
 
 def set_backend_flags(options: TrainerOptions) -> None:
-    """TF32 and cuDNN, once a process. The older API alone: torch 2.13 raises when both are used, and Lightning reads
-    this one."""
+    """Sets TF32 and cuDNN by the older API, which Lightning reads: torch 2.13 raises if both are used."""
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     if options.accelerator == "gpu":
         torch.backends.cudnn.allow_tf32 = options.tf32
@@ -60,9 +59,9 @@ def set_backend_flags(options: TrainerOptions) -> None:
 
 
 def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
-    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do.
+    """Returns a Trainer that logs, saves and shows nothing itself; the callbacks do.
 
-    ``more`` are Lightning's arguments, and ``users``: callbacks that stand behind ours, each on its own.
+    ``more`` are arguments for Lightning, and ``users``: the user's callbacks, which come after ours.
     """
     quiet_lightning()
     users = more.pop("users", ())
@@ -100,7 +99,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         plugins=more.pop("plugins", [DigestCheckpointIO()]),
         **more,
     )
-    with suppress(ImportError):  # a Lightning with other insides than those it was written for
+    with suppress(ImportError):  # a version of Lightning with other private modules
         from wellfed.train.lightning.loop import StepLoop
 
         lightnings = trainer.fit_loop.epoch_loop
@@ -109,7 +108,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
 
 
 class NoProfiler(PassThroughProfiler):
-    """Measures nothing: Lightning's own enters a generator around each hook, dozens of times a step."""
+    """A profiler without cost: Lightning's own enters a generator around each hook, dozens of times a step."""
 
     _nothing: AbstractContextManager[None] = nullcontext()
 
@@ -118,10 +117,10 @@ class NoProfiler(PassThroughProfiler):
 
 
 class Settled(pl.Callback):
-    """Waits for the device once, before training.
+    """Wait for the device before training.
 
-    Lightning hands a model to DDP on a stream of its own (`DDPStrategy._setup_model`), which sends the weights of rank
-    0 to the others there, and nothing orders the first step, on another stream, after that.
+    Lightning wraps a model in DDP on a separate stream (`DDPStrategy._setup_model`), where DDP broadcasts the weights
+    of rank 0. Without the wait the first step, on another stream, could start before that.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -131,40 +130,40 @@ class Settled(pl.Callback):
 
 
 def quiet_lightning() -> None:
-    """Lightning's notes go to our log file; tips about its own products go nowhere."""
+    """Silences Lightning's notes and those of its warnings that don't apply here."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Said of the inline loader, which needs no workers; about our loaders Lightning knows nothing.
+    # The inline loader needs no workers.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
-    # Figures are handed over at the end of an epoch, however short it is.
+    # Metrics are written at the end of an epoch, however short it is.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
-    # The ceiling run has nothing to validate; frozen encoders stay in eval mode on purpose; torch's own deprecation.
+    # The ceiling validates nothing; frozen encoders stay in eval mode; a deprecation of torch.
     warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
     warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
-    # What a checkpoint holds as its weights is the average.
+    # The weights of such a checkpoint are the average.
     warnings.filterwarnings("ignore", message=".*WeightAveraging callback, but loading a checkpoint outside.*")
 
 
 def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | None:
-    """Optimizer steps of the whole run; None if only time limits it, or nobody knows how long an epoch is."""
+    """Returns the optimizer steps of the whole run; None if only time limits it, or an epoch has no known length."""
     known = None not in (options.max_epochs, steps_per_epoch)
     of_epochs = options.max_epochs * steps_per_epoch if known else None  # type: ignore[operator]
     return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
 
 
 def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
-    """What ended a training that ended well, as a knob with its value or as the name of a callback."""
+    """Returns what ended a successful training, as a knob with its value or as the name of a callback."""
     if options.max_steps is not None and trainer.global_step >= options.max_steps:
         return f"trainer.max_steps={options.max_steps}"
     if options.max_epochs is not None and trainer.current_epoch >= options.max_epochs:
         return f"trainer.max_epochs={options.max_epochs}"
-    stopped = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message]
-    if stopped:
-        reason = str(stopped[0].stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
-        return f"{type(stopped[0]).__name__}: {reason}"
+    for one in trainer.callbacks:
+        if isinstance(one, EarlyStopping) and one.stopping_reason_message:
+            reason = str(one.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+            return f"{type(one).__name__}: {reason}"
     timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
     if options.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
         return f"trainer.max_time_s={options.max_time_s:g}"
@@ -172,31 +171,31 @@ def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
 
 
 def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
-    """Timing events of the device, None where the host's clock is the truth."""
+    """Returns what makes timing events of the device; None on the CPU, where the host's clock is used."""
     if device.type != "cuda":
         return None
     return lambda: torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:
-    """Train; go on from a checkpoint if there is one. Checkpoints are loaded weights-only."""
+    """Trains, from a checkpoint on if there is one. Checkpoints are loaded weights-only."""
     if checkpoint is not None:
         trainer.callbacks.append(GoOn(loader))
     trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
 
 
 def overrides(module: pl.LightningModule, hook: str) -> bool:
-    """Whether a user's LightningModule has a hook of its own, or one of its LightningDataModule's."""
+    """Returns whether a user's LightningModule has its own hook, or that of its LightningDataModule."""
     return hook in vars(module) or getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
 
 
 def has_step(module: pl.LightningModule, split: str) -> bool:
-    """Whether a user's LightningModule evaluates this split."""
+    """Returns whether a user's LightningModule evaluates this split."""
     return overrides(module, {"val": "validation_step", "test": "test_step"}[split])
 
 
 def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[str]:
-    """Names in which a checkpoint's weights and the module's differ, with both shapes; a few at most."""
+    """Returns up to three names whose weights differ between checkpoint and module, with both shapes."""
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     other = {name: tuple(value.shape) for name, value in state_dict.items()}
     names = [name for name in own | other if own.get(name) != other.get(name)]
@@ -204,6 +203,12 @@ def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[s
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
-    """Put a checkpoint's weights into the module. Loads weights-only."""
+    """Loads a checkpoint's weights into the module, weights-only."""
     state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.load_state_dict(state["state_dict"])
+
+
+def meeting_place(by: Literal["torchrun", "srun", "Lightning"]) -> tuple[str, int]:
+    """Returns host and port of rank 0's store; sets ``MASTER_ADDR`` and ``MASTER_PORT`` under Slurm."""
+    environment = TorchElasticEnvironment() if by == "torchrun" else SLURMEnvironment()
+    return environment.main_address, environment.main_port

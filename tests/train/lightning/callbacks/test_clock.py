@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class MadeClock:
-    """Time that passes only where it is made to: a busy machine changes no figure."""
+    """A clock that tests advance, so that a busy machine changes no figure."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -138,7 +138,7 @@ def summary(steps: int, half_frac: float | None = 0.01, rate: float = 100.0) -> 
 
 
 def stopped_at(at: Callable[[int], StepSummary | None], *, ranks: int = 1, limit: int = 2000) -> tuple[int, list[int]]:
-    """The step that it ends at (0 = never), and the steps at which it looked; ``at`` gets the step."""
+    """Returns the step at which it ends (0 = never), and the steps at which it checked."""
     step, looks = 0, []
 
     def look() -> StepSummary | None:
@@ -183,7 +183,7 @@ def test_several_ranks_run_all_the_steps_and_none_looks() -> None:
 
 
 def test_it_looks_the_more_rarely_the_further_on() -> None:
-    """Each look reads all steps, and its time counts as the steps' own."""
+    """Each check reads all steps, and its time counts as time of the steps."""
     _, looks = stopped_at(lambda step: summary(step, half_frac=0.5), limit=20_000)
     assert len(looks) < 40
     gaps = [later - earlier for earlier, later in pairwise(looks[1:])]

@@ -13,14 +13,15 @@ from tests.kit import tiny
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures, name_in_metrics
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
-from wellfed.train.lightning.guest import make_guest_trainer
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Logs(pl.LightningModule):
-    """Logs at every place that there is; the figure of a hook is the number of the epoch."""
+    """A module that logs the number of the epoch in every hook."""
 
     def __init__(self, callbacks: list[pl.Callback] | None = None) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ Told = dict[str, dict[int, float]]
 
 
 def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> tuple[pl.Trainer, Told, LateCheckpoints]:
-    """Three epochs of three batches: what was told, as ``{split/name: {step: value}}``, and the checkpoints."""
+    """Trains three epochs of three batches; returns ``{split/name: {step: value}}`` and the checkpoints."""
     told: Told = {}
 
     def take(split: str, values: Any, *, step: int, **_: Any) -> None:
@@ -71,19 +72,12 @@ def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> t
 
     figures = Figures(take, every=log_every, stop_on_nan=False)
     best = {"best_metric": "loss", "best_mode": "min", **best}
-    kept = LateCheckpoints(
-        folder,
-        every_steps=None,
-        minutes=None,
-        keep_last=9,
-        metrics=figures.latest,
-        on_disk_error=lambda error, step: None,
-        **best,
-    )
+    asked = CheckpointOptions(None, None, 9, **best)
+    kept = LateCheckpoints(folder, asked, figures.latest, lambda error, step: None)
     kept.best_by_monitor = True
     options = tiny.options(max_steps=None, max_epochs=3)
     before = [figures, BeforeUsers(kept)]
-    trainer = make_guest_trainer(
+    trainer = make_user_trainer(
         options, before, folder, last=[kept], loggers=for_trainer([], figures.logged, folder), log_every=log_every
     )
     torch.manual_seed(0)
@@ -92,7 +86,7 @@ def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> t
 
 
 class Bare:
-    """Batches without what our loaders know of them."""
+    """A loader of batches without their deliveries."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -154,11 +148,11 @@ def test_a_module_that_logs_no_such_figure_has_no_best_and_is_told(
 
 
 def test_a_test_of_averaged_weights_is_of_the_average(tmp_path: Path) -> None:
-    """Also where the module returns the same callback again, which has the others at hand."""
+    """Also if the module returns the same callback again, which refers to the others."""
     module = Logs([EMAWeightAveraging(decay=0.5)])
     trained(module, tmp_path)
     average = tiny.weights(module).clone()
-    again = make_guest_trainer(tiny.options(), [], tmp_path, loggers=[])
+    again = make_user_trainer(tiny.options(), [], tmp_path, loggers=[])
     batches = Bare(tiny.eval_loader())
     again.test(module, batches, verbose=False, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert torch.equal(average, tiny.weights(module))

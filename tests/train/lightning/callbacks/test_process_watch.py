@@ -1,4 +1,4 @@
-"""What the training process is seen to do beside its steps."""
+"""Threads and CPU time of the training process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of some steps and what their time went into, also of a run that fails or ends while they are recorded."""
+"""A trace of some steps and their times, also for a run that fails or ends while they are recorded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 def steps_in(path: Path) -> list[str]:
-    """Numbers of the steps that the trace shows, each as often as it has a range."""
+    """Returns the numbers of the steps in a trace, one per range."""
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     return [name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#")]
 
 
 class Profiled:
-    """A callback in a folder, and what it told."""
+    """A callback in a folder, with the list of its reports."""
 
     def __init__(self, folder: Path, steps: int = 4, clock: StepClock | None = None) -> None:
         self.path, self.found, self.events = folder / "profile" / "trace.json", [], []
@@ -69,7 +69,7 @@ def test_profiled_steps_are_no_figures_of_the_run(tmp_path: Path) -> None:
 
 
 class Between(pl.Callback):
-    """A validation behind every fifth step, with operations of its own."""
+    """A validation after every fifth step, with its own operations."""
 
     def __init__(self, told: pl.Callback) -> None:
         self._told = told
@@ -116,7 +116,7 @@ def test_a_training_that_ends_before_tells_of_what_there_is(
 
 @pytest.mark.parametrize("failing_step", [2, 3, 8])
 def test_a_run_that_fails_leaves_no_profiler_behind(tmp_path: Path, failing_step: int) -> None:
-    """Before, when it is made ready, and while it records; else the process would crash at its end."""
+    """Fails before, while the profiler is prepared, and while it records; the process must not crash at its end."""
 
     def fail(size: int, call: int) -> Exception | None:
         return ValueError("a bug") if call == failing_step else None
@@ -164,7 +164,7 @@ def test_a_folder_that_can_not_be_written_costs_the_run_nothing(tmp_path: Path) 
 
 
 def test_another_profiler_in_the_process_is_left_at_work(tmp_path: Path) -> None:
-    """As Lightning's own, of a user's."""
+    """Another profiler, such as Lightning's own."""
     profiled = Profiled(tmp_path)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
         trainer = tiny.fit(tiny.module(), tmp_path, [profiled.callback])
@@ -190,7 +190,7 @@ def test_what_torch_can_not_record_of_a_card_is_said_once(
 
 @pytest.mark.simulated
 def test_where_torch_can_record_a_card_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a profiler in torch's place, for want of a build that can."""
+    """A stand-in for torch's profiler, since this build can't record a card."""
     asked: list[Any] = []
     step = {"cat": "user_annotation", "name": "ProfilerStep#4", "pid": 1, "tid": 1, "ts": 0, "dur": 1000, "args": {}}
     kernel = {"cat": "kernel", "name": "sgemm", "pid": 0, "tid": 7, "ts": 10, "dur": 900, "args": {"correlation": 3}}

@@ -51,7 +51,7 @@ def test_at_80_columns_bar_count_and_eta_stay_and_figures_are_below(
 
 
 def lines_in_a_file(tmp_path: Path, step_s: float) -> list[str]:
-    """Of a training of 20 steps whose clock goes on by so much each time that it is asked."""
+    """Returns the bar of a training of 20 steps, whose clock advances by a fixed time per call."""
     out, ticks = io.StringIO(), count(0.0, step_s)
     console = Console(file=out, width=40)
     bar = ProgressBar(

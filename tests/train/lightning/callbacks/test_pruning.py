@@ -1,4 +1,4 @@
-"""A training that is judged after each validation, with the real Trainer."""
+"""Pruning after each validation, with the real Trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 def train(folder: Path, pruning: Pruning, **changes: int) -> int:
-    """With a validation every 2 steps, to step 20; the steps that were done."""
+    """Trains up to 20 steps with a validation every 2 steps; returns the number of steps."""
     trainer = lit.make_trainer(tiny.options(validate_every_steps=2, **changes), [pruning], folder)
     lit.fit(trainer, tiny.module(), tiny.loader(), tiny.eval_loader(), None)
     return int(trainer.global_step)

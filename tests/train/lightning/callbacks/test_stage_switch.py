@@ -1,4 +1,4 @@
-"""Features are held otherwise from an epoch on: what was frozen is trained, its table is gone, all else goes on."""
+"""A change of stage: the frozen encoder is trained, its table is freed, and all else goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 4  # of an epoch
 
 
 class Looks(pl.Callback):
-    """What each step leaves: encoder, rates, micro-batches; and the scores before and after a change of stage."""
+    """A callback that records encoder, rates and micro-batch of each step, and scores around a change of stage."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.encoders: list[Tensor] = []
@@ -51,7 +51,7 @@ class Looks(pl.Callback):
 def scores_of(module: Any) -> Tensor:
     was_training = module.model.training
     module.model.eval()
-    rows = module._source().rows(torch.arange(encoded.NUM_ROWS, device=module.device))
+    rows = module.plain.source().rows(torch.arange(encoded.NUM_ROWS, device=module.device))
     scores = module.model.head(rows)
     module.model.train(was_training)
     return scores
@@ -133,10 +133,10 @@ def test_rows_move_to_the_host_before_they_are_computed(tmp_path: Path, monkeypa
 
 
 def test_short_of_memory_a_frozen_encoder_is_not_computed_as_a_trained_one(tmp_path: Path) -> None:
-    """Its dropout would be on: a run without a way to need less ends instead."""
+    """Dynamic features would turn on the dropout of a frozen encoder, so the run ends instead."""
     module, _, _ = trained(tmp_path, steps=1, micro=(1, 1))
-    assert module._fallbacks.step_down() == {"change": "memory.features=cache_host"}
-    assert module._fallbacks.step_down() is None
+    assert module.plain.fallbacks.step_down() == {"change": "memory.features=cache_host"}
+    assert module.plain.fallbacks.step_down() is None
 
 
 @pytest.mark.simulated(cards=1, mib=512)

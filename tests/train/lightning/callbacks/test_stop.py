@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class SignalAt(pl.Callback):
-    """Sends this process a signal in the middle of a step."""
+    """A callback that sends this process a signal in the middle of a step."""
 
     def __init__(self, step: int, *signums: int) -> None:
         self._step, self._signums = step, signums
@@ -111,7 +111,7 @@ def test_a_sample_that_fails_loses_no_step(tmp_path: Path) -> None:
 
 
 def fails(hook: str, step: int) -> pl.Callback:
-    """A callback that raises in a hook, after so many steps."""
+    """Returns a callback that raises in a hook after a number of steps."""
 
     def fail(self: pl.Callback, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == step:
@@ -122,7 +122,7 @@ def fails(hook: str, step: int) -> pl.Callback:
 
 
 class FailsAtFetch(tiny.TinyData):
-    """Raises an error that is not of the data's reader."""
+    """Data that raise another error than those of their reader."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class FailsAtFetch(tiny.TinyData):
 
 
 def fail_in(module: Any, what: str, step: int) -> None:
-    """The model's forward or backward pass raises in the step after so many, when it has drawn random numbers."""
+    """Makes the model raise in its forward or backward pass after a number of steps, having drawn random numbers."""
 
     def fail(*_: Any) -> None:
         if module.trainer.global_step == step:
@@ -170,7 +170,7 @@ def fail_in(module: Any, what: str, step: int) -> None:
     ],
 )
 def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, step: int, is_users: bool) -> None:
-    """The run that goes on ends with the weights of the one that nothing happened to, bit for bit."""
+    """The resumed run ends with the weights of an undisturbed one, bit for bit."""
 
     def trained(
         folder: Path, own: list[Any], checkpoint: Path | None, data: Any, val: Any, fails_in: str | None = None
@@ -200,7 +200,7 @@ def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, st
 
 def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path) -> None:
     class FailsHalfWay(torch.optim.SGD):
-        """Changes a weight, then raises."""
+        """An optimizer that changes a weight, then raises."""
 
         def step(self, closure: Any = None) -> Any:
             loss = closure() if closure is not None else None

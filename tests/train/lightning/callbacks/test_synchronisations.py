@@ -1,4 +1,4 @@
-"""Lines that make the host wait for the card are named, and watching for them leaves nothing behind."""
+"""Lines that make the host wait for the card are named, and the watch restores all state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = str(Path(__file__).relative_to(Path.cwd()))
 
 
 class Asking(tiny.TinyModel):
-    """Asks for its loss in the middle of a step, as logging does, and twice for what it knows at the host."""
+    """A model that reads its loss within a step, as logging does, and twice a tensor on the host."""
 
     def loss(self, batch: Any) -> LossOutput:
         output = super().loss(batch)
@@ -44,7 +44,7 @@ ITEM = Asking.loss.__code__.co_firstlineno + 2
 def found_in(
     tmp_path: Path, model: nn.Module | None = None, max_steps: int = 9, device_prefetch: int = 0, **changes: Any
 ) -> list[list[Any]]:
-    """What a training on the simulated card told, each time."""
+    """Returns the reports of a training on the simulated card."""
     told: list[Any] = []
     watch, module = Synchronisations(told.append), tiny.module(model=model)
     with prefetched(tiny.loader(), module, torch.device("cuda:0"), device_prefetch) as loader:
@@ -112,7 +112,7 @@ def test_a_step_that_fails_leaves_the_mode_off(tmp_path: Path) -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Where the mode stands, on a machine without a card."""
+    """Holds the debug mode on a machine without a card."""
     state = SimpleNamespace(mode=0)
 
     def set_mode(mode: str | int) -> None:
@@ -125,7 +125,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def shown() -> Iterator[list[str]]:
-    """Warnings that are shown, in place of being errors of the test."""
+    """Collects shown warnings, which would otherwise be errors of the test."""
     texts: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -141,7 +141,7 @@ def steps(watch: Synchronisations, number: int, between: Callable[[], None] = la
 
 
 def wait() -> None:
-    """As a synchronising operation of torch's does it."""
+    """Warns as a synchronising operation of torch does."""
     warnings.warn(SAYS, stacklevel=1)
 
 
@@ -198,7 +198,7 @@ def test_whoever_watches_already_is_left_alone(card: SimpleNamespace) -> None:
 
 
 def test_a_warning_that_comes_too_late_is_shown_to_nobody(card: SimpleNamespace, shown: list[str]) -> None:
-    """Somebody else's catch_warnings may put ours back after its end."""
+    """Another catch_warnings may restore our function after the end of the watch."""
     watch = Synchronisations(lambda found: None)
     steps(watch, 1)
     ours = warnings.showwarning
@@ -221,7 +221,7 @@ def test_whose_code_a_file_is() -> None:
 
 
 def frames(*files: str) -> Any:
-    """A stack, the innermost call first."""
+    """Returns a stack, the innermost call first."""
     frame = None
     for line, file in reversed(list(enumerate(files, start=1))):
         frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=file), f_lineno=line, f_back=frame)

@@ -14,9 +14,9 @@ from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors, steps_only
-from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
-from wellfed.train.lightning.guest import make_guest_trainer
+from wellfed.train.lightning.user_module.additions import make_user_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -29,15 +29,12 @@ class Raises(pl.Callback):
 def trained(
     folder: Path, users: list[pl.Callback], checkpoint: Path | None = None, **changes: Any
 ) -> tuple[pl.Trainer, Any, dict[str, float]]:
-    """A training as a run does it, with the callbacks of a user's: Trainer, module and the latest figures."""
+    """Trains with the user's callbacks as a run does; returns Trainer, module and the latest metrics."""
     figures = Figures(lambda split, values, **_: None, every=2, stop_on_nan=True)
-    values = {"minutes": None, "keep_last": 99, "best_metric": "loss", "best_mode": "min"}
-    every = changes.pop("save_every", 1)
-    kept: Checkpoints = LateCheckpoints(
-        folder, every_steps=every, **values, metrics=figures.latest, on_disk_error=lambda error, step: None
-    )
+    asked = CheckpointOptions(changes.pop("save_every", 1), None, 99, "loss", "min")
+    kept = LateCheckpoints(folder, asked, figures.latest, lambda error, step: None)
     module = tiny.module(is_monitored=bool(users))
-    trainer = make_guest_trainer(
+    trainer = make_user_trainer(
         tiny.options(**{"max_steps": None, "max_epochs": 3, **changes}),
         [figures, BeforeUsers(kept)],
         folder,

@@ -139,7 +139,7 @@ def test_a_run_with_nothing_left_to_train_finds_the_step_in_the_file(tmp_path: P
 
 
 class Breaks(tiny.TinyModel):
-    """After three good steps one with gradients that are no numbers; the loss is, unless ``loss_too``."""
+    """A model with NaN gradients in step 4, and with ``loss_too`` a NaN loss."""
 
     def __init__(self, loss_too: bool) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def test_the_losses_that_are_known_to_be_finite_narrow_the_steps_down(tmp_path: 
 
 
 def test_best_never_comes_from_what_is_not_finite(tmp_path: Path) -> None:
-    """A metric may be a number although the weights are none: ranks of NaN are."""
+    """A metric may be finite with NaN weights, since ranks of NaN are."""
     metrics = {"val/loss": 0.5}
     callback = tiny.checkpoints(tmp_path, every_steps=None, metrics=metrics)
     torch.manual_seed(3)
@@ -238,7 +238,7 @@ def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pyt
 
 
 def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
-    """One of two ranks; rank 0 can't write its second checkpoint. Leaves what was told and what was saved."""
+    """Runs one of two ranks; rank 0 can't write its second checkpoint. Writes events and saved files."""
     torch.set_num_threads(1)
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     store = torch.distributed.FileStore(str(folder / "store"), 2)
@@ -269,7 +269,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("fails", ["write", "rename"])
 def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fails: str) -> None:
-    """And all try again at the same step: at the end of training, here."""
+    """All ranks try again at the same step, here at the end of training."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=_train_on_a_full_disk, args=(rank, fails, tmp_path)) for rank in (0, 1)]
     for process in ranks:
@@ -304,7 +304,7 @@ def test_torchs_writer_hides_the_errno(tmp_path: Path) -> None:
 
 
 class LosesCard(pl.Callback):
-    """While the checkpoint of a step is put together, before its tensors are written."""
+    """A callback that acts while a checkpoint is put together, before its tensors are written."""
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: Any) -> None:
         while trainer.global_step == 4:
@@ -325,7 +325,7 @@ def test_a_card_that_is_lost_meanwhile_leaves_the_checkpoint_before(tmp_path: Pa
 
 
 class Odd(pl.LightningModule):
-    """Weights of many kinds, and what is no weight."""
+    """A module with weights of many kinds, and with other tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ def test_a_single_weight_is_seen(name: str, value: float) -> None:
 
 
 def test_a_buffer_that_became_nan_is_seen(tmp_path: Path) -> None:
-    """One that was NaN before training holds nothing yet."""
+    """A buffer that was NaN before training is empty, and may stay NaN."""
     module = Odd()
     module.register_buffer("later", torch.full((2,), math.nan))
     assert is_finite(module, unset_buffers(module))
@@ -363,11 +363,11 @@ def test_a_buffer_that_became_nan_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_so_is_a_loss_since_the_last_row(value: float) -> None:
     module = tiny.module()
-    module.totals.add("loss", torch.tensor(value), 1)
+    module.plain.totals.add("loss", torch.tensor(value), 1)
     assert is_finite(module)  # not yet known to count
-    module.totals.commit()
+    module.plain.totals.commit()
     assert not is_finite(module)
-    module.totals.take()
+    module.plain.totals.take()
     assert is_finite(module)
 
 

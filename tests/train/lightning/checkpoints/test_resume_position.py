@@ -1,4 +1,4 @@
-"""Generators of several ranks: each goes on with its own."""
+"""Generators of several ranks: each resumes with its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Draws(pl.Callback):
-    """Draws at each step; writes down what it got."""
+    """A callback that draws at each step, and records the numbers."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -31,7 +31,7 @@ class Draws(pl.Callback):
 
 
 def _train(rank: int, folder: Path, name: str, steps: int, checkpoint: Path | None) -> None:
-    """One of two ranks, each of which has drawn another number of times before."""
+    """Runs one of two ranks, which have drawn different numbers of times before."""
     torch.set_num_threads(1)
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     store = torch.distributed.FileStore(str(folder / f"{name}.store"), 2)

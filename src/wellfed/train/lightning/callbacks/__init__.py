@@ -1,5 +1,6 @@
-"""Hangs what is ours on Lightning's hooks: one file a concern, none of which changes what is learned.
+"""Our callbacks on Lightning's hooks, one file a subject; none changes what is learned.
 
-`clock` times steps, `figures` hands metrics over, `checkpoints` keeps files, `progress` shows a bar, `stop` ends a
-run at a step's end when it was asked to, `profile` records a trace; `together.Together` makes one of all.
+Start from `clock`, which times steps. `figures` writes metrics, `progress` shows a bar, `stop` ends a run after a step.
+`profile` records a trace, `synchronisations` finds waits for the GPU, `process_watch` reads CPU times. `pruning` and
+`stage_switch` act after validations and between epochs. `users` is about the user's callbacks.
 """

@@ -1,4 +1,4 @@
-"""Sets the marks of the step clock and writes finished steps down."""
+"""Marks the events of each step on the step clock, and hands on finished steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wellfed.train.lightning.module import StepModule
 
 
 class TimedLoader:
-    """A loader that tells the clock when it is asked for a batch and when it has it."""
+    """A loader that marks on the clock when a batch is asked for and when it is there."""
 
     def __init__(
         self,
@@ -32,25 +32,25 @@ class TimedLoader:
     ) -> None:
         """
         Args:
-            unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
+            unwrap: yield the bare batch, which a user's own LightningModule expects.
             on_first: called with the bytes of the first batch by dtype.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
         self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self.latest: Delivery | None = None
-        """What was handed out last, without its batch, where that was handed out bare."""
+        """The latest delivery without its batch, if batches are yielded bare."""
         self.on_last: Callable[[], None] = lambda: None
-        """Told that the next batch is the last of its epoch, where only the loader can know that."""
+        """Called before the last batch of an epoch, if only the loader can recognise it."""
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def state_dict(self) -> dict[str, int]:
-        """The loader's position."""
+        """Returns the loader's position."""
         return self._loader.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at a position."""
+        """Continues at a position."""
         self._loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,12 +73,12 @@ class TimedLoader:
             if batch.is_last:
                 self.on_last()
             handed = [batch.batch if self._unwrap else batch]
-            del batch  # what stands still here would keep it on the device
+            del batch  # a reference here would keep it on the device
             yield handed.pop()
 
 
 class BareBatches:
-    """An evaluation loader without the deliveries around its batches, for a user's own LightningModule."""
+    """An evaluation loader of bare batches, for a user's own LightningModule."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -89,32 +89,32 @@ class BareBatches:
     def __iter__(self) -> Iterator[Any]:
         for delivery in self._loader:
             handed = [delivery.batch]
-            del delivery  # what stands still here would keep it on the device
+            del delivery  # a reference here would keep it on the device
             yield handed.pop()
 
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
-    """Samples of the step over all ranks, as the model counts them."""
+    """Returns the samples of the step over all ranks, as the model counts them."""
     delivery = delivery_of(trainer, batch)
     own = module.step.samples if isinstance(module, StepModule) and module.step is not None else None
     if delivery is not None and (delivery.is_padding or own in (None, delivery.size)):
-        return delivery.total  # exact where ranks' shares differ by one
+        return delivery.total  # exact if ranks' shares differ by one
     return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
 
 
 def delivery_of(trainer: pl.Trainer, batch: Any) -> Delivery | None:
-    """What the loader knows of this batch of training, also where the module gets the bare batch."""
+    """Returns the delivery of this batch of training, also if the module gets the bare batch."""
     return batch if isinstance(batch, Delivery) else getattr(trainer.train_dataloader, "latest", None)
 
 
 def is_within_step(trainer: pl.Trainer) -> bool:
-    """Whether a step that is done in parts (`lit.parts`) has some left."""
+    """Returns whether parts of the step are left (see `user_module.accumulation`)."""
     parts: int = trainer.accumulate_grad_batches
     return parts > 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready % parts != 0
 
 
 class Clock(pl.Callback):
-    """Must be the first callback: what the others do in their hooks is host time."""
+    """Marks of a step; must be the first callback, so that the time of the others counts as host time."""
 
     def __init__(
         self, clock: StepClock, take: Callable[[Iterable[StepRow]], None], *, warmup_steps: int = WARMUP_STEPS
@@ -132,9 +132,9 @@ class Clock(pl.Callback):
         if is_within_step(trainer):
             return
         step = module.step if isinstance(module, StepModule) else None
-        told: Any = step or module
-        if disturbed := getattr(told, "was_disturbed", False):
-            told.was_disturbed = False
+        owner: Any = step or module
+        if disturbed := getattr(owner, "was_disturbed", False):
+            owner.was_disturbed = False
         delivery, parts = delivery_of(trainer, batch), trainer.accumulate_grad_batches
         size = batches.batch_size(batch) if delivery is None else delivery.size
         self.clock.end(
@@ -166,9 +166,9 @@ class Clock(pl.Callback):
 
 
 class StopWhenMeasured(pl.Callback):
-    """Must stand behind `Clock`. With several ranks, which would have to agree, all the steps are run.
+    """End of a timed training, once half the 95 % interval of its rate is ``within`` this share of it.
 
-    The rate is known when half its 95 % interval is ``within`` this part of it.
+    Must come after `Clock`. Several ranks run all steps, since they would have to agree.
     """
 
     def __init__(self, summary: Callable[[], StepSummary | None], within: float) -> None:
@@ -180,7 +180,7 @@ class StopWhenMeasured(pl.Callback):
             return
         found = self._summary()
         steps = 0 if found is None else found.steps
-        # Looking takes time that counts: the further on, the rarer.
+        # The check takes time, so it gets rarer.
         self._next_look = trainer.global_step + max(MIN_STEPS - steps, steps // 4, 1)
         if found is None or found.ci95 is None or steps < MIN_STEPS:
             return

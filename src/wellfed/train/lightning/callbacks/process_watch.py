@@ -1,4 +1,4 @@
-"""Records how the training process computes: threads of torch, tensors that are trained, other threads at work."""
+"""Records how the training process computes: threads of torch, trained tensors, other busy threads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.record import ProcessEntry
 
 _LEAST_CORES = 0.05
-"""Share of a core; threads that take less are left out."""
+"""Minimum share of a core of a thread that is recorded."""
 _OF_OURS = ("wellfed", "MainThread")
-"""How the names of threads begin that belong to training."""
+"""Prefixes of the names of threads that belong to training."""
 
 
 class ProcessWatch(pl.Callback):
-    """Reads the CPU time of each Python thread after the warm-up and at the end of training.
+    """CPU time of each Python thread between the warm-up and the end of training.
 
     Args:
         on_found: called once, at the end of training.
@@ -59,7 +59,7 @@ class ProcessWatch(pl.Callback):
 
 
 def _cpu_s() -> dict[int, float]:
-    """Returns the CPU seconds of each thread of this process, by the system's number of it."""
+    """Returns the CPU seconds of each thread of this process, by native id."""
     try:
         return {one.id: one.user_time + one.system_time for one in psutil.Process().threads()}
     except (psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""Records some steps with torch.profiler, leaves a trace of them for Perfetto, and tells where their time went."""
+"""Records some steps with torch.profiler, writes a trace for Perfetto, and reports where their time went."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProfilerTrace(pl.Callback):
-    """Records ``steps`` steps after the warm-up; the trace is written when the last of them ends, or the run.
+    """Recording of ``steps`` steps after the warm-up; the trace is written after the last of them, or with the run.
 
-    A step lasts from the end of the one before to its own; one that fails is in the trace alone. Validations,
-    checkpoints and ends of epochs belong to none: the step behind one begins with its batch. The device is empty when
-    the first step begins and when the last ends. Recording costs time, so these steps are left out of the rates of the
-    run. Whatever goes wrong is an event.
+    A step begins at the end of the previous one; after a validation, a checkpoint or an epoch it begins with its batch.
+    A step that fails is in the trace, but not in the figures. The device is idle at the first step's start and at the
+    last one's end. Recorded steps are left out of the rates of the run, since recording takes time. Errors are events.
 
     Args:
-        on_profiled: told what the steps spent their time on, once; not where none was recorded.
-        interrupt: told that writing the trace has taken time which belongs to no step.
+        on_profiled: called once with the figures of the recorded steps, if there are any.
+        interrupt: called after writing the trace, whose time belongs to no step.
     """
 
     def __init__(
@@ -55,24 +54,24 @@ class ProfilerTrace(pl.Callback):
         self._range: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        # Kineto, which torch records with, tells each beginning and end on stderr.
+        # Kineto, torch's recorder, prints each start and stop to stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with self._guarded():
             self._profiler = profile(activities=_activities(trainer.strategy.root_device))
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if self._is_recording and batch_idx % trainer.accumulate_grad_batches == 0:
-            told: Any = (module.step if isinstance(module, StepModule) else None) or module
-            told.was_disturbed = True
+            owner: Any = (module.step if isinstance(module, StepModule) else None) or module
+            owner.was_disturbed = True
             self._begin()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._profiler is None or is_within_step(trainer):
             return
         self._num_ended += 1
-        if self._num_ended == WARMUP_STEPS - 1:  # the first use of it takes long
+        if self._num_ended == WARMUP_STEPS - 1:  # its first use takes long
             with self._guarded():
-                if _autograd._profiler_enabled():  # torch would end that one
+                if _autograd._profiler_enabled():  # torch would end the other
                     raise RuntimeError("another of torch's profilers is at work")
                 self._profiler.prepare_trace()
         elif self._num_ended == WARMUP_STEPS:
@@ -104,7 +103,7 @@ class ProfilerTrace(pl.Callback):
         self._stop(trainer)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        # A profiler that still records when Python ends brings the process down: a signal in place of the exit code.
+        # A profiler that still records when Python ends kills the process by a signal.
         self._record_operations(True)
         self._stop(trainer)
 
@@ -119,14 +118,14 @@ class ProfilerTrace(pl.Callback):
             found.__exit__(None, None, None)
 
     def _pause(self, trainer: pl.Trainer) -> None:
-        """Nothing of a step comes before the next batch does."""
+        """Ends the current range; the next step begins with its batch."""
         if self._range is not None:
             with self._guarded():
                 _wait_for(trainer.strategy.root_device)
             self._end()
 
     def _record_operations(self, on: bool) -> None:
-        """Those of an evaluation could be many times those of the steps."""
+        """Switches the recording of operations; an evaluation may have many times those of the steps."""
         if self._is_recording:
             _autograd._enable_record_function(on)
 
@@ -141,7 +140,7 @@ class ProfilerTrace(pl.Callback):
         if self._num_ended < WARMUP_STEPS - 1:
             return
         with self._guarded():
-            if not was_recording:  # prepared, which ends no other way
+            if not was_recording:  # a prepared profiler has no other end
                 profiler.start_trace()
             profiler.stop_trace()
             if was_recording and self._num_ended > WARMUP_STEPS:
@@ -157,7 +156,7 @@ class ProfilerTrace(pl.Callback):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What fails within costs the trace, and nothing else."""
+        """Turns an error within into an event; only the trace is lost."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
@@ -178,9 +177,9 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """The host's, and the card's where this build of torch can record them.
+    """Returns the host's activity, and the card's if this build of torch can record it.
 
-    Asked for what it can't, torch warns with a stack of frames at every operation.
+    Otherwise torch would warn with a stack of frames at every operation.
     """
     if device.type == "cuda":
         if ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Tells how far training is: the watching threads, the books, and a bar on the terminal."""
+"""Reports the progress of training: to telemetry, to the record, and as a bar on the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wellfed.units import show_duration
 
 
 class ProgressReport(pl.Callback):
-    """Keeps step and phase up to date; what a reading belongs to is looked up there, not asked here."""
+    """Update of step and phase, which telemetry reads."""
 
     def __init__(self, progress: run_progress.Progress) -> None:
         self._progress = progress
@@ -38,20 +38,20 @@ class ProgressReport(pl.Callback):
 
 
 REDRAW_S = 0.5
-"""rich takes some milliseconds to draw the bar."""
+"""Seconds between two drawings of the bar, which take some milliseconds each."""
 LINE_S = 60.0
-"""Seconds between two lines where there is no terminal to draw a bar on."""
+"""Seconds between two lines if there is no terminal for a bar."""
 _BAR_WIDTH = 24
-"""Leaves room at 80 columns for seven digits of steps, and for hours."""
+"""Columns of the bar; a terminal of 80 columns then has space for seven digits of steps, and for hours."""
 
 
 class Counts(pl.Callback):
-    """Tells how far training is, after every step and before anything is saved."""
+    """Count of steps, epochs and samples after every step, before anything is saved."""
 
     def __init__(
         self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None], steps_per_epoch: int | None
     ) -> None:
-        """``on_step`` takes steps done, epochs done (a fraction), samples of this step over all ranks."""
+        """``on_step`` is called with steps done, epochs done (a fraction), samples of this step over all ranks."""
         self._on_start, self._on_step, self._steps_per_epoch = on_start, on_step, steps_per_epoch
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -68,7 +68,7 @@ class Counts(pl.Callback):
 
 
 class _FiguresBelow(Progress):
-    """A bar whose figures are on a line of their own: they never take room from it."""
+    """A bar with its metrics on a separate line."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -77,7 +77,7 @@ class _FiguresBelow(Progress):
 
 
 class ProgressBar(pl.Callback):
-    """Steps, time left, rate and the latest figures; without a terminal one line of plain text a minute."""
+    """Steps, time left, rate and the latest metrics; without a terminal one line of plain text a minute."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ProgressBar(pl.Callback):
         unit: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock``: seconds, for tests."""
+        """``clock`` returns seconds; tests replace it."""
         self._console, self._clock = console, clock
         self._latest, self._rate, self._unit, self._total = latest, rate, unit, total_steps
         self._progress = _FiguresBelow(
@@ -129,7 +129,7 @@ class ProgressBar(pl.Callback):
         self._stop()
 
     def _stop(self) -> None:
-        if not self._progress.disable:  # else it would print an empty line
+        if not self._progress.disable:  # a disabled one would print an empty line
             self._progress.stop()
 
     def _redraw(self, what: str, step: int) -> None:
@@ -143,12 +143,12 @@ class ProgressBar(pl.Callback):
         names = sorted((name for name in self._latest if not name.startswith("test/")), key=_comes_later)
         parts += [f"{name} {self._latest[name]:.4g}" for name in names[:4]]
         if self._progress.disable:
-            self._console.print(", ".join([self._place(what, step, now_s), *parts]), soft_wrap=True)
+            self._console.print(", ".join([self._position(what, step, now_s), *parts]), soft_wrap=True)
             return
         self._progress.update(self._task, description=what, completed=step, figures="  ".join(parts), refresh=True)
 
-    def _place(self, what: str, step: int, now_s: float) -> str:
-        """The step, of how many, and the time left by the pace so far."""
+    def _position(self, what: str, step: int, now_s: float) -> str:
+        """Returns the step, the number of steps, and the time left at the rate so far."""
         total, done = self._total, step - self._began_at
         if total is None:
             return f"{what}: step {step:,}"
@@ -157,5 +157,5 @@ class ProgressBar(pl.Callback):
 
 
 def _comes_later(name: str) -> bool:
-    """Losses first: a narrow terminal cuts the line."""
+    """Returns False for losses, which come first: a narrow terminal cuts the line."""
     return not name.endswith("/loss")

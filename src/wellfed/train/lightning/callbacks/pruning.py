@@ -1,4 +1,4 @@
-"""Ends a training early when whoever compares it with others says so, after a validation."""
+"""Ends a training early, after a validation that a pruner judges."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import lightning.pytorch as pl
 
 Judge = Callable[[int, float], "str | None"]
-"""Is told the number of a validation, from 1, and its figure; why training is to end, or None."""
+"""Function of the number of a validation, from 1, and its metric; returns why training ends, or None."""
 
 
 class Pruning(pl.Callback):
-    """All ranks end together. Training ends as by its own limits: nothing is raised, the last checkpoint is written."""
+    """Early end on all ranks, as by the limits of training: nothing is raised, the last checkpoint is written."""
 
     def __init__(
         self,
@@ -22,15 +22,15 @@ class Pruning(pl.Callback):
     ) -> None:
         """
         Args:
-            judge: None = nobody judges here. Of several ranks the first decides, and the others don't know.
-            figure: the latest of the metric; None where validation gives none.
-            total_steps: of the whole training, which is over then whatever is said of it; None = nobody knows.
-            validations: that were judged before this part of a training.
+            judge: the pruner; None on ranks other than the first, and without pruning.
+            figure: returns the latest value of the metric; None if validation gives none.
+            total_steps: steps of the whole training, at which it ends anyway; None = unknown.
+            validations: number of validations in earlier parts of a resumed training.
         """
         self._judge, self._figure, self._total_steps = judge, figure, total_steps
         self._validations = validations
         self.reason: str | None = None
-        """Why it was ended early."""
+        """Why training was ended early."""
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not (trainer.sanity_checking or self.reason):

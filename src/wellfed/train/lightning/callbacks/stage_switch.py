@@ -1,4 +1,4 @@
-"""Begins each of ``memory.stages`` when its first epoch begins, and finds the one in which a resumed run was left."""
+"""Begins each of ``memory.stages`` with its first epoch, and finds the stage of a resumed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wellfed.train.step.feature_table import FeatureStage
 
 
 class FeatureStages(pl.Callback):
-    """Must stand before callbacks that draw at the start of an epoch: nothing is drawn here.
+    """Switch between stages. Must come before callbacks that draw random numbers at the start of an epoch.
 
     State: the number of the stage, which only rises.
     """
@@ -24,16 +24,16 @@ class FeatureStages(pl.Callback):
     ) -> None:
         """
         Args:
-            stages: by their epochs; the first is the one that training is set up for.
-            data_for: the data for a mode; loaders give them from the next epoch on.
+            stages: in the order of their epochs; training is set up for the first.
+            data_for: returns the data for a mode; loaders read them from the next epoch on.
         """
         self._stages, self._data_for, self._on_event = stages, data_for, on_event
         self._number = 0
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Before the optimizer is made, whose state is loaded later.
+        """Begins the stage of the last trained batch, before the optimizer's state is loaded.
 
-        The stage is that of the last batch that was trained on: between two epochs the next one's is yet to begin.
+        Between two epochs the stage of the next one has not begun yet.
         """
         if trainer.state.fn == "fit":
             self._begin(module, checkpoint.get("position", {}).get("epoch", 0))
@@ -44,7 +44,7 @@ class FeatureStages(pl.Callback):
             self._on_event("stage", step=trainer.global_step, epoch=epoch, **facts)
 
     def _begin(self, module: pl.LightningModule, epoch: int) -> dict[str, Any] | None:
-        """What has changed for this epoch, if anything."""
+        """Begins the stage of this epoch; returns the facts of the change, if there is one."""
         number = sum(stage.from_epoch <= epoch for stage in self._stages) - 1
         if number <= self._number:
             return None

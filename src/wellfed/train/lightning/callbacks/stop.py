@@ -1,4 +1,4 @@
-"""Ends a run at the end of a step or a validation when a signal has asked for it; saves what a failure would lose."""
+"""Ends a run after a step or a validation when a signal asks for it; saves a checkpoint after a failure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
 AGREE_EVERY_STEPS = 10
-"""With several ranks, which must stop at the same step: asking one another costs a collective and a wait."""
+"""Steps between questions whether a rank was asked to stop; each is a collective and waits for the device."""
 
 
 class StopAtStepEnd(pl.Callback):
-    """Must be the last callback: a checkpoint is written before the run ends."""
+    """Stop at the end of a step. Must be the last callback, since it writes a checkpoint and ends the run."""
 
     def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
         self._request, self._before_stop = request, before_stop
         self._is_stopping = self._has_stepped = False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        # Lightning has put its own SIGTERM handler before ours: it would end the ranks without a checkpoint.
+        # Lightning has installed its own SIGTERM handler, which would end the ranks without a checkpoint.
         self._request.install()
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
         if trainer.world_size == 1 and batch_idx % trainer.accumulate_grad_batches == 0:
-            self._stop_if_asked(trainer)  # one that was lost on its way here
+            self._stop_if_asked(trainer)  # a signal may have come since the last check
             self._request.is_stepping = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -68,10 +68,10 @@ class StopAtStepEnd(pl.Callback):
         self._request.is_stepping = False
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """Keeps the state after the last whole step, whatever ended the training, where the state is sound."""
+        """Saves the state after the last whole step, if it is sound."""
         self._request.is_stepping = False
         is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
-        may_undo = not isinstance(exception, Stopped)  # a second signal is of someone who won't wait
+        may_undo = not isinstance(exception, Stopped)  # after a second signal nothing may take long
         is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
         if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
             return
@@ -82,16 +82,16 @@ class StopAtStepEnd(pl.Callback):
             return
         try:
             self._stop(trainer)
-        except Exception as error:  # noqa: BLE001  what ended the training must not be lost to it
+        except Exception as error:  # noqa: BLE001  the first error is the one to report
             _LOG.warning("The state after step %d could not be saved: %s", trainer.global_step, first_line(error))
             _LOG.info("saving it", exc_info=True)
 
 
 def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:
-    """Whether this rank's state is that after a step; puts it and the loader's position back there if need be.
+    """Returns whether the state of this rank is that after a whole step; restores it and the loader's position.
 
-    A batch may have been delivered for a step that has not begun, or has changed no weight yet. In a stream there is no
-    way back to before it.
+    A batch may have been delivered for a step that has not begun, or has changed no weight yet. A stream can't go back
+    by a batch.
     """
     loader = trainer.train_dataloader
     if not hasattr(loader, "state_dict"):

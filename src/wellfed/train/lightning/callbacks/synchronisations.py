@@ -1,4 +1,4 @@
-"""Finds the lines at which the host waits for the GPU in a step, by torch's own debug mode, while training warms up."""
+"""Finds the lines where the host waits for the GPU within a step, by torch's debug mode, during the warm-up."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from wellfed.record import SynchronisationEntry
 from wellfed.train.lightning.callbacks.clock import is_within_step
 
 WATCHED_STEPS = 2
-"""Behind the first, of which allocator and libraries make what is left for good; all of the warm-up."""
+"""Warm-up steps to watch; the first is skipped, since it allocates caches."""
 _SAYS = "called a synchronizing CUDA operation"
 _SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
 _OWN_THREADS = "wellfed"
-"""How the names of our threads begin: what these wait for is no step."""
+"""Prefix of the names of our threads, whose waits belong to no step."""
 Side = Literal["user", "wellfed", "library", "machinery"]
 
 
 class Synchronisations(pl.Callback):
-    """Watches from the end of the first step to that of the third; `close` ends it whatever has happened.
+    """Watch from the end of the first step to that of the third; `close` always ends it.
 
-    Python's warnings are the whole process's: other ones, and those of our own threads, go the way they would go.
+    Warnings are global to the process: other warnings, and those of our threads, are shown as before.
 
     Args:
-        on_found: told the lines, once; empty = there are none. Not told where training ends before.
+        on_found: called once with the lines, unless training ends before; empty = there are none.
     """
 
     def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
@@ -55,7 +55,7 @@ class Synchronisations(pl.Callback):
         if self._num_ended == 1:
             self._watch()
         elif self._num_ended == 1 + WATCHED_STEPS:
-            self._tell()
+            self._report()
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         self.pause()
@@ -68,13 +68,13 @@ class Synchronisations(pl.Callback):
         self.close()
 
     def close(self) -> None:
-        """Nothing is watched any more."""
+        """Ends the watch."""
         self._on_found = None
         self.pause()
 
     def _watch(self) -> None:
         self._mode_before = torch.cuda.get_sync_debug_mode()
-        if self._mode_before != 0:  # somebody else watches
+        if self._mode_before != 0:  # other code uses the mode
             self.close()
             return
         self._caught = warnings.catch_warnings()
@@ -85,13 +85,13 @@ class Synchronisations(pl.Callback):
         torch.cuda.set_sync_debug_mode("warn")
 
     def pause(self) -> None:
-        """All is as it was; goes on behind a validation."""
+        """Restores mode and warnings; the watch goes on after a validation."""
         caught, self._caught = self._caught, None
         if caught is not None:
             torch.cuda.set_sync_debug_mode(self._mode_before)
             caught.__exit__(None, None, None)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         on_found = self._on_found
         self.close()
         if on_found is not None:
@@ -99,7 +99,7 @@ class Synchronisations(pl.Callback):
             on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
 
     def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
-        """What shows a warning; ``others`` go on to be shown as before."""
+        """Returns what replaces ``warnings.showwarning``; ``others`` shows all other warnings."""
 
         def show(message: Warning | str, *about: Any, **more: Any) -> None:
             if not str(message).startswith(_SAYS):
@@ -113,8 +113,10 @@ class Synchronisations(pl.Callback):
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """``file:line`` of the user's nearest call, else that of a library which we have called, else ours; None where only
-    torch and Lightning are, or code that was compiled."""
+    """Returns ``file:line`` of the user's nearest call, else of a library called by us, else ours.
+
+    None if there are only frames of torch and Lightning, or compiled code.
+    """
     of_library: str | None = None
     while frame is not None:
         name = frame.f_code.co_filename
@@ -133,13 +135,13 @@ def place_of(frame: FrameType | None) -> str | None:
 
 
 _OURS, _TORCH, _LIGHTNING = (one.__path__[0] + os.sep for one in (wellfed, torch, lightning))
-_COMPILES = tuple(os.path.join(_TORCH, room) for room in ("_dynamo", "_inductor"))
+_COMPILES = tuple(os.path.join(_TORCH, package) for package in ("_dynamo", "_inductor"))
 _PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"], "<")
 
 
 @cache
 def side_of(file: str) -> Side:
-    """Whose code a file is."""
+    """Returns whose code a file is."""
     if file.startswith(_OURS):
         return "wellfed"
     if file.startswith((_TORCH, _LIGHTNING)) or "torchinductor" in file:
@@ -150,7 +152,7 @@ def side_of(file: str) -> Side:
 
 
 def _short(file: str) -> str:
-    """Within the working folder, or among what is installed, from there on."""
+    """Returns the path relative to the working folder, or to the folder of installed packages."""
     path = Path(file)
     for part in INSTALLED:
         if part in path.parts:

@@ -1,4 +1,4 @@
-"""Puts the callbacks of a user's among ours, and has their errors say whose they are."""
+"""Puts the user's callbacks among ours, times their hooks, and names the callback in its errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, WeightAveragi
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from wellfed.errors import WellfedError
+from wellfed.extras import other_lightning
 from wellfed.observe.timing.wall import Wall, is_within_steps
 from wellfed.train.lightning.callbacks.figures import name_in_metrics
-from wellfed.train.lightning.callbacks.together import Together
-from wellfed.train.lightning.in_step import HOOKS, IN_STEP, hooks_of
-from wellfed.train.lightning.other_lightning import not_lightnings
+from wellfed.train.lightning.hooks import HOOKS, IN_STEP, Together, hooks_of
 
 _LOG = logging.getLogger(__name__)
 _AROUND_STEPS = ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end")
@@ -25,10 +24,10 @@ _STATE = ("state_dict", "load_state_dict")
 
 
 def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
-    """Why it can't be called, and the way out; None where it can."""
+    """Returns problem and way out for an object that can't be used as a callback; None if it can."""
     name = f"{type(callback).__module__}.{type(callback).__qualname__}"
     if not isinstance(callback, pl.Callback):
-        return not_lightnings(type(callback), "Callback") or (
+        return other_lightning(type(callback), "Callback") or (
             f"{name} is no callback.",
             "Name a class that inherits from lightning.pytorch.Callback.",
         )
@@ -38,12 +37,12 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
 
 
 def is_average_beside_model(callback: pl.Callback) -> bool:
-    """Whether it keeps another copy of the weights where they are."""
+    """Returns whether a callback keeps a second copy of the weights on their device."""
     return isinstance(callback, WeightAveraging) and callback._device is None
 
 
 def name_errors(callback: pl.Callback, name: str) -> None:
-    """Whatever it raises from now on says so."""
+    """Makes all later errors of a callback name it."""
     for hook in hooks_of(callback, (*HOOKS, *_STATE)):
         own = getattr(callback, hook)
         if getattr(own, "func", None) not in (_called, _timed):
@@ -65,22 +64,21 @@ def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **na
 
 
 def time_hooks(callback: pl.Callback, wall: Wall) -> None:
-    """From now on the time of each hook that the callback has is accounted for by ``ClassName.hook``."""
+    """Accounts for the time of each hook of a callback under ``ClassName.hook`` from now on."""
     for hook in hooks_of(callback):
         own = getattr(callback, hook)
-        if getattr(own, "func", None) is _timed:  # in an earlier pass
+        if getattr(own, "func", None) is _timed:  # wrapped in an earlier pass
             own = own.args[-1]
         setattr(callback, hook, _timed_hook(wall, callback, hook, own))
 
 
 def timed_hooks_of(module: pl.LightningModule, hooks: Sequence[str], wall: Wall) -> dict[str, Callable[..., Any]]:
-    """The hooks among these that a LightningModule has itself, and its schedulers' steps, with their time accounted
-    for; to be set in place of its own."""
+    """Returns timed versions of those hooks that a LightningModule overrides, and of its schedulers' steps."""
     owned = {hook: getattr(module, hook) for hook in hooks_of(module, hooks, pl.LightningModule)}
     timed = {hook: wraps(own)(_timed_hook(wall, module, hook, own)) for hook, own in owned.items()}
     step = module.lr_scheduler_step
 
-    @wraps(step)  # Lightning asks whether the module has one of its own
+    @wraps(step)  # Lightning checks whether the module overrides it
     def lr_scheduler_step(scheduler: Any, *metric: Any) -> None:
         _timed(wall, f"{type(scheduler).__name__}.step", False, step, scheduler, *metric)
 
@@ -103,7 +101,7 @@ def _timed(wall: Wall, name: str, settles: bool, own: Callable[..., Any], *argum
 
 
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
-    """What a monitor waits for is not among the figures."""
+    """Returns the error for a monitored metric that is not logged."""
     names = ", ".join(sorted(logged)) or "no figures so far"
     meant = next((name for name in logged if name.replace("/", "_") == monitor.replace("/", "_")), None)
     way_out = f"Set {where}={meant}." if meant else f"There are: {names}."
@@ -111,15 +109,15 @@ def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedE
 
 
 def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
-    """The same for a training without epochs that count, validations and checkpoints: what costs time at each step."""
+    """Returns the callbacks with the hooks of steps alone, for a training that is only timed."""
     return [Together(callbacks, only=_OF_STEPS)] if callbacks else []
 
 
 class Last(pl.Callback):
-    """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
+    """Callbacks that come after those of a LightningModule, which Lightning appends to ours."""
 
     def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback], wall: Wall) -> None:
-        """``wall``: where the time of the users' hooks is accounted for."""
+        """``wall`` accounts for the time of the users' hooks."""
         self._callbacks, self._users, self._wall = callbacks, users, wall
 
     def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
@@ -135,13 +133,13 @@ class Last(pl.Callback):
                 name_errors(callback, type(callback).__name__)
                 time_hooks(callback, self._wall)
             if stage != "fit" and isinstance(callback, WeightAveraging):
-                # A checkpoint holds the averaged weights; one that has trained would put the others in their place.
+                # A checkpoint holds the averaged weights; after training the callback would swap in the others.
                 callback._average_model = None
         trainer.callbacks.append(Together(self._callbacks))
 
 
 def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
-    """Name, as in metrics.csv without ``val/``, and direction of the figures that callbacks and schedulers go by."""
+    """Returns name, as in metrics.csv without ``val/``, and direction of the metrics that are monitored."""
     found: list[tuple[Any, Any]] = [
         (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
     ]

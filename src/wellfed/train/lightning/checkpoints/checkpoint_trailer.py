@@ -1,7 +1,7 @@
-"""Writes and checks the trailer of a checkpoint: a few facts about it and a SHA-256, in the comment of its zip archive.
+"""Writes and checks the trailer of a checkpoint: facts and a SHA-256 digest, in the comment of its zip archive.
 
 The digest is in the file itself, so it survives a rename, a copy and a crash. torch and zipfile ignore the comment.
-Standard library only.
+Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _BEGIN, _DIGEST = b"wellfed ", b" sha256 "
 _HEX = 64
 """Length of the digest, in hexadecimal digits."""
 _MOST = 0xFFFF
-"""Bytes of the longest comment of a zip archive."""
+"""Maximum length of a zip archive's comment, in bytes."""
 _CHUNK = 1 << 20
 
 
 class _Hashing:
-    """A file for `torch.save` that hashes what is written, and holds back the length of the archive's comment.
+    """A file for `torch.save` that hashes its content, and holds back the last two bytes: the comment's length.
 
-    It raises nothing within ``write``, whose caller is C++ code: an error waits for `end`.
+    ``write`` raises nothing, since C++ code calls it; `end` raises its errors.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -41,7 +41,7 @@ class _Hashing:
         return len(content)
 
     def flush(self) -> None:
-        """Nothing is buffered but what is held back."""
+        """Does nothing: there is no buffer."""
 
     def _write(self, content: memoryview) -> None:
         if len(content) >= 2:
@@ -59,7 +59,7 @@ class _Hashing:
             content = content[self._file.write(content) :]
 
     def end(self, facts: Mapping[str, Any]) -> None:
-        """Write the trailer. Raises what could not be raised before."""
+        """Writes the trailer, or raises the error of an earlier ``write``."""
         if self._failure is not None:
             raise self._failure
         text = _BEGIN + json.dumps(facts).encode() + _DIGEST
@@ -68,19 +68,19 @@ class _Hashing:
 
 
 def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> None:
-    """Write a file with a trailer beside its target, flush it to disk, rename it. Leaves nothing behind on failure.
+    """Writes a file with a trailer beside its target, flushes it to disk, renames it. Removes it after a failure.
 
     Args:
-        save: writes a zip archive without a comment to the file it is given.
+        save: writes a zip archive without a comment to the given file.
     """
-    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")  # a killed run leaves one at most
+    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")  # one name, so that killed runs leave one file at most
     try:
         with temporary.open("wb", buffering=0) as file:
             hashing = _Hashing(file)
             try:
                 save(hashing)
             except Exception:
-                hashing.end({})  # the cause, if writing failed
+                hashing.end({})  # raises the cause, if writing failed
                 raise
             hashing.end(facts)
             os.fsync(file.fileno())
@@ -92,7 +92,7 @@ def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> 
 
 
 def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
-    """Copy a checkpoint as `write` does, with these facts beside its own."""
+    """Copies a checkpoint as `write` does, and adds these facts to its own."""
     found, size = _trailer(source), source.stat().st_size
     own, left = ({}, size) if found is None else (found[0], found[2])
 
@@ -101,13 +101,13 @@ def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
             for chunk in _chunks(original, left):
                 file.write(chunk)
         if found is not None:
-            file.write(b"\0\0")  # the length of a comment that is not there yet
+            file.write(b"\0\0")  # the length of an empty comment
 
     write(target, save, {**own, **facts})
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Rename a file over another, for good: the folder is flushed to disk too, where the system can do that."""
+    """Renames a file over another, and flushes the folder to disk if the system can."""
     temporary.replace(path)
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
@@ -118,7 +118,7 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 def facts_of(path: Path) -> dict[str, Any] | None:
-    """The facts in a trailer, whether or not the digest matches; None where the file has none.
+    """Returns the facts in a trailer, whether or not the digest matches; None without a trailer.
 
     Raises:
         OSError: the file can't be read.
@@ -128,7 +128,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
 
 
 def is_intact(path: Path) -> bool | None:
-    """Whether the digest matches the content, which is read as a whole; None where the file has no trailer.
+    """Reads the whole file and returns whether the digest matches; None without a trailer.
 
     Raises:
         OSError: the file can't be read.
@@ -144,14 +144,14 @@ def is_intact(path: Path) -> bool | None:
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The first bytes of a file, up to this size."""
+    """Yields the first bytes of a file, up to this size."""
     while size > 0 and (chunk := file.read(min(size, _CHUNK))):
         size -= len(chunk)
         yield chunk
 
 
 def _trailer(path: Path) -> tuple[dict[str, Any], bytes, int] | None:
-    """Facts, digest, and the place of the comment's length."""
+    """Returns facts, digest, and the offset of the comment's length; None without a trailer."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _MOST))
@@ -162,6 +162,6 @@ def _trailer(path: Path) -> tuple[dict[str, Any], bytes, int] | None:
         return None
     try:
         facts = json.loads(text[begin + len(_BEGIN) : -len(_DIGEST)])
-    except ValueError:  # damaged: the digest does not match either
+    except ValueError:  # damaged, so the digest does not match either
         facts = {}
     return facts if isinstance(facts, dict) else {}, digest, size - len(tail) + begin - 2

@@ -1,4 +1,4 @@
-"""Keeps ``last.ckpt`` (and the ones before it) and ``best.ckpt``; a full disk ends a run at its last save alone."""
+"""Keeps ``last.ckpt``, the ones before it, and ``best.ckpt``. A disk error ends a run only at its last save."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pickle
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,72 +28,93 @@ from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 _LOG = logging.getLogger(__name__)
 LAST, BEST = "last.ckpt", "best.ckpt"
 _EARLIER_BEST_VALUE = "best.json"
-"""The file in which earlier versions kept the value of ``best.ckpt``."""
+"""File in which earlier versions kept the value of ``best.ckpt``."""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When checkpoints are written, how many are kept, and which metric picks the best."""
+
+    every_steps: int | None
+    minutes: float | None
+    keep_last: int
+    best_metric: str
+    best_mode: Literal["max", "min"]
 
 
 class Checkpoints(pl.Callback):
-    """Saves every n steps, every so many minutes, and after each epoch where no step count is given.
+    """Saves every n steps and every n minutes, and after each epoch if no step count is given.
 
     Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt`` with its value in
-    its trailer. A file is written beside and renamed, so none is ever half written; and none is written of a module
-    whose weights or loss are no longer finite numbers, which is looked at before each.
+    its trailer. Each file is written beside its target and renamed, so none is ever half written. A module with
+    non-finite weights or loss is never saved.
     """
 
     def __init__(
         self,
         folder: Path,
-        *,
-        every_steps: int | None,
-        minutes: float | None,
-        keep_last: int,
-        best_metric: str,
-        best_mode: Literal["max", "min"],
+        options: CheckpointOptions,
         metrics: Mapping[str, float],
         on_disk_error: Callable[[BaseException, int], None],
+        *,
         progress: Progress | None = None,
         finite_step: Callable[[], int] = lambda: 0,
         on_saved: Callable[[int, str], None] = lambda step, name: None,
     ) -> None:
-        """``metrics`` are the latest, ``val/<name>`` among them; all losses up to ``finite_step()`` were finite."""
+        """
+        Args:
+            metrics: the latest metrics, ``val/<name>`` among them.
+            finite_step: returns the step up to which all losses are known to be finite.
+        """
+        self.folder, self._options, self._metrics = folder, options, metrics
+        self.best_metric, self.best_mode = options.best_metric, options.best_mode
+        self._on_disk_error, self._on_saved = on_disk_error, on_saved
         self._progress = progress or Progress()
-        self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
-        self.best_metric, self.best_mode, self._metrics = best_metric, best_mode, metrics
-        self._on_disk_error = on_disk_error
-        self._on_saved = on_saved
         self._saved_at_s, self._saved_step = time.monotonic(), -1
-        self._finite_step, self._looked_step = finite_step, 0
+        self._finite_step, self._checked_step = finite_step, 0
         self._facts: dict[str, Any] = {}
-        """For the trailer of the file that is written now."""
+        """Facts for the trailer of the file that is being written."""
         self.saved: dict[str, int] = {}
         """Step of each file that was written in this process, by name."""
         self.failure: BaseException | None = None
-        """Why the latest save of ``last.ckpt`` failed; None once one has succeeded."""
+        """Error of the latest save of ``last.ckpt``; None once one has succeeded."""
         self._unset: frozenset[str] = frozenset()
         self.best_value = self._read_best()
 
+    # -- when to save ---------------------------------------------------------------------------------------------
+
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._unset = unset_buffers(trainer.lightning_module)
-        self._looked_step = trainer.global_step  # a checkpoint that was loaded was looked at when it was written
+        self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         if trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == (self.folder / LAST).resolve():
             self._saved_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        due = self._every_steps is not None and trainer.global_step % self._every_steps == 0
-        if due or self._is_time(trainer):
+        every = self._options.every_steps
+        if (every is not None and trainer.global_step % every == 0) or self._is_time(trainer):
             self.save_last(trainer)
 
     def _is_time(self, trainer: pl.Trainer) -> bool:
-        """Of several ranks, each with a clock of its own, all or none: saving is a collective."""
+        """Returns whether the minutes are over; the same on all ranks, since saving is a collective."""
         is_alone = trainer.world_size == 1
-        if self._minutes is None or not (is_alone or trainer.global_step % AGREE_EVERY_STEPS == 0):
+        if self._options.minutes is None or not (is_alone or trainer.global_step % AGREE_EVERY_STEPS == 0):
             return False
-        is_time = time.monotonic() - self._saved_at_s >= 60 * self._minutes
+        is_time = time.monotonic() - self._saved_at_s >= 60 * self._options.minutes
         return is_time if is_alone else bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if self._options.every_steps is None:
+            self.save_last(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.save_at_end(trainer)
+
+    # -- the best checkpoint --------------------------------------------------------------------------------------
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         value = self._metrics.get(f"val/{self.best_metric}")
         is_best = value is not None and self._is_best(value)
-        if trainer.world_size > 1:  # rank 0 alone knows the best so far; saving is a collective
+        if trainer.world_size > 1:  # only rank 0 has the best value; saving is a collective
             is_best = trainer.strategy.broadcast(is_best)
         if value is not None and is_best:
             self._facts = {"best": {self.best_metric: value}}
@@ -104,7 +126,7 @@ class Checkpoints(pl.Callback):
                 self.best_value = value
 
     def validated_at_end(self, value: float, step: int) -> None:
-        """A validation after training gave this value; ``last.ckpt`` has its weights if it is of this step."""
+        """Copies ``last.ckpt`` to ``best.ckpt`` if a validation after training gave the best value for its weights."""
         if self._is_best(value) and self._step_of_last() == step:
             facts = {"best": {self.best_metric: value}}
             try:
@@ -119,10 +141,10 @@ class Checkpoints(pl.Callback):
             checkpoint[FACTS] = self._facts
 
     def _read_best(self) -> float | None:
-        """The best value of the run that is resumed in this folder."""
+        """Returns the best value of the run that is resumed in this folder."""
         try:
             facts = checkpoint_trailer.facts_of(self.folder / BEST)
-            if facts is None:  # of an earlier version
+            if facts is None:  # written by an earlier version
                 values = json.loads((self.folder / _EARLIER_BEST_VALUE).read_text(encoding="utf-8"))
             else:
                 values = facts["best"]
@@ -130,8 +152,16 @@ class Checkpoints(pl.Callback):
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def _is_best(self, value: float) -> bool:
+        """Returns whether no earlier value is better. Of equal values the later is best: it was trained longer."""
+        if self.best_value is None or not math.isfinite(value):
+            return math.isfinite(value)
+        return value >= self.best_value if self.best_mode == "max" else value <= self.best_value
+
+    # -- the last checkpoint --------------------------------------------------------------------------------------
+
     def _step_of_last(self) -> int | None:
-        """Of ``last.ckpt``; None without one."""
+        """Returns the step of ``last.ckpt``; None without one."""
         if self._saved_step >= 0:
             return self._saved_step
         if not (self.folder / LAST).exists():
@@ -141,19 +171,6 @@ class Checkpoints(pl.Callback):
         except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
             _LOG.warning("%s can't be read: %s", self.folder / LAST, error)
             return None
-
-    def _is_best(self, value: float) -> bool:
-        """Returns whether no earlier value is better; of equal ones the later is best, since it was trained longer."""
-        if self.best_value is None or not math.isfinite(value):
-            return math.isfinite(value)
-        return value >= self.best_value if self.best_mode == "max" else value <= self.best_value
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        if self._every_steps is None:
-            self.save_last(trainer)
-
-    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self.save_at_end(trainer)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         if isinstance(exception, NonFiniteLoss):
@@ -166,7 +183,7 @@ class Checkpoints(pl.Callback):
         return f"{LAST} of step {step} is good: go on from it with trainer.gradient_clip=1.0 or trainer.on_nan=skip."
 
     def save_before_end(self, trainer: pl.Trainer) -> None:
-        """As `save_last`, for a run that is stopped: what is not finite is not saved, and the run ends as it was to."""
+        """Saves for a run that is stopped. Non-finite weights are only a warning, so the run still ends as stopped."""
         try:
             self.save_at_end(trainer)
         except NonFiniteLoss as error:
@@ -180,16 +197,16 @@ class Checkpoints(pl.Callback):
             is_missing = trainer.strategy.broadcast(is_missing)
         if not is_missing:
             return
-        if trainer.is_global_zero and self._keep > 1:
+        if trainer.is_global_zero and self._options.keep_last > 1:
             with suppress(OSError):
-                (self.folder / f"last-{self._keep - 1}.ckpt").unlink(missing_ok=True)
+                (self.folder / f"last-{self._options.keep_last - 1}.ckpt").unlink(missing_ok=True)
         self.save_last(trainer)
 
     def save_last(self, trainer: pl.Trainer) -> None:
-        """Write ``last.ckpt`` for the steps done so far, unless it is there already.
+        """Writes ``last.ckpt`` for the steps done so far, unless it exists already.
 
         Raises:
-            NonFiniteLoss: weights or loss are not finite; what was saved before stays.
+            NonFiniteLoss: weights or loss are not finite; earlier checkpoints stay.
         """
         if self._saved_step == trainer.global_step:
             return
@@ -197,23 +214,25 @@ class Checkpoints(pl.Callback):
         if self._save(trainer, LAST):
             self._saved_step = trainer.global_step
 
-    def _look(self, trainer: pl.Trainer) -> None:
-        """Waits for the device. Of several ranks all raise, or none."""
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def _check_finite(self, trainer: pl.Trainer) -> None:
+        """Raises a NonFiniteLoss on all ranks if weights or loss of one are not finite. Waits for the device."""
         step, is_good = trainer.global_step, is_finite(trainer.lightning_module, self._unset)
         if trainer.world_size > 1:
             is_good = trainer.strategy.reduce_boolean_decision(is_good, all=True)
         if not is_good:
-            # A finite loss tells of the weights before its step.
-            raise NonFiniteLoss(no_longer_finite(max(self._looked_step + 1, self._finite_step()), step))
-        self._looked_step = step
+            # A finite loss was computed with the weights before its step.
+            raise NonFiniteLoss(no_longer_finite(max(self._checked_step + 1, self._finite_step()), step))
+        self._checked_step = step
 
     def _save(self, trainer: pl.Trainer, name: str) -> bool:
-        self._look(trainer)
+        self._check_finite(trainer)
         with self._progress.during("checkpoint"):
             return self._write(trainer, name)
 
     def _write(self, trainer: pl.Trainer, name: str) -> bool:
-        """Whether the file is there; of several ranks all learn it, or they would not save at the same step again."""
+        """Returns whether the file was written, the same on all ranks: else they would not save at the same step."""
         temporary, failure = self.folder / f".{name}.tmp", None
         try:
             trainer.save_checkpoint(temporary)
@@ -221,9 +240,9 @@ class Checkpoints(pl.Callback):
             if not is_disk_error(error):
                 raise
             failure = error
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait for the rank that writes
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait there for this one
         if trainer.is_global_zero:
-            failure = failure or self._put(temporary, name)
+            failure = failure or self._rename(temporary, name)
             if failure is not None:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
@@ -240,8 +259,8 @@ class Checkpoints(pl.Callback):
             self._on_saved(trainer.global_step, name)
         return is_written
 
-    def _put(self, temporary: Path, name: str) -> OSError | None:
-        """Give the file its name; why that can't be done."""
+    def _rename(self, temporary: Path, name: str) -> OSError | None:
+        """Gives the file its name; returns the error if that fails."""
         try:
             if name == LAST:
                 self._rotate()
@@ -251,15 +270,16 @@ class Checkpoints(pl.Callback):
         return None
 
     def _rotate(self) -> None:
-        """last -> last-1 -> last-2 ..., the oldest goes."""
-        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep))]
+        """Renames last to last-1, last-1 to last-2 and so on; the oldest is replaced."""
+        keep = self._options.keep_last
+        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, keep))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
             if newer.exists():
                 newer.replace(older)
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Whether an error of a save means that the file could not be written. torch's writer hides the errno."""
+    """Returns whether a save failed because the file could not be written. torch's writer hides the errno."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
@@ -271,14 +291,14 @@ def is_disk_error(error: BaseException) -> bool:
 def is_finite(module: pl.LightningModule, unset: Collection[str] = ()) -> bool:
     """Returns whether weights and the losses since the last row are finite on this rank; waits for the device once.
 
-    Buffers may be infinite, as masks are, but not NaN; those named in ``unset`` may.
+    Buffers may be infinite, as masks are, but not NaN, unless they are named in ``unset``.
     """
     trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
     weights = [weight.detach() for weight in trained if weight.numel()]
-    largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN where any is
+    largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN if any is
     if buffers := [buffer for name, buffer in _floats(module) if name not in unset]:
         largest.append(get_total_norm(buffers, math.inf).nan_to_num(nan=math.nan, posinf=0.0))
-    losses = [module.totals.state_dict()["sums"].get("loss")] if isinstance(module, StepModule) else []
+    losses = [module.plain.totals.state_dict()["sums"].get("loss")] if isinstance(module, StepModule) else []
     found = [value.reshape(()).float().to(module.device) for value in [*largest, *losses] if value is not None]
     return not found or bool(torch.isfinite(torch.stack(found)).all())
 
@@ -291,12 +311,12 @@ def _floats(module: pl.LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unset_buffers(module: pl.LightningModule) -> frozenset[str]:
-    """Returns the names of buffers that hold NaN before training, as a mark that they hold nothing yet."""
+    """Returns the names of buffers that hold NaN before training, as a mark that they are empty."""
     return frozenset(name for name, buffer in _floats(module) if bool(buffer.isnan().any()))
 
 
 def no_longer_finite(first: int, last: int) -> str:
-    """What became of a training whose weights or loss are not finite after the step ``last``."""
+    """Returns the message for weights or a loss that are not finite after the step ``last``."""
     return (
         f"The training loss, a weight or a buffer became NaN or infinite {between(first, last)}; they are not saved. "
         f"{USUAL_CAUSES} trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."

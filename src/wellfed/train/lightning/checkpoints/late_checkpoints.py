@@ -1,4 +1,4 @@
-"""Writes checkpoints when all that belongs to a step is done: validation, the user's callbacks, schedulers."""
+"""Writes checkpoints once everything that belongs to a step is done: validation, the user's callbacks, schedulers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class LateCheckpoints(Checkpoints):
-    """Writes what is due at a step after its validation, and at an epoch's last step when the epoch is over.
+    """Checkpoints that are written after the validation of their step, and at an epoch's last step after the epoch.
 
-    Only then have the callbacks that monitor a validation and the schedulers that go by it done their part; a
-    checkpoint from before would go on without it. Must stand behind the user's callbacks, see `users.Last`.
+    Callbacks and schedulers that monitor a validation have then changed their state; an earlier checkpoint would lack
+    that. Must come after the user's callbacks, see `users.Last`.
     """
 
     best_by_monitor = False
-    """What picks ``best.ckpt`` is the first figure of validation that the module's callbacks or schedulers go by."""
+    """True: ``best.ckpt`` is picked by the first metric of validation that callbacks or schedulers monitor."""
     _step, _is_due = 0, False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -36,21 +36,21 @@ class LateCheckpoints(Checkpoints):
                 if (metric, mode) != (self.best_metric, self.best_mode):
                     self.best_metric, self.best_mode = metric, mode
                     self.best_value = self._read_best()
-                self.best_by_monitor = False  # it stays that one
+                self.best_by_monitor = False  # found, and kept from here on
                 break
         super().on_validation_end(trainer, module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
-        every = self._every_steps
+        every = self._options.every_steps
         is_due = (every is not None and self._step // every > before // every) or self._is_time(trainer)
         self._is_due = self._is_due or is_due
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._is_due = self._is_due or self._every_steps is None
+        self._is_due = self._is_due or self._options.every_steps is None
 
     def save_if_due(self, trainer: pl.Trainer) -> None:
-        """To be called when a batch within an epoch is over, and before the user's callbacks begin an epoch."""
+        """Saves if due; called after each batch within an epoch, and before the user's callbacks begin an epoch."""
         if self._is_due and not is_within_step(trainer):
             self._is_due = False
             self.save_last(trainer)
@@ -67,9 +67,9 @@ class LateCheckpoints(Checkpoints):
 
 
 class BeforeUsers(pl.Callback):
-    """Saves what `LateCheckpoints` has to save before the user's callbacks begin an epoch, or end the training.
+    """Saves what `LateCheckpoints` owes before the user's callbacks begin an epoch or end the training.
 
-    What they do at its end (weights are replaced by their average) would not be there in a training that goes on.
+    At the end of training callbacks may replace weights by their average. A training that goes on must not have that.
     """
 
     def __init__(self, checkpoints: LateCheckpoints) -> None:
@@ -80,7 +80,7 @@ class BeforeUsers(pl.Callback):
         self._has_trained = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
+        # Lightning takes its validation for one before the resume, and ReduceLROnPlateau would skip this epoch.
         if self._has_trained:
             trainer.fit_loop._restarting = False  # its setter makes it true where there is a max_steps
 

@@ -1,4 +1,4 @@
-"""Writes checkpoint files: beside their target, with a digest, and without what a weights-only load would refuse."""
+"""Writes checkpoint files beside their target, with a digest, and without objects that a weights-only load refuses."""
 
 from __future__ import annotations
 
@@ -17,46 +17,44 @@ from wellfed.train.lightning.checkpoints import checkpoint_trailer
 _LOG = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 _LEFT_OUT = object()
-
-
 FACTS = "trailer"
-"""Key of a checkpoint's content that goes to its trailer instead of the archive."""
+"""Key of a checkpoint's entry that is written to the trailer instead of the archive."""
 
 
 class DigestCheckpointIO(TorchCheckpointIO):
-    """Writes a file beside its target, with a trailer, and flushes it to disk.
+    """Checkpoint files written beside their target, with a trailer, and flushed to disk.
 
-    Lightning's own writes the whole file to memory, then to the temporary directory, and moves it.
+    Lightning writes the whole file to memory, then to the temporary directory, and moves it.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         facts = checkpoint.pop(FACTS, {})
-        if "://" in str(path) or storage_options is not None:  # not on a disk of this machine
+        if "://" in str(path) or storage_options is not None:  # no local disk
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        is_users = not target.name.startswith(".")  # a run folder that was removed is not made again
+        is_users = not target.name.startswith(".")  # does not make a removed run folder again
         target.parent.mkdir(parents=is_users, exist_ok=True)
         facts = {"step": checkpoint.get("global_step"), **facts}
         checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts)
 
 
 class PlainCheckpointIO(DigestCheckpointIO):
-    """Leaves out objects, such as those that ``save_hyperparameters`` collects, and says once which.
+    """Checkpoint files without objects, such as those of ``save_hyperparameters``; a warning names them once.
 
-    Otherwise a sound file could be loaded by no command: checkpoints are loaded weights-only, since unpickling an
-    object runs whatever code the file names.
+    Checkpoints are loaded weights-only, since unpickling an object runs whatever code the file names. No command could
+    load a file with objects.
     """
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         left_out: dict[str, str] = {}
         super().save_checkpoint(plain(checkpoint, left_out), path, storage_options)
-        new = {name: kind for name, kind in left_out.items() if name not in self._told}
+        new = {name: kind for name, kind in left_out.items() if name not in self._warned}
         if new:
-            self._told.update(new)
+            self._warned.update(new)
             _LOG.warning(
                 "Checkpoints are written without %s: they hold plain values and tensors alone, and are loaded "
                 "weights-only.",
@@ -65,10 +63,10 @@ class PlainCheckpointIO(DigestCheckpointIO):
 
 
 def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
-    """The same tree of what a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
+    """Returns a copy with only what a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
 
-    Paths become text, mappings dicts, numpy's numbers Python's. ``left_out`` gets dotted name and type of what is left
-    out. A list with such an entry is left out as a whole, as its other entries would change their places.
+    Paths become text, mappings become dicts, numpy's numbers become Python's. Left-out entries are added to
+    ``left_out`` by dotted name, with their type. A list with such an entry is left out as a whole.
     """
     if type(content) is Counter:
         return content
@@ -97,7 +95,7 @@ def _plain_mapping(content: Mapping[Any, Any], left_out: dict[str, str], name: s
             kept[plain_key] = plain_value
     if type(content) is not OrderedDict:
         return kept
-    ordered = OrderedDict(kept)  # a state_dict: torch keeps versions of its modules beside the entries
+    ordered = OrderedDict(kept)  # of a state_dict, which holds versions of its modules as an attribute
     if hasattr(content, "_metadata"):
         ordered._metadata = content._metadata  # type: ignore[attr-defined]
     return ordered

@@ -1,8 +1,8 @@
-"""Puts a run back to where its checkpoint was written: generators, the loader's position, and Lightning's counters.
+"""Restores generators, the loader's position and Lightning's counters of a checkpoint.
 
-Lightning's own counters say where in its code a checkpoint was written, and what it makes of them depends on that place
-and on the limits of the run: from the end of an epoch it does not put the loader back, or counts an epoch that never
-was. The position says it all: so many epochs are done, and so many steps of the next one.
+Lightning's counters depend on the hook in which a checkpoint was written, and on the limits of the run. From the end of
+an epoch Lightning would not restore the loader, or count one epoch too many. The position is exact: it holds the number
+of finished epochs, and the number of steps of the next one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class ExactResume(pl.Callback):
-    """Keeps each rank's generators and the loader's position in checkpoints; puts generators back before the next step.
+    """Each rank's generators and the loader's position in checkpoints; generators are restored before the next step.
 
-    Loaders have drawn their seeds by then. Must stand before the user's callbacks, which may draw.
+    Loaders have drawn their seeds by then. Must come before the user's callbacks, which may draw.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,15 @@ class ExactResume(pl.Callback):
         self._state = of_ranks[trainer.global_rank] if len(of_ranks) == trainer.world_size else checkpoint.get("rng")
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
         if "current_model_state" in checkpoint and not averages:
-            # What stands in the place of the weights is the average, which training does not go on from.
+            # The saved weights are the average, which training does not continue from.
             module.load_state_dict(checkpoint["current_model_state"])
             _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._restore()  # what is drawn at the start of an epoch comes next
+        self._restore()  # before what is drawn at the start of an epoch
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self._restore()  # in the middle of one
+        self._restore()  # for a resume within an epoch
 
     def _restore(self) -> None:
         if self._state is not None:
@@ -63,7 +63,7 @@ class ExactResume(pl.Callback):
 
 
 class GoOn(pl.Callback):
-    """Does nothing until a checkpoint is loaded."""
+    """Restores the loader and Lightning's counters when a checkpoint is loaded."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -72,15 +72,15 @@ class GoOn(pl.Callback):
         counters = checkpoint["loops"]["fit_loop"]
         positions = counters.get("state_dict", {}).get("combined_loader", [])
         if len(positions) != 1 or set(positions[0]) < {"epoch", "batch"}:
-            return  # not one of our loaders wrote it
+            return  # not written by a loader of ours
         self._loader.load_state_dict(positions[0])
-        parts = int(module.trainer.accumulate_grad_batches)  # Lightning's batches, of which each of ours is so many
+        parts = int(module.trainer.accumulate_grad_batches)  # Lightning's batches in one of ours
         position, length = self._loader.state_dict(), len(self._loader) // parts
         stream = position.get("stream")
         if stream and stream["is_over"]:
             length = position["batch"]
-        # Other loader.skip_ids give the rest of an epoch other numbers; manual optimization may step several times a
-        # batch: Lightning's batches are not our steps then.
+        # Other loader.skip_ids change the batches of an epoch, so steps are counted. With manual optimization a batch
+        # may have several steps, so batches are counted.
         step = int(checkpoint["global_step"])
         if module.automatic_optimization:
             trained = step
@@ -92,10 +92,10 @@ class GoOn(pl.Callback):
 def counters_at(
     position: Mapping[str, int], steps_per_epoch: int, step: int, counters: Mapping[str, Any], parts: int = 1
 ) -> dict[str, Any]:
-    """Lightning's counters between two steps, or between two epochs, of a run that is at this position.
+    """Returns Lightning's counters at a position between two steps, or between two epochs.
 
-    ``step`` counts the batches trained on so far, each in ``parts`` from here on. What the position does not say stays
-    as in ``counters``, the saved.
+    ``step`` counts the batches trained on so far; each has ``parts`` from here on. All other entries are those of the
+    saved ``counters``.
     """
     epochs, batches = position["epoch"], position["batch"]
     if batches >= steps_per_epoch:

@@ -1,4 +1,4 @@
-"""Figures of a split are the same however it is cut into batches, and whoever evaluates which of them."""
+"""Metrics of a split do not depend on its batches, nor on the rank that evaluates them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from wellfed.contract import LossOutput
 from wellfed.errors import ConfigError, ModelError
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
-from wellfed.train.lightning.split_metrics import SplitMetrics, can_be_shared
+from wellfed.train.plain_model.split_metrics import SplitMetrics, can_be_shared
 
 CLASSES = 3
 
 
 class Classes(nn.Module):
-    """Says what torchmetrics takes."""
+    """A model with predictions and targets for torchmetrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def batch(start: int, stop: int) -> dict[str, Tensor]:
 
 
 def seen(metrics: SplitMetrics, cuts: list[int]) -> SplitMetrics:
-    """After a pass over 70 samples in batches that end at these."""
+    """Evaluates 70 samples in batches that end at these indices."""
     metrics.reset()
     for start, stop in itertools.pairwise(cuts):
         with torch.no_grad():
@@ -101,7 +101,7 @@ def test_a_loss_without_predictions_is_a_fault(model: Classes) -> None:
 
 
 class Named(nn.Module):
-    """Gives what a metric takes by name."""
+    """A model with named predictions."""
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         given = {"preds": batch["x"][:, 0].sigmoid(), "target": batch["x"][:, 1] > 0, "indexes": batch["label"]}
@@ -109,7 +109,7 @@ class Named(nn.Module):
 
 
 def of_many_kinds() -> MetricCollection:
-    """States that are sums, lists of tensors, lists that are not reduced, and means."""
+    """Returns metrics with states of all kinds: sums, lists of tensors, lists that are not reduced, means."""
     return MetricCollection({"auroc": BinaryAUROC(), "mrr": RetrievalMRR()})
 
 

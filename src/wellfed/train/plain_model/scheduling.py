@@ -1,4 +1,4 @@
-"""Sets the learning rate of each step: by a factor of our own, or by a scheduler of torch's or the user's."""
+"""Sets the learning rate of each step, by a factor of ours or by a scheduler of torch or the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wellfed.errors import ConfigError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Factor on the learning rate by step; picklable, unlike a closure."""
+    """Factor on the learning rate by step. Can be pickled, unlike a closure."""
 
     name: Literal["constant", "cosine", "linear"]
     warmup_steps: int
@@ -23,7 +23,7 @@ class Schedule:
     total_steps: int | None
 
     def __call__(self, step: int) -> float:
-        """The factor for the step after ``step`` finished ones."""
+        """Returns the factor for the step after ``step`` finished ones."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.name == "constant" or self.total_steps is None:
@@ -36,18 +36,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Scheduling:
-    """A scheduler of torch's or the user's in the place of `Schedule`."""
+    """A scheduler of torch or the user, which replaces `Schedule`."""
 
     make: Callable[[torch.optim.Optimizer], Any]
     interval: Literal["step", "epoch"] | None
-    """None: as is usual for it."""
+    """None: the usual interval of its class."""
     monitor: str | None
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What Lightning is told of it.
+        """Returns Lightning's configuration of the scheduler.
 
         Raises:
-            ConfigError: it goes by a figure and none is named, or the other way round.
+            ConfigError: the scheduler monitors a metric and none is named, or the other way round.
         """
         scheduler = self.make(optimizer)
         is_plateau = isinstance(scheduler, ReduceLROnPlateau)

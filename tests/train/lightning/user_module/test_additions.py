@@ -1,4 +1,4 @@
-"""What `trainer.on_nan` does for a user's LightningModule."""
+"""`trainer.on_nan` with a user's LightningModule."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from wellfed.train.lightning.guest import NonFinite
+from wellfed.train.lightning.user_module.additions import NonFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
 
 
 class Guest(pl.LightningModule):
-    """BatchNorm and OneCycleLR; in its third batch the loss is finite and a gradient is not, or the input is NaN."""
+    """A module whose third batch has a finite loss and a NaN gradient, or a NaN input."""
 
     def __init__(self) -> None:
         super().__init__()

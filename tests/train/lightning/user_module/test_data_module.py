@@ -1,4 +1,4 @@
-"""Modules of Lightning that bring data are prepared once, as Lightning does it."""
+"""Modules of Lightning with data are prepared once, as Lightning does it."""
 
 import lightning.pytorch as pl
 import pytest
@@ -6,7 +6,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from wellfed.errors import ConfigError
-from wellfed.train.lightning.data_module import DataModuleCallback, datasets_of, tear_down, transfer_hooks, use_hooks
+from wellfed.train.lightning.user_module.data_module import (
+    DataModuleCallback,
+    datasets_of,
+    tear_down,
+    transfer_hooks,
+    use_hooks,
+)
 
 ROWS = TensorDataset(torch.arange(8.0))
 

@@ -1,4 +1,4 @@
-"""Counts each sample once in the gradients of a user's own LightningModule that trains on several ranks."""
+"""Weighs the gradients of ranks so that each sample counts once, for a user's LightningModule."""
 
 from typing import Any
 
@@ -12,11 +12,10 @@ from wellfed.train.lightning.callbacks.clock import delivery_of
 
 
 class RankShares(pl.Callback):
-    """Weighs a rank's gradients by its part of the step's samples before DDP averages them.
+    """Weights of a rank's gradients by its share of the step's samples, applied before DDP averages them.
 
-    The module's loss is a mean over what its rank was handed. Where a step does not divide by the ranks, the last of an
-    epoch mostly, a plain average would count the samples of the smaller part more, and a sample that stands in for an
-    empty part as if it were one.
+    The module's loss is a mean over the samples of its rank. The last step of an epoch may not divide by the ranks. A
+    plain average would then overweigh the samples of a smaller share, and count the padding of an empty one.
     """
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class RankShares(pl.Callback):
         own = 0 if delivery is None or delivery.is_padding else delivery.size
         self._factor = 1.0 if delivery is None else own * trainer.world_size / delivery.total
 
-    # DDP reads the annotations, which can't be texts therefore: no `annotations` from __future__ in this file.
+    # DDP reads the annotations, so they can't be texts: no `annotations` from __future__ in this file.
     def _weigh(self, group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._factor == 0:
             bucket.buffer().zero_()

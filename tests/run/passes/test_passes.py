@@ -1,4 +1,4 @@
-"""The passes of a run: evaluation as it is asked for, and a ceiling that never ends a run."""
+"""Passes of a run: evaluation, and a ceiling that never ends a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.process import Stopped, StopRequest
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.passes import Passes
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Line(nn.Module):
-    """Notes the sizes of its batches; may fail from a number of steps on."""
+    """A model that records the sizes of its batches, and fails if told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def datasets() -> Datasets:
 
 
 def in_pairs(samples: list[Any]) -> Any:
-    """Every second sample."""
+    """Collates every second sample."""
     return default_collate(samples[::2])
 
 
@@ -107,7 +107,7 @@ def fit(passes: Passes) -> None:
 
 
 class Sleeps(pl.Callback):
-    """Takes 20 ms in one hook of a user's."""
+    """A user's callback that takes 20 ms in one hook."""
 
     def __init__(self, hook: str) -> None:
         self.own = hook
@@ -130,7 +130,7 @@ class Sleeps(pl.Callback):
 
 
 class SlowLR(torch.optim.lr_scheduler.ConstantLR):
-    """Takes 20 ms a step."""
+    """A scheduler that takes 20 ms a step."""
 
     def step(self, *_: Any) -> None:
         time.sleep(0.02)
@@ -138,7 +138,7 @@ class SlowLR(torch.optim.lr_scheduler.ConstantLR):
 
 
 def wall_of(tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any) -> Any:
-    """What the wall time of a training of two epochs went into."""
+    """Returns the wall time of two epochs by account."""
     limits = ("trainer.max_epochs=2", "trainer.sanity_batches=0", "trainer.checkpoint_every_steps=4")
     passes, journal, _ = passes_of(tmp_path, *limits, *overrides, data=data, **more_workload)
     fit(passes)
@@ -185,7 +185,7 @@ def test_a_scheduler_s_steps_are_its_own(tmp_path: Path) -> None:
 
 
 class OwnModule(pl.LightningModule):
-    """Takes 20 ms at the end of an epoch, and before each step of its optimizer."""
+    """A module that takes 20 ms at the end of an epoch, and before each step of its optimizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,14 +218,14 @@ def test_so_are_hooks_of_a_users_own_module(tmp_path: Path) -> None:
 
 
 class WithHoles(Numbers):
-    """Sample 13 is no number."""
+    """Data whose sample 13 is NaN."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"x": torch.tensor([math.nan if index == 13 else float(index)])}
 
 
 class AllHoles(Numbers):
-    """Of all samples some values are no numbers, which the model is made for."""
+    """Data with NaN in all samples, which its model expects."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"x": torch.tensor([float(index)]), "seen": torch.tensor([math.nan])}
@@ -240,7 +240,7 @@ def all_holes() -> Datasets:
 
 
 def place_of(sample: int, passes: Passes) -> tuple[int, int]:
-    """Epoch and batch in which a sample comes first."""
+    """Returns epoch and batch in which a sample comes first."""
     order = passes._loader._order
     return next((0, batch) for batch in range(6) if sample in order.share(0, batch).indices.tolist())
 
@@ -279,7 +279,7 @@ def test_data_that_is_as_it_should_be_is_not_accused(tmp_path: Path, data: str) 
 
 
 class Diverges(Line):
-    """A loss that is infinite from step 11 on."""
+    """A model whose loss is infinite from step 11 on."""
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         output = super().loss(batch)
@@ -287,7 +287,7 @@ class Diverges(Line):
 
 
 class Slow(Line):
-    """A step takes 50 ms."""
+    """A model whose step takes 50 ms."""
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         time.sleep(0.05)
@@ -298,8 +298,8 @@ class Slow(Line):
 def test_the_ceiling_takes_its_time_and_no_more(
     tmp_path: Path, monkeypatch, capsys, most_s: float, is_measured: bool
 ) -> None:
-    monkeypatch.setattr("wellfed.run.passes._CEILING_S", most_s)
-    monkeypatch.setattr("wellfed.run.passes._TOLD_S", 0.3)
+    monkeypatch.setattr("wellfed.run.passes.ceiling_pass._CEILING_S", most_s)
+    monkeypatch.setattr("wellfed.run.passes.ceiling_pass._ANNOUNCED_S", 0.3)
     model = {"_target_": f"{__name__}.Slow"}
     passes, _, model = passes_of(tmp_path, "trainer.max_epochs=1", "telemetry.ceiling_steps=1000", model=model)
     fit(passes)
@@ -414,7 +414,7 @@ def test_a_batch_of_each_split_is_tried_before_training(tmp_path: Path) -> None:
 
 
 def by_loaders() -> Datasets:
-    """Training and validation draw their order from one generator."""
+    """Returns loaders of training and validation with one generator."""
     drawn = torch.Generator().manual_seed(5)
     loaders = [DataLoader(Numbers(), batch_size=4, shuffle=True, generator=drawn) for _ in range(2)]
     return Datasets(*loaders)
@@ -468,15 +468,15 @@ def test_metrics_that_are_none_are_a_fault(tmp_path: Path) -> None:
 
 
 def _compare_waiting(rank: int, folder: Path) -> None:
-    """One of two ranks, each on a machine of its own; leaves what its record says of them."""
+    """Runs one of two ranks on different machines, and writes what its record holds."""
     books = Bookkeeper(RunRecord.start("r"), folder / str(rank), compose(["logger=none"]).config)
     found = SimpleNamespace(wait_frac=0.1 + 0.3 * rank, readiness_frac=0.9 - 0.5 * rank)
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    books.journal.summary = lambda: found  # type: ignore[assignment,method-assign,return-value]
     passes: Any = SimpleNamespace(
         _rank=rank,
         _books=books,
-        _journal=SimpleNamespace(summary=lambda: found),
         _options=SimpleNamespace(world_size=2),
     )
     with pytest.MonkeyPatch.context() as patch:

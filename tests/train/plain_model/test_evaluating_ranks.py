@@ -1,4 +1,4 @@
-"""Evaluation by several ranks: real processes that speak through gloo."""
+"""Evaluation by several ranks: real processes with gloo."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.kit import tiny
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
 from wellfed.train.lightning import trainer as lit
-from wellfed.train.lightning.split_metrics import can_be_shared
+from wellfed.train.plain_model.split_metrics import can_be_shared
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
 
 class Alone:
-    """An evaluation that says nothing of merging."""
+    """An evaluation without merge."""
 
     def reset(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Broken(tiny.TinyData):
 
 
 def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
-    """Leaves the metrics that this rank has in the end, and how many samples it has evaluated."""
+    """Evaluates on one rank, and writes its metrics and the number of its samples."""
     torch.set_num_threads(1)
     module = tiny.module(shares_evaluation=world_size > 1)
     loader = EvalLoader(data, 8, seed=1, rank=rank, world_size=world_size)
@@ -60,7 +60,7 @@ def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
     class Ends(pl.Callback):
         def on_validation_epoch_end(self, trainer: pl.Trainer, ended: Any) -> None:
             try:
-                found.append([ended.evaluated(), sum(ended.model.seen)])
+                found.append([ended.plain.evaluated(), sum(ended.model.seen)])
             except DataError as error:
                 found.append(str(error))
             ended.model.seen.clear()

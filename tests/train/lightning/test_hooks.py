@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.kit import tiny
-from wellfed.train.lightning.in_step import IN_STEP, hooks_of
+from wellfed.train.lightning.hooks import IN_STEP, hooks_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Listens(pl.Callback):
-    """Notes the hooks of a step in their order."""
+    """A callback that records the hooks of a step in order."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -39,7 +39,7 @@ class Listens(pl.Callback):
 
 
 class Zeroes(pl.Callback):
-    """Changes the gradients."""
+    """A callback that changes the gradients."""
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         for weight in module.parameters():
@@ -65,7 +65,7 @@ def test_a_callback_that_listens_changes_nothing(tmp_path: Path) -> None:
 def test_a_callback_may_change_gradients(tmp_path: Path) -> None:
     module = tiny.module(lr=0.1)
     before = tiny.weights(module)
-    module._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
+    module.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
     tiny.fit(module, tmp_path, users=[Zeroes()], max_steps=2)
     assert torch.equal(before, tiny.weights(module))
 

@@ -1,4 +1,4 @@
-"""Evaluates the batches of a split, in smaller parts where memory does not suffice, and for all ranks together."""
+"""Evaluates the batches of a split, in smaller parts if memory runs out, and merges the metrics of all ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
 from wellfed.errors import DataError, ModelError, OutOfMemoryExhausted
 from wellfed.record import OnEvent
-from wellfed.train.lightning.split_metrics import SplitMetrics
 from wellfed.train.memory import oom
 from wellfed.train.memory.snapshot import Snapshot
+from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import Preparation
 
 SHARING_STRATEGIES = ("auto", "ddp")
-"""Where a rank can evaluate a batch by itself: each has the whole model."""
+"""Strategies by which each rank has the whole model, and can evaluate a batch alone."""
 
 
 @dataclass
 class Evaluating:
-    """Hands batches to an evaluation; of one that does not fit the halves, and all later ones in that size."""
+    """Hands batches to an evaluation. After an out-of-memory error it halves the batch, and all later ones."""
 
     model: nn.Module
     evaluation: SplitMetrics
@@ -38,11 +38,11 @@ class Evaluating:
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
     ) -> None:
-        """Add a batch, which may be on the host still.
+        """Adds a batch, which may still be on the host.
 
         Raises:
-            OutOfMemoryExhausted: a single sample does not fit, or memory ran out when the evaluation had already taken
-                a part of the batch into a large tensor.
+            OutOfMemoryExhausted: a single sample does not fit, or memory ran out after the evaluation had added a part
+                of the batch to a large tensor.
         """
         prepare, evaluation = self.splits[split], self.evaluation
         sizes, done, attempts = self._sizes(delivery.size), 0, oom.Attempts()
@@ -100,24 +100,24 @@ class Evaluating:
 
 
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:
-    """Give the evaluation of each rank what those of all have taken in. Waits for the other ranks, and the device.
+    """Merges the metrics of all ranks on each rank. Waits for the other ranks, and the device.
 
     Raises:
-        Exception: ``failure``, why this rank has not evaluated all that it should have; on the other ranks an error of
-            data that says the same.
+        Exception: ``failure``, the error that kept this rank from evaluating its batches. The other ranks raise a
+            DataError with the same text.
     """
-    told = None if failure is None else str(failure) or type(failure).__name__
-    # Tensors would arrive on the device that they were sent from, which is another rank's.
+    message = None if failure is None else str(failure) or type(failure).__name__
+    # Tensors would arrive on the device of the rank that sent them.
     state = batches.map_tensors(evaluation.state(), lambda tensor: tensor.cpu())
     ranks = []
     for rank in range(torch.distributed.get_world_size()):
-        # Not `all_gather_object`: on the device it needs the largest state as many times as there are ranks.
-        sent = [(told, state)]
+        # `all_gather_object` would need the largest state once per rank on the device.
+        sent = [(message, state)]
         torch.distributed.broadcast_object_list(sent, src=rank)
         ranks.append(sent[0])
     if failure is not None:
         raise failure
-    for told, _ in ranks:
-        if told is not None:
-            raise DataError(told)
+    for message, _ in ranks:
+        if message is not None:
+            raise DataError(message)
     evaluation.merge([state for _, state in ranks])

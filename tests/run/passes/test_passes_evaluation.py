@@ -1,4 +1,4 @@
-"""Evaluations in the passes of a run: who builds their batches."""
+"""Evaluations of a run: which process and thread builds their batches."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.objects import assemble
-from wellfed.run.passes import Passes
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 
 
 class Rows:
-    """Remembers which thread of which process builds."""
+    """Data that record thread and process of each build."""
 
     def __init__(self) -> None:
         self.builders: set[str] = set()
@@ -41,7 +41,7 @@ class Rows:
 
 
 class Line(nn.Module):
-    """Remembers where its batches were built."""
+    """A model that records where its batches were built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ def datasets() -> Datasets:
     return Datasets(train=Rows(), test=Rows())
 
 
-def evaluated(folder: Path, *overrides: str) -> tuple[assemble.Parts, dict[str, float]]:
-    """What was evaluated, and the metrics."""
+def evaluated(folder: Path, *overrides: str) -> tuple[RunObjects, dict[str, float]]:
+    """Returns the objects of an evaluation, and its metrics."""
     allowed = "config.allow_targets=[torch,wellfed,workloads,tests]"
     made = compose(["logger=none", "memory.micro_batch=8", allowed, *overrides])
     workload = replace(

@@ -15,8 +15,9 @@ from wellfed.contract import LossOutput
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions
 from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
-from wellfed.train.lightning.scheduling import Schedule, Scheduling
+from wellfed.train.plain_model.scheduling import Schedule, Scheduling
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -46,7 +47,7 @@ def test_cosine_ends_at_its_floor_and_warm_up_rises_to_one() -> None:
 
 
 class Rates(pl.Callback):
-    """The rate of each step."""
+    """Callback that records the rate of each step."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -56,12 +57,11 @@ class Rates(pl.Callback):
 
 
 def trained(folder: Path, scheduling: Scheduling, checkpoint: Path | None = None, **changes: Any) -> Any:
-    """Rates, weights and the figures that were handed over; three steps an epoch."""
+    """Trains three steps an epoch; returns rates, weights and written metrics."""
     rates, told = Rates(), []
     figures = Figures(lambda split, values, **_: told.append((split, dict(values))), every=2, stop_on_nan=True)
-    values = {"every_steps": None, "minutes": None, "keep_last": 9, "best_metric": "loss", "best_mode": "min"}
-    kept = LateCheckpoints(folder, **values, metrics={}, on_disk_error=lambda error, step: None)
-    kept._every_steps = changes.pop("save_every", None)
+    asked = CheckpointOptions(changes.pop("save_every", None), None, 9, "loss", "min")
+    kept = LateCheckpoints(folder, asked, {}, lambda error, step: None)
     module = tiny.module(scheduling=scheduling)
     callbacks = [rates, figures, BeforeUsers(kept), kept]
     trainer = lit.make_trainer(tiny.options(max_steps=None, **changes), callbacks, folder)
@@ -117,7 +117,7 @@ def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, every: int | No
 
 
 class NanInTwoSteps(tiny.TinyModel):
-    """The losses of its 4th and 5th step are no numbers."""
+    """A model whose losses of steps 4 and 5 are NaN."""
 
     def loss(self, batch: Any) -> LossOutput:
         output = super().loss(batch)
@@ -151,7 +151,7 @@ ANY_SCHEDULER: dict[str, Any] = {
 
 
 def rates_with_nan(folder: Path, name: str, on_nan: str, checkpoint: Path | None = None) -> tuple[list[float], Any]:
-    """The rate of each step, and the events."""
+    """Returns the rate of each step, and the events."""
     make, rates, events = ANY_SCHEDULER[name], Rates(), list[Any]()
     torch.manual_seed(3)
     model = NanInTwoSteps()
@@ -220,9 +220,9 @@ def test_a_schedule_that_is_over_before_the_training_is_told(tmp_path: Path) -> 
 
 def test_a_training_that_is_only_timed_has_no_schedule(tmp_path: Path) -> None:
     module = tiny.module(scheduling=Scheduling(plateau, None, "val/loss"))
-    with module.only_timed():
+    with module.plain.only_timed():
         tiny.fit(module, tmp_path, max_steps=4)
-    assert module.scheduling is not None
+    assert module.plain.scheduling is not None
 
 
 def test_linear_falls_evenly_to_its_floor_after_the_warm_up() -> None:

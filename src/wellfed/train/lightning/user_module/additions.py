@@ -1,4 +1,4 @@
-"""Gives a user's own LightningModule ``trainer.on_nan`` and ``gpu.compile``, and a Trainer for its callbacks."""
+"""Adds ``trainer.on_nan``, ``gpu.compile`` and a Trainer with loggers to a user's LightningModule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wellfed.train.step.non_finite import (
 )
 
 
-def make_guest_trainer(
+def make_user_trainer(
     options: TrainerOptions,
     callbacks: Sequence[pl.Callback],
     folder: Path,
@@ -43,9 +43,9 @@ def make_guest_trainer(
     sanity_batches: int = 0,
     wall: Wall | None = None,
 ) -> pl.Trainer:
-    """As `make_trainer`, where a LightningModule or callbacks of the user's log by themselves.
+    """Returns a Trainer like `make_trainer`, for a module or callbacks of the user that log by themselves.
 
-    ``last`` come behind ``users`` and behind the callbacks that a LightningModule brings.
+    ``last`` come after ``users`` and after the callbacks of a LightningModule.
     """
     return make_trainer(
         options,
@@ -60,9 +60,9 @@ def make_guest_trainer(
 
 
 def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
-    """Compile the module's ``training_step``; one that can't be compiled is given up for good, with a warning.
+    """Compiles the module's ``training_step``; if that fails, the step runs uncompiled from then on, with a warning.
 
-    For automatic optimization alone: a step that fails half way is done again, which must not have stepped.
+    For automatic optimization alone: a step that fails half way is done again, so it must not have stepped.
     """
     compiled = Compiled(module.training_step, mode, on_failure)
 
@@ -78,17 +78,17 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
 
 def builds_itself_later(module: pl.LightningModule) -> bool:
-    """Whether the module may make layers when a Trainer has it: its weights can't be compared or loaded before."""
+    """Returns whether the module may make layers once it has a Trainer; its weights can't be compared before."""
     return overrides(module, "setup") or overrides(module, "configure_model")
 
 
 class StepMemory(pl.Callback):
-    """Tells whether memory ran out in a training step, on the way of its batch to the device too."""
+    """Record of an out-of-memory error in a training step, or while its batch was moved to the device."""
 
     def __init__(self) -> None:
         self.failure: MemoryFailure | None = None
         self.samples = 0
-        """Of the step in which it did, on this rank."""
+        """Samples of the failed step on this rank."""
         self._done: Any = None
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -102,7 +102,7 @@ class StepMemory(pl.Callback):
 
 
 def _keeping_halves(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a module's ``lr_scheduler_step`` that leaves a halved rate halved."""
+    """Returns a module's ``lr_scheduler_step`` that keeps a halved rate halved."""
 
     @functools.wraps(step)
     def lr_scheduler_step(scheduler: Any, *arguments: Any) -> Any:
@@ -113,21 +113,21 @@ def _keeping_halves(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NonFinite(pl.Callback):
-    """Ends training at a loss that is no finite number, or leaves out the optimizer steps of its batch, and puts
-    buffers back. A gradient that is no finite number is left out likewise, unless a scaler does that.
+    """``trainer.on_nan``: ends training at a non-finite loss, or skips the optimizer step and restores buffers.
 
-    With ``raise`` the device is asked every ``every`` steps and before each checkpoint, which so never holds what came
-    of such a loss; with ``skip`` and ``halve_lr`` at every optimizer step.
+    Non-finite gradients are skipped too, unless a scaler does that. With ``raise`` the device is read every ``every``
+    steps and before each checkpoint, so that none holds non-finite weights. With ``skip`` and ``halve_lr`` it is read
+    at every optimizer step.
     """
 
     def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
         self._action, self._every, self._on_event = action, every, on_event
         self._is_finite: Tensor | None = None
-        self._looked_at_step = 0
+        self._checked_step = 0
         self._start: StepStart | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._looked_at_step = trainer.global_step
+        self._checked_step = trainer.global_step
         if self._action != "raise":
             self._start = StepStart(module, module.device)
         if self._action == "halve_lr":
@@ -153,26 +153,26 @@ class NonFinite(pl.Callback):
             return
         self._start.restore_buffers()
         for weight in weights:
-            weight.grad = None  # an optimizer leaves out what has no gradient
+            weight.grad = None  # an optimizer skips weights without a gradient
         is_halved = self._action == "halve_lr" and halve_rate(optimizer)
         self._on_event("nan", step=trainer.global_step + 1, action="halve_lr" if is_halved else "skip")
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        if trainer.global_step // self._every > self._looked_at_step // self._every:
-            self._look(trainer)
+        if trainer.global_step // self._every > self._checked_step // self._every:
+            self._check(trainer)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        self._look(trainer)
+        self._check(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._look(trainer)
+        self._check(trainer)
         if self._action == "halve_lr":
             vars(module).pop("lr_scheduler_step", None)  # a later training wraps it again
 
-    def _look(self, trainer: pl.Trainer) -> None:
+    def _check(self, trainer: pl.Trainer) -> None:
         if self._action != "raise":
             return
-        first, self._looked_at_step = self._looked_at_step + 1, trainer.global_step
+        first, self._checked_step = self._checked_step + 1, trainer.global_step
         is_finite, self._is_finite = self._is_all_finite(trainer), None
         if not is_finite:
             raise NonFiniteLoss(
@@ -181,7 +181,7 @@ class NonFinite(pl.Callback):
             )
 
     def _is_all_finite(self, trainer: pl.Trainer) -> bool:
-        """Of all ranks since the last question; waits for the device."""
+        """Returns whether all losses since the last check were finite, on all ranks; waits for the device."""
         decision = self._is_finite is None or bool(self._is_finite)
         if trainer.world_size > 1:
             decision = trainer.strategy.reduce_boolean_decision(decision, all=True)

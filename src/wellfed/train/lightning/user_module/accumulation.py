@@ -1,7 +1,7 @@
 """Hands a user's LightningModule the batch of a step in parts, whose gradients Lightning sums before the step.
 
-A part has the samples that a smaller batch would have, and all parts together those of the step: what is learned, the
-order of the samples and the position in them stay what they are for whole batches.
+All parts together have the samples of the step. What is learned, the order of the samples and the loader's position are
+those of whole batches.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from wellfed.train.lightning.callbacks.clock import TimedLoader
 
 
 class InParts:
-    """A loader of bare batches, each handed out in ``num_parts`` nearly equal parts.
+    """A loader of bare batches, each split into ``num_parts`` nearly equal parts.
 
-    Always so many, since Lightning steps after so many: of fewer samples the first stands for the parts that are left,
-    and counts nothing there.
+    Lightning steps after that number of parts. If there are fewer samples, the first one fills the other parts, with
+    weight 0.
     """
 
     def __init__(self, loader: TimedLoader, num_parts: int, split: Callable[[Batch, list[int]], list[Batch]]) -> None:
-        """``split``: successive parts of a batch, one of no samples too."""
+        """``split`` returns successive parts of a batch by their sizes, which may be 0."""
         self._loader, self._num_parts, self._split = loader, num_parts, split
         self.weight = 1.0
-        """By which the loss of the latest part is multiplied. Lightning divides each by their number, and so counts the
-        samples of a smaller part more."""
+        """Factor on the loss of the latest part. Lightning divides each loss by the number of parts, which would
+        overweigh the samples of a smaller part."""
 
     def __len__(self) -> int:
         steps = len(self._loader)
@@ -39,12 +39,12 @@ class InParts:
 
     @property
     def latest(self) -> Delivery | None:
-        """The step of the latest part, all of it."""
+        """The whole delivery of the latest part."""
         return self._loader.latest
 
     @property
     def on_last(self) -> Callable[[], None]:
-        """Told that the next step is the last of its epoch, where only the loader can know that."""
+        """Called before the last step of an epoch, if only the loader can recognise it."""
         return self._loader.on_last
 
     @on_last.setter
@@ -52,11 +52,11 @@ class InParts:
         self._loader.on_last = told
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's position, which counts steps: asked for between two of them."""
+        """Returns the loader's position, which counts steps; to be called between two of them."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position."""
+        """Continues at a position."""
         self._loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -64,10 +64,10 @@ class InParts:
             assert self.latest is not None
             num_samples = self.latest.size
             shares = (share_of(num_samples, part, self._num_parts) for part in range(self._num_parts))
-            sizes = sorted(map(len, shares), reverse=True)  # what does not fit shows at once
+            sizes = sorted(map(len, shares), reverse=True)  # the largest first, to run out of memory at once
             parts = list(zip(self._split(batch, sizes), sizes, strict=True))
             del batch
-            while parts:  # what stands still here would keep it on the device
+            while parts:  # a reference here would keep a part on the device
                 part, size = parts.pop(0)
                 self.weight = size * self._num_parts / num_samples
                 handed = [part]
@@ -76,7 +76,7 @@ class InParts:
 
 
 def weighing_parts(module: Any) -> Callable[..., Any]:
-    """The module's ``training_step``, whose loss goes by the weight of the part; what it logs stays as it is."""
+    """Returns the module's ``training_step`` with its loss weighed by the part; what it logs is unchanged."""
     step = module.training_step
 
     @functools.wraps(step)
@@ -90,7 +90,7 @@ def weighing_parts(module: Any) -> Callable[..., Any]:
 
 
 class SchedulersOfParts(pl.Callback):
-    """Lets schedulers that step after every so many batches do so after as many steps: Lightning counts parts."""
+    """Scaling of the frequency of schedulers that count batches: Lightning counts parts instead."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         for config in trainer.lr_scheduler_configs:

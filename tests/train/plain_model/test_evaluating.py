@@ -1,4 +1,4 @@
-"""Batches of an evaluation are halved where memory does not suffice, and no sample counts twice."""
+"""Batches of an evaluation are halved if memory runs out, and no sample counts twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 class Mae:
-    """Counts before it computes; fails after so many calls, before or after it has added to its sums."""
+    """An evaluation that fails after some calls, before or after it has added to its sums."""
 
     best_metric, best_mode = "mae", "min"
 
@@ -68,7 +68,7 @@ def test_halves_count_each_sample_once(tmp_path: Path, add_first: bool) -> None:
 
 
 def test_what_was_done_of_a_batch_before_it_failed_is_not_done_again(tmp_path: Path) -> None:
-    """The batch of 32 fails, and then the second of its halves."""
+    """The batch of 32 fails, then the second of its halves."""
     calls = itertools.count(1)
 
     class Fails(Mae):
@@ -109,7 +109,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
 
 class Wide(tiny.TinyModel):
-    """Needs a mebibyte a sample for a moment."""
+    """A model that needs a mebibyte per sample for a moment."""
 
     def forward(self, batch: Any) -> Any:
         scratch = torch.zeros(len(batch["x"]), 2**18, device=batch["x"].device)

@@ -1,4 +1,4 @@
-"""Computes the metrics of a split: means of what the loss gives, torchmetrics, the workload's own evaluation."""
+"""Computes the metrics of a split: means of the loss and its metrics, torchmetrics, the workload's own evaluation."""
 
 from __future__ import annotations
 
@@ -18,40 +18,42 @@ from wellfed.train.step.compiled import Loss
 
 _LOG = logging.getLogger(__name__)
 _MOST_ENTRIES = 100
-"""Of a metric with a figure for each class."""
+"""Maximum number of values that a metric with one value per class may have."""
 
 
 class Means:
-    """Loss and `LossOutput.metrics`; each batch counts by its weight, so the size of batches changes nothing."""
+    """Means of the loss and of `LossOutput.metrics`, weighted so that the size of batches changes nothing."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
+        """Forgets all batches."""
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, int] = {}
 
     def add(self, output: LossOutput, weight: int) -> None:
-        """Add a batch's figures, which are means over this weight."""
+        """Adds a batch's values, which are means over this weight."""
         if weight == 0:
-            return  # a mean over nothing is no number
+            return  # its means are not finite
         for name, value in {**output.metrics, "loss": output.loss}.items():
             weighted = value.detach().double().reshape(()) * weight
             self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
             self._weights[name] = self._weights.get(name, 0) + weight
 
     def compute(self) -> dict[str, float]:
-        """One transfer to the host."""
+        """Returns the means, with one transfer to the host."""
         if not self._sums:
             return {}
         sums = torch.stack(list(self._sums.values())).tolist()
         return {name: value / self._weights[name] for name, value in zip(self._sums, sums, strict=True)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Sums of figures and of weights."""
+        """Returns the sums of values and of weights."""
         return self._sums, self._weights
 
     def merge(self, states: Sequence[tuple[dict[str, Tensor], dict[str, int]]]) -> None:
+        """Replaces the state by the sum of the states of all ranks."""
         self.reset()
         for sums, weights in states:
             for name, value in sums.items():
@@ -60,26 +62,27 @@ class Means:
 
 
 class TorchMetrics:
-    """Metrics of torchmetrics, which are given `LossOutput.predictions` and ``targets``."""
+    """Metrics of torchmetrics, updated with `LossOutput.predictions` and ``targets``."""
 
     def __init__(self, metrics: Metric | MetricCollection) -> None:
         self._metrics = metrics if isinstance(metrics, MetricCollection) else MetricCollection(metrics)
         for metric in self._all():
-            metric.sync_on_compute = False  # ranks may have taken in different numbers of batches: see `merge`
+            metric.sync_on_compute = False  # numbers of batches may differ by rank: see `merge`
         self._warned_of: set[str] = set()
 
     def _all(self) -> Iterator[Any]:
-        """Those within others, too."""
+        """Yields all metrics, nested ones too."""
         return (module for module in self._metrics.modules() if isinstance(module, Metric))
 
     def reset(self) -> None:
+        """Forgets all batches."""
         self._metrics.reset()
 
     def update(self, output: LossOutput, model: nn.Module) -> None:
-        """Take a batch in.
+        """Adds a batch.
 
         Raises:
-            ConfigError: the model's loss gives nothing to compare.
+            ConfigError: the model's loss gives no predictions.
         """
         predictions, targets = output.predictions, output.targets
         if predictions is None:
@@ -101,7 +104,7 @@ class TorchMetrics:
             self._metrics.to(device)
 
     def compute(self) -> dict[str, float]:
-        """Numbers by name; of one with several ``name_0``, ``name_1`` and so on."""
+        """Returns the values by name; ``name_0``, ``name_1`` and so on for a metric with several."""
         found: dict[str, float] = {}
         for name, value in self._metrics.compute().items():
             figures = torch.as_tensor(value).detach().cpu()
@@ -115,11 +118,11 @@ class TorchMetrics:
         return found
 
     def state(self) -> list[dict[str, Any]]:
-        """Of each metric its own."""
+        """Returns the state of each metric."""
         return [dict(metric.metric_state) for metric in self._all()]
 
     def merge(self, states: Sequence[list[dict[str, Any]]]) -> None:
-        """As torchmetrics itself does it between ranks that have seen equally many batches."""
+        """Merges the states of all ranks as torchmetrics does between ranks with equally many batches."""
         for number, metric in enumerate(self._all()):
             for name, reduce in metric._reductions.items():
                 setattr(metric, name, _reduced([state[number][name] for state in states], reduce, metric.device))
@@ -135,25 +138,25 @@ def _reduced(values: list[Any], reduce: Any, device: torch.device) -> Any:
 
 
 def is_of_torchmetrics(evaluation: Any) -> bool:
-    """Whether a workload gives metrics of torchmetrics in the place of an evaluation."""
+    """Returns whether a workload gives metrics of torchmetrics instead of an evaluation."""
     return isinstance(evaluation, (Metric, MetricCollection))
 
 
 def can_be_shared(evaluation: Evaluation | Any | None) -> bool:
-    """Whether it is known how what several ranks have taken in goes together."""
+    """Returns whether the states of several ranks can be merged."""
     if evaluation is None or is_of_torchmetrics(evaluation):
         return True
     return all(callable(getattr(evaluation, name, None)) for name in ("state", "merge"))
 
 
 class SplitMetrics:
-    """All that is computed of a split, by one name each; the workload's own evaluation goes before the others."""
+    """All metrics of a split. If names are equal, the workload's own evaluation wins."""
 
     def __init__(self, model: nn.Module, evaluation: Evaluation | Any | None = None, metrics: Any = None) -> None:
         """
         Args:
-            evaluation: the workload's; may be metrics of torchmetrics.
-            metrics: of torchmetrics, beside it.
+            evaluation: that of the workload; may be metrics of torchmetrics.
+            metrics: more metrics of torchmetrics.
         """
         self._model, self._loss = model, Loss(model, "none", lambda message: None, needs_gradient=False)
         self.own: Evaluation | None = None if is_of_torchmetrics(evaluation) else evaluation
@@ -166,15 +169,16 @@ class SplitMetrics:
 
     @property
     def parts(self) -> list[Any]:
-        """Each with a state of its own."""
+        """The computations, each with its own state."""
         return [self.means, *self.metrics, *([] if self.own is None else [self.own])]
 
     def reset(self) -> None:
+        """Forgets all batches."""
         for part in self.parts:
             part.reset()
 
     def update(self, batch: Batch, weight: int, features: FeatureSource | None) -> None:
-        """Take a batch in, of which the model's loss is a mean over ``weight``."""
+        """Adds a batch whose loss is a mean over ``weight``."""
         output = self._output(batch) if self.takes_loss else None
         if output is not None:
             self.means.add(output, weight)
@@ -184,7 +188,7 @@ class SplitMetrics:
             self.own.update(self._model, batch, *(() if features is None else (features,)))
 
     def _output(self, batch: Batch) -> LossOutput | None:
-        """What the loss gives; None from the first batch on where the split is of another kind than training's."""
+        """Returns the output of the loss; None if the loss can't take the first batch of this split."""
         try:
             output = self._loss(batch)
         except Exception as error:
@@ -204,17 +208,19 @@ class SplitMetrics:
         return output
 
     def compute(self) -> dict[str, float]:
-        """The figures of all that was taken in; waits for the device."""
+        """Returns the metrics of all batches; waits for the device."""
         found = {name: value for part in self.parts for name, value in part.compute().items()}
         return {name: float(value) for name, value in found.items()}
 
     def state(self) -> list[Any]:
+        """Returns the state of each computation."""
         return [part.state() for part in self.parts]
 
     def merge(self, states: Sequence[list[Any]]) -> None:
+        """Replaces the states by those of all ranks together."""
         for part, own in zip(self.parts, zip(*states, strict=True), strict=True):
             part.merge(list(own))
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """The files that the workload's evaluation writes."""
+        """Returns the files that the workload's evaluation writes."""
         return {} if self.own is None else dict(self.own.artifacts(folder))

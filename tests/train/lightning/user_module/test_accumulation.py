@@ -1,4 +1,4 @@
-"""The batch of a step in parts: what Lightning sums over them is the gradient of the whole batch."""
+"""The batch of a step in parts, whose summed gradients equal that of the whole batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from wellfed.batches import Delivery
 from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.lightning.callbacks.clock import TimedLoader, is_within_step
-from wellfed.train.lightning.parts import InParts, SchedulersOfParts, weighing_parts
+from wellfed.train.lightning.user_module.accumulation import InParts, SchedulersOfParts, weighing_parts
 from wellfed.train.step.micro_batches import Preparation
 
 
 class Steps:
-    """Batches of these sizes, which count on."""
+    """A loader of batches of these sizes, with consecutive numbers."""
 
     def __init__(self, *sizes: int, length: int | None = None) -> None:
         self._sizes, self._length = sizes, len(sizes) if length is None else length

@@ -1,6 +1,6 @@
-"""Takes the data sets of a split from a LightningDataModule, or from a LightningModule that brings its own loaders.
+"""Takes the data sets out of a LightningDataModule, or of a LightningModule with its own loaders.
 
-Both are prepared and set up here, as Lightning does and before there is a Trainer: the plan looks at the data first.
+Both are prepared and set up here, as Lightning does, but before there is a Trainer: the plan needs the data first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _STAGES = {"train": "fit", "val": "fit", "test": "test"}
 
 
 class NoTrainerYet:
-    """Stands where a Trainer will be while data are set up: one rank, which all samples of a step are for.
+    """Placeholder for the Trainer while data are set up, with one rank that has all samples of a step.
 
-    How many ranks share a step is planned later, and nothing that is learned depends on it.
+    The number of ranks is planned later, and does not change what is learned.
     """
 
     world_size = num_devices = num_nodes = 1
@@ -37,7 +37,7 @@ class NoTrainerYet:
 
 
 def datasets_of(owner: Any) -> Datasets:
-    """What a LightningDataModule, or a LightningModule with loaders of its own, gives for training, validation, test.
+    """Returns the data of a LightningDataModule, or of a LightningModule with its own loaders.
 
     Raises:
         ConfigError: there are no training data.
@@ -50,7 +50,7 @@ def datasets_of(owner: Any) -> Datasets:
     vars(owner)[attribute] = NoTrainerYet()
     try:
         own = own_local_rank() if getattr(owner, "prepare_data_per_node", True) else own_rank()
-        if own == 0:  # the turn of others comes when this one has done it
+        if own == 0:  # other ranks come here after this one
             owner.prepare_data()
         found: dict[str, Any] = {}
         done: set[str] = set()
@@ -60,14 +60,14 @@ def datasets_of(owner: Any) -> Datasets:
             if (stage := _STAGES[split]) not in done:
                 owner.setup(stage)
                 done.add(stage)
-            found[split] = _asked(owner, loaders)
+            found[split] = _called(owner, loaders)
     finally:
         vars(owner)[attribute] = None
-    _leave_out(owner, done)
+    _disable(owner, done)
     return Datasets(**found)
 
 
-def _asked(owner: Any, loaders: str) -> Any:
+def _called(owner: Any, loaders: str) -> Any:
     try:
         return getattr(owner, loaders)()
     except AttributeError as error:
@@ -78,8 +78,8 @@ def _asked(owner: Any, loaders: str) -> Any:
         raise ConfigError.of("workload.data", problem, way_out) from error
 
 
-def _leave_out(owner: Any, done: set[str]) -> None:
-    """What is done already, where Lightning would do it again; data are torn down when the run has ended."""
+def _disable(owner: Any, done: set[str]) -> None:
+    """Disables what is done, so that Lightning does not repeat it. `tear_down` follows at the end of the run."""
     own, is_module = owner.setup, isinstance(owner, pl.LightningModule)
     done = {*done, "validate"}
     vars(owner)["prepare_data"] = lambda: None
@@ -90,7 +90,7 @@ def _leave_out(owner: Any, done: set[str]) -> None:
 
 
 def _overrides(owner: Any, name: str) -> bool:
-    """Whether it has a method of its own, in its class or as ``LightningDataModule.from_datasets`` gives it."""
+    """Returns whether a method is overridden, in the class or by ``LightningDataModule.from_datasets``."""
     if name in vars(owner):
         return True
     bases = ("LightningDataModule", "LightningModule")
@@ -99,20 +99,20 @@ def _overrides(owner: Any, name: str) -> bool:
 
 
 def transfer_hooks(data_module: Any) -> list[str]:
-    """Those of a LightningDataModule that change how a batch comes to the device."""
+    """Returns the hooks of a LightningDataModule that change how a batch is moved to the device."""
     return [name for name in TRANSFER_HOOKS if _overrides(data_module, name)]
 
 
 def use_hooks(module: pl.LightningModule, data_module: Any) -> None:
-    """Let the module's batches be moved as the data module says, whose hooks win in Lightning, too."""
+    """Gives the module the transfer hooks of the data module, which take precedence in Lightning too."""
     for name in transfer_hooks(data_module):
         vars(module)[name] = getattr(data_module, name)
 
 
 class DataModuleCallback(pl.Callback):
-    """Makes a Trainer and a LightningDataModule known to each other, as where Lightning was given the latter.
+    """Link between a Trainer and a LightningDataModule, as if Lightning had been given the latter.
 
-    Lightning then keeps its state in checkpoints and tells it of an exception.
+    Lightning then saves its state in checkpoints and calls its hook for exceptions.
     """
 
     def __init__(self, data_module: Any) -> None:
@@ -123,6 +123,6 @@ class DataModuleCallback(pl.Callback):
 
 
 def tear_down(data_module: Any) -> None:
-    """When nothing is asked of it any more."""
+    """Tears down a LightningDataModule that is no longer needed."""
     for stage in ("fit", "test"):
         type(data_module).teardown(data_module, stage)

@@ -1,0 +1,122 @@
+"""Builds what evaluates a split: its loader, and the metrics that the configuration names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from wellfed.config.build import built
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets
+from wellfed.data.eval_loader import EvalLoader
+from wellfed.data.loader_parts import loader_of
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream import Stream, check_items, is_stream
+from wellfed.data.streams.stream_loader import EvalStream, StreamReading
+from wellfed.errors import ConfigError, DataError
+from wellfed.plan.run_plan import RunPlan
+from wellfed.run.objects.datasets import of_split
+from wellfed.run.objects.loaders import loader_settings
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.units import counted
+
+
+def make_metrics(config: RunConfig) -> Any:
+    """Returns the metrics of torchmetrics that the configuration names; None where it names none."""
+    node = config.workload.metrics
+    if node is None:
+        return None
+    from torchmetrics import MetricCollection
+
+    found = built(node, "workload.metrics")
+    if isinstance(found, MetricCollection):
+        return found
+    try:
+        return MetricCollection(found)
+    except (ValueError, TypeError) as error:
+        problem = f"can't be collected: {error}"
+        way_out = "Name classes of torchmetrics: one, a list of them, or a mapping {accuracy: {_target_: ...}}."
+        raise ConfigError.of("workload.metrics", problem, way_out) from error
+
+
+def searched_metric(config: RunConfig, objects: RunObjects) -> tuple[str, Any]:
+    """Returns name and direction of the metric that picks the best checkpoint, before there is anything to train."""
+    name, mode = config.trainer.best_metric, config.trainer.best_mode
+    own: tuple[str, Any] = ("loss", "min")
+    if not objects.is_lightning_module:
+        from wellfed.train.plain_model.split_metrics import SplitMetrics
+
+        evaluation = SplitMetrics(objects.model, objects.data.evaluation, make_metrics(config))
+        own = evaluation.best_metric, evaluation.best_mode
+    return name or own[0], own[1] if mode is None else mode.value
+
+
+def make_eval_loader(
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    split: str,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    few: int | None = None,
+) -> EvalLoader | EvalStream:
+    """Returns one pass over ``val`` or ``test``, in micro-batches, or in the batches of its DataLoader.
+
+    Args:
+        rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
+        few: limit on the number of batches, beside the configured one.
+
+    Raises:
+        DataError: the split gives no samples, or can't be sent to worker processes.
+    """
+    dataset, loader = getattr(data, split), loader_of(data, split)
+    limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
+    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.least_micro_batch
+    more: dict[str, Any] = {
+        "seed": config.seed,
+        "collate": of_split(data.eval_collate, split) or data.collate,
+        "drop_last": loader.drop_last if loader else False,
+    }
+    if loader is not None and plan.loader.backend == "own":
+        dataset, settings = Stream(loader.loader), LoaderSettings()
+    else:
+        settings = eval_settings(config, plan, dataset)
+    if is_stream(dataset):
+        reading = StreamReading(Stream.of(dataset), settings, batch_size=size, purpose="evaluation", **more)
+        return EvalStream(reading, limit_batches=limit)
+    check_items(dataset, by_item=False)
+    made = EvalLoader(
+        dataset,
+        size,
+        settings=settings,
+        rank=rank,
+        world_size=world_size,
+        limit_batches=limit,
+        sampled=loader.sampled if loader else None,
+        worker_init=loader.worker_init if loader else None,
+        **more,
+    )
+    if len(made) == 0:
+        name, way_out = type(dataset).__name__, f"Check workload.data, or leave {split} out of Datasets."
+        raise DataError(f"{name} makes no {split} batch of its {counted(len(dataset), 'sample')}. {way_out}")
+    return made
+
+
+def eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
+    """Returns the settings of training, with the number of workers planned for evaluation."""
+    asked = replace(loader_settings(config, plan.loader), num_workers=plan.loader.eval_workers)
+    if asked.num_workers == 0:
+        return LoaderSettings(pin_memory=asked.pin_memory)
+    if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
+        return replace(asked, backend="processes")  # its samples may draw from the process's generators
+    return asked
+
+
+def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
+    """Returns how many batches of an evaluation are copied to the device ahead.
+
+    Without workers the copying thread would build the batches too, and draw from the process's generators.
+    """
+    is_built_elsewhere = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return plan.loader.device_prefetch if is_built_elsewhere else 0

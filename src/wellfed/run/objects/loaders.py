@@ -1,0 +1,179 @@
+"""Builds the loader of training, and times its first batches before a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from wellfed.batches import methods, why_uncut
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets
+from wellfed.data.backend_benchmark import copied, time_first_batches, without_side_effects
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.data.loader_parts import loader_of
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.streams.stream import Stream
+from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.data.train_loader import TrainLoader, train_loader
+from wellfed.errors import DataError
+from wellfed.plan.run_plan import LoaderSection, RunPlan
+from wellfed.ranks import largest_share
+from wellfed.record import OnEvent, ignore_event
+from wellfed.run.objects.run_objects import RunObjects
+
+
+def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings:
+    """Returns how training data is loaded: what was planned, and what the configuration sets beside it."""
+    return replace(
+        inline_settings(config),
+        backend=planned.backend,
+        num_workers=planned.num_workers,
+        prefetch_factor=planned.prefetch_factor,
+        persistent_workers=planned.persistent_workers,
+        pin_memory=planned.pin_memory,
+        timeout_s=planned.timeout_s,
+        worker_threads=planned.worker_threads,
+    )
+
+
+def inline_settings(config: RunConfig) -> LoaderSettings:
+    """Returns settings that build the same batches in this process."""
+    asked = config.loader
+    return LoaderSettings(
+        skip_ids=tuple(asked.skip_ids), max_skipped=asked.max_skipped, shuffle_buffer=asked.shuffle_buffer
+    )
+
+
+def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
+    """Returns settings to build a few batches: one worker if the plan has processes or a timeout, else none."""
+    if plan.loader.backend == "own":
+        return inline_settings(config)
+    asked = loader_settings(config, plan.loader)
+    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
+    return _one_worker(asked) if is_watched else inline_settings(config)
+
+
+def _one_worker(settings: LoaderSettings) -> LoaderSettings:
+    return replace(settings, num_workers=1, prefetch_factor=1, persistent_workers=False, pin_memory=False)
+
+
+def make_train_loader(
+    config: RunConfig,
+    settings: LoaderSettings,
+    data: Datasets,
+    *,
+    rank: int = 0,
+    batch_size: int | None = None,
+    on_event: OnEvent = ignore_event,
+) -> TrainLoader | StreamLoader:
+    """Returns the loader of one rank's training steps.
+
+    Args:
+        batch_size: samples for one device, instead of those of a step.
+        on_event: called for samples that fail and are left out.
+    """
+    trainer, effective, loader = config.trainer, config.workload.samples_per_step, loader_of(data, "train")
+    limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
+    if limit is not None and batch_size is not None and not getattr(data.train, "gives_batches", False):
+        limit *= math.ceil(effective / batch_size)  # keeps the number of samples
+    if loader is not None and settings.backend == "own":
+        own = Stream(loader.loader)
+        return train_loader(
+            own, LoaderSettings(), batch_size=effective, seed=config.seed, limit_batches=limit, on_event=on_event
+        )
+    is_read_in_order = isinstance(data.train, Stream)
+    has_own_order = loader is not None and loader.sampled is None and not (loader.shuffle or is_read_in_order)
+    return train_loader(
+        data.train,
+        settings,
+        batch_size=None if loader and loader.has_own_batches and batch_size is None else batch_size or effective,
+        seed=config.seed,
+        rank=rank,
+        world_size=1 if batch_size is not None else trainer.world_size,
+        drop_last=config.workload.drop_last,
+        collate=data.collate,
+        limit_batches=limit,
+        shuffle=trainer.overfit_batches is None and not has_own_order,
+        sampled=loader.sampled if loader else None,
+        worker_init=loader.worker_init if loader else None,
+        on_event=on_event,
+    )
+
+
+def try_loader(
+    config: RunConfig,
+    to_time: Callable[[FirstBatches], list[LoaderSection]],
+    plan: RunPlan,
+    objects: RunObjects,
+    *,
+    rank: int = 0,
+) -> FirstBatches | None:
+    """Returns what building the first batches shows; None if nothing depends on it, or no batch can be built.
+
+    Args:
+        to_time: returns the other loaders to time, once building one batch has been timed.
+        plan: the plan without this knowledge.
+    """
+    first = first_builder(config, plan)
+    if first is None:
+        return None
+    found = time_first_batches(
+        _trial_loaders(config, objects, rank),
+        lambda built: [loader_settings(config, section) for section in to_time(built)],
+        first,
+        on_gpu=plan.on_gpu,
+        known=objects.first_batches,
+        data=objects.data.train,
+    )
+    # Rank 0 alone checks host memory, for all ranks: the free memory changes while the others start.
+    return found if found is None or rank == 0 else replace(found, batch_bytes=0)
+
+
+def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
+    """Returns the settings that build the first batches before training; None where nothing depends on them."""
+    names = plan.loader.candidates
+    if (plan.loader.num_workers == 0 and len(names) < 2) or plan.loader.backend == "own":
+        return None
+    # If workers were asked for, a worker builds the first batch too: a sample may end its process, or hang.
+    asked = loader_settings(config, plan.loader)
+    return inline_settings(config) if "inline" in names and not asked.timeout_s else _one_worker(asked)
+
+
+def look_at_first_batches(config: RunConfig, first: LoaderSettings, objects: RunObjects) -> FirstBatches | None:
+    """Returns size and build time of a first batch; None if it can't be built."""
+    make, train = _trial_loaders(config, objects), objects.data.train
+    return time_first_batches(make, lambda _: (), first, on_gpu=False, data=train)
+
+
+def check_split(config: RunConfig, plan: RunPlan, objects: RunObjects, first: FirstBatches | None) -> None:
+    """Raises a DataError if the plan cuts a step, or may have to, and the first batch can't be cut.
+
+    Builds that batch if ``first`` has none, and draws from no generator of the dataset for it. Streams and the user's
+    own loaders are left out, since they may give each batch once: their first step raises the error.
+    """
+    memory, train = plan.memory, objects.data.train
+    is_own = plan.loader.backend == "own"
+    is_cut = memory.accumulate > 1 or memory.micro_batch < largest_share(
+        config.workload.samples_per_step, plan.trainer.world_size
+    )
+    may_be_cut = memory.on_oom == "retry" and memory.micro_batch > 1 and not objects.is_lightning_module
+    if not (is_cut or may_be_cut) or "split" in methods(train):
+        return
+    uncut = first.uncut if first is not None else None
+    # With a builder the batch was asked for already, and could not be built.
+    if first is None and first_builder(config, plan) is None and not isinstance(train, Stream) and not is_own:
+        loader = _trial_loaders(config, objects)(inline_settings(config))
+        with without_side_effects(train), suppress(Exception), closing(loader):  # training raises it again
+            uncut = why_uncut(next(iter(loader)).batch)
+    if uncut is not None:
+        raise DataError(uncut)
+
+
+def _trial_loaders(
+    config: RunConfig, objects: RunObjects, rank: int = 0
+) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
+    """Returns what makes a loader of a copy of the training data, by its settings."""
+    data = replace(objects.data, train=copied(objects.data.train))
+    return lambda settings: make_train_loader(config, settings, data, rank=rank)

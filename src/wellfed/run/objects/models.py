@@ -1,0 +1,100 @@
+"""Checks the model of a run and returns the facts of it that the plan uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets, Features
+from wellfed.errors import ConfigError
+from wellfed.extras import other_lightning
+from wellfed.plan.run_plan import ModelFacts
+from wellfed.run.objects.optimizers import states_per_parameter
+from wellfed.train.memory.checkpointing import blocks
+from wellfed.train.memory.features import of_data
+from wellfed.train.memory.fsdp_blocks import gathered_bytes
+
+if TYPE_CHECKING:
+    from wellfed.run.objects.run_objects import RunObjects
+
+
+def check_model(model: Any, target: str) -> None:
+    """Raises a ConfigError if this is no plain model that can be trained."""
+    if found := other_lightning(type(model), "LightningModule"):
+        raise ConfigError.of("workload.model", *found)
+    if not isinstance(model, nn.Module):
+        problem, way_out = f"is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module."
+    elif not callable(getattr(model, "loss", None)):
+        problem, way_out = "has no loss(batch).", "Add: def loss(self, batch) -> wellfed.LossOutput."
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        problem, way_out = "has no trainable parameter.", "Unfreeze some."
+    else:
+        return
+    raise ConfigError.of("workload.model", f"{target} {problem}", way_out)
+
+
+def features_of(data: Datasets, model: nn.Module) -> Features | None:
+    """Returns the features of the model, or of the data."""
+    offered = getattr(model, "features", None)
+    features: Features | None = offered() if callable(offered) else None
+    if data.features is None:
+        return features
+    if features is not None:
+        problem = "offers features, and so does the data; a step has one source of them."
+        raise ConfigError.of("workload.model", problem, "Leave out features() or Datasets.features.")
+    return of_data(data.features)
+
+
+def sparse_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the layers whose weights get sparse gradients, by name."""
+    for name, module in model.named_modules():
+        has_weights = any(weight.requires_grad for weight in module.parameters(False))
+        if getattr(module, "sparse", False) is True and has_weights:
+            yield name, module
+
+
+def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
+    """Returns the facts of the model that the plan uses."""
+    model, optimizer = objects.model, config.workload.optimizer
+
+    def size(tensors: Iterable[Tensor]) -> int:
+        return sum(each.numel() * each.element_size() for each in tensors)  # sparse tensors have no nbytes
+
+    trainable_bytes = size(weight for weight in model.parameters() if weight.requires_grad)
+    return ModelFacts(
+        parameter_bytes=size(chain(model.parameters(), model.buffers())),
+        trainable_bytes=trainable_bytes,
+        optimizer_state_bytes=0 if optimizer is None else states_per_parameter(optimizer) * trainable_bytes,
+        gathered_bytes=gathered_bytes(model),
+        has_batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()),
+        is_lightning_module=objects.is_lightning_module,
+        steps_by_hand=objects.is_lightning_module and not model.automatic_optimization,
+        has_sparse_gradients=objects.has_sparse_gradients,
+        has_blocks=next(blocks(model), None) is not None,
+        average_bytes=_average_bytes(objects),
+        listeners=step_listeners(objects),
+    )
+
+
+def _average_bytes(objects: RunObjects) -> int:
+    """Returns the bytes of the averaged weights that callbacks keep beside the model."""
+    if not objects.callbacks:
+        return 0
+    from wellfed.train.lightning.callbacks.users import is_average_beside_model
+
+    copies = sum(map(is_average_beside_model, objects.callbacks.values()))
+    return copies * sum(each.nbytes for each in chain(objects.model.parameters(), objects.model.buffers()))
+
+
+def step_listeners(objects: RunObjects) -> tuple[str, ...]:
+    """Returns the callbacks with hooks inside a step, each with the names of these hooks."""
+    if not objects.callbacks:
+        return ()
+    from wellfed.train.lightning.hooks import IN_STEP, hooks_of
+
+    found = {name: hooks_of(callback, IN_STEP) for name, callback in objects.callbacks.items()}
+    return tuple(f"{name} ({', '.join(hooks)})" for name, hooks in found.items() if hooks)

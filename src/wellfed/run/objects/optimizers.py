@@ -1,0 +1,128 @@
+"""Builds the optimizer and the learning-rate scheduler of a run."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from wellfed.config.build import build
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError, first_line
+from wellfed.plan.run_plan import RunPlan
+from wellfed.train.memory.optimizer_state import one_weight_at_a_time
+from wellfed.train.memory.remembered import FOREACH
+from wellfed.train.plain_model.scheduling import Scheduling
+from wellfed.train.step.train_step import parameter_groups
+
+_LOG = logging.getLogger(__name__)
+_USUAL_STATES = 2
+"""Tensors of a parameter's size that Adam keeps for it."""
+
+
+def make_optimizer(
+    config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False, has_listeners: bool = False
+) -> torch.optim.Optimizer:
+    """Returns the workload's optimizer; fused where torch offers it, else as an earlier run had to step.
+
+    Args:
+        sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
+        has_listeners: a callback reads the gradients before the step.
+    """
+    node = dict(config.workload.optimizer)
+
+    def made(**more: Any) -> torch.optim.Optimizer:
+        return build({**node, **more}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
+
+    plain = made()
+    is_decided = "fused" not in plain.defaults or "fused" in node or node.get("foreach") or node.get("capturable")
+    is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
+    # Lightning refuses a fused optimizer if it must unscale gradients itself to clip them.
+    unscales = plan.device.precision == "16-mixed" and (has_listeners or config.trainer.gradient_clip is not None)
+    if not (is_decided or unscales) and is_dense_real:
+        with suppress(ConfigError, RuntimeError):  # not for this dtype or device
+            return made(fused=True)
+    if FOREACH in plan.remembered:
+        one_weight_at_a_time(plain)
+    return plain
+
+
+def states_per_parameter(optimizer: Mapping[str, Any]) -> int:
+    """Returns how many tensors of a parameter's size the optimizer keeps, from one step on a tiny parameter."""
+    probe = nn.Parameter(torch.zeros(2, 3))
+    probe.grad = torch.zeros(2, 3)
+    made = build(optimizer, "workload.optimizer", [probe])
+    if type(made).__name__ == "LBFGS":
+        return 2 * int(made.defaults["history_size"])
+    try:
+        takes_closure = "closure" in inspect.signature(made.step).parameters
+        made.step(lambda: torch.zeros(())) if takes_closure else made.step()
+        state = made.state[probe].values()
+    except Exception as error:  # noqa: BLE001  the user's own optimizer: training will show its error
+        _LOG.info(
+            "workload.optimizer: a step on a tiny parameter failed (%r); %d states assumed.", error, _USUAL_STATES
+        )
+        return _USUAL_STATES
+    return sum(value.shape == probe.shape for value in state if isinstance(value, torch.Tensor))
+
+
+def check_sparse(optimizer: Mapping[str, Any], model: nn.Module, layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers.
+
+    It takes one step on tiny parameters.
+    """
+    by_name = dict(layers)
+    of_layers = {id(weight) for layer in by_name.values() for weight in layer.parameters(False)}
+    tiny = nn.Parameter(torch.zeros(2, 3))
+    tiny.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 3), (2, 3), check_invariants=True)
+    tried = [tiny]
+    if any(weight.requires_grad and id(weight) not in of_layers for weight in model.parameters()):
+        tried.append(nn.Parameter(torch.zeros(2, 3)))
+        tried[1].grad = torch.ones(2, 3)
+    made = build(optimizer, "workload.optimizer", tried)
+    if type(made).__name__ == "LBFGS":  # it computes gradients itself
+        return
+    try:
+        made.step()
+    except RuntimeError as error:
+        where = f"workload.optimizer._target_={optimizer['_target_']}"
+        names = " and ".join(name or type(layer).__name__ for name, layer in by_name.items())
+        problem = f"can't step with the sparse gradients of the model ({names}, sparse=True): {first_line(error)}."
+        way_out = (
+            "Leave out sparse=True, or set workload.optimizer._target_=torch.optim.SGD (without weight_decay). "
+            "torch.optim.SparseAdam takes models whose gradients are all sparse."
+        )
+        raise ConfigError.of(where, problem, way_out) from error
+
+
+def make_schedule(config: RunConfig, optimizer: torch.optim.Optimizer) -> Any:
+    """Returns the scheduler that ``workload.schedule._target_`` names; nested ones step the same optimizer."""
+
+    def made(node: Mapping[str, Any], where: str) -> Any:
+        inner = node.get("schedulers")
+        inside = {} if inner is None else {"schedulers": [made(each, f"{where}.schedulers") for each in inner]}
+        return build(node, where, optimizer=optimizer, **inside)
+
+    return made(config.workload.schedule.target or {}, "workload.schedule")
+
+
+def make_scheduling(config: RunConfig) -> Scheduling | None:
+    """Returns the configured scheduler with its interval; None where ``workload.schedule._target_`` is not set."""
+    schedule = config.workload.schedule
+    if schedule.target is None:
+        return None
+    interval: Any = None if schedule.interval is None else schedule.interval.value
+    return Scheduling(lambda optimizer: make_schedule(config, optimizer), interval, schedule.monitor)
+
+
+def try_schedule(config: RunConfig, model: nn.Module) -> None:
+    """Raises the ConfigError that building the scheduler of a plain model would raise."""
+    scheduling = make_scheduling(config)
+    if scheduling is not None:
+        groups = [dict(group) for group in parameter_groups(model)]
+        scheduling.of(build(config.workload.optimizer, "workload.optimizer", groups))

@@ -1,0 +1,57 @@
+"""Holds what a run is made of: data, model and callbacks, as `assemble` builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from wellfed.contract import Datasets, Features
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.plan.predict.footprint import KnownFootprints
+
+
+@dataclass(frozen=True)
+class RunObjects:
+    """Objects built from the configuration: data, model, callbacks."""
+
+    data: Datasets
+    model: nn.Module
+    features: Features | None
+    is_lightning_module: bool = False
+    """True where the model is the user's LightningModule, which runs its own step."""
+    encoder: tuple[nn.Parameter, ...] = ()
+    """Weights behind ``features`` that stay frozen until a later stage trains them."""
+    has_sparse_gradients: bool = False
+    """True where a weight gets sparse gradients, as with ``nn.Embedding(sparse=True)``."""
+    feature_rows: Tensor | None = None
+    """All rows of ``features``, if already computed on the CPU, for training there."""
+    first_batches: FirstBatches | None = None
+    """Sizes and times of the first batches, if already known."""
+    callbacks: Mapping[str, Any] = field(default_factory=dict)
+    """Callbacks that the configuration names."""
+    footprints: KnownFootprints | None = None
+    """Footprints already known for this way of training."""
+    data_module: Any = None
+    """The LightningDataModule that the data come from, set up."""
+
+    def for_features(self, mode: str | None) -> Self:
+        """Returns the objects with data whose batches carry what that mode of features needs."""
+        if self.data.features is None:
+            return self
+
+        def switched(split: Any) -> Any:
+            switch = getattr(split, "for_features", None)
+            return switch(mode) if callable(switch) else split
+
+        splits = {name: switched(getattr(self.data, name)) for name in ("train", "val", "test")}
+        return replace(self, data=replace(self.data, **splits))
+
+    def end(self) -> None:
+        """Tears down a LightningDataModule; to be called when the data are no longer needed."""
+        if self.data_module is not None:
+            from wellfed.train.lightning.user_module.data_module import tear_down
+
+            tear_down(self.data_module)

@@ -1,0 +1,130 @@
+"""Measures the rate of training without loading: before a timed training, and after a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from rich.console import Console
+
+from wellfed.batches import Delivery
+from wellfed.data.backend_benchmark import copied
+from wellfed.data.streams.stream import Stream
+from wellfed.errors import reason_of
+from wellfed.observe.timing.step_clock import WARMUP_STEPS
+from wellfed.run.objects.loaders import inline_settings, make_train_loader
+from wellfed.run.outcome import lost_rank
+from wellfed.run.passes.learner import Learner
+from wellfed.train.lightning.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
+from wellfed.units import show_duration
+
+_LOG = logging.getLogger(__name__)
+_CEILING_S, _CEILING_FRAC = 10.0, 0.05
+"""Longest time of the ceiling: seconds, or this share of the time of training, if that is more."""
+_ANNOUNCED_S = 1.5
+"""Expected seconds from which a ceiling is announced on the terminal."""
+_LITTLE_MS = 500
+"""Extra time that a few batches may take without worker processes, which would have to be started for them."""
+
+
+class CeilingPass:
+    """Steps on batches that are on the device already."""
+
+    def __init__(self, learner: Learner, loader: Any) -> None:
+        """``loader`` is that of training."""
+        self._learner, self._loader = learner, loader
+        telemetry = learner.config.telemetry
+        self._steps = telemetry.ceiling_steps if telemetry.enabled else 0
+
+    def warm_up(self) -> float | None:
+        """Does a few steps before a timed training, and returns their rate as `ceiling` does.
+
+        Training goes on after these batches, so that all of its batches are new to caches alike.
+        """
+        few = self._few_without_workers()
+        rate = self._rate(self._first_batches if few is None else lambda: few, max(1, self._steps))
+        return rate if self._steps else None
+
+    def ceiling(self, console: Console) -> float | None:
+        """Returns samples/s on batches already on the device; None if not asked for, or if it fails.
+
+        Takes `_CEILING_S`, or `_CEILING_FRAC` of the time of training where that is more. A failure is an event, and
+        changes nothing of the finished run.
+        """
+        if not self._steps:
+            return None
+        wall, known = self._learner.books.wall.entry(), self._learner.books.journal.summary()
+        most_s = max(_CEILING_S, _CEILING_FRAC * (wall["total_s"] if wall else 0.0))
+        steps, batches, expected_s = self._steps, CEILING_BATCHES, 0.0
+        if known is not None:
+            step_s = 1e-3 * known.step_ms_mean * (1 - known.wait_frac)
+            build_s = 1e-3 * max(known.build_ms_mean or 0.0, known.step_ms_mean * known.wait_frac)
+            batches = max(1, min(batches, int(0.5 * most_s / max(build_s, 1e-9))))
+            steps_s = most_s - batches * build_s
+            steps = max(0, min(steps, int(steps_s / max(step_s, 1e-9)) - WARMUP_STEPS))
+            steps = steps if steps >= min(FEWEST, self._steps) else 0
+            expected_s = batches * build_s + (steps + WARMUP_STEPS) * step_s
+        if steps == 0:
+            console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
+        elif expected_s >= _ANNOUNCED_S:
+            what = f"Measuring the ceiling, {steps} steps on batches that are on the device already"
+            console.print(f"{what}: about {show_duration(expected_s)}, at most {show_duration(most_s)}.")
+        return self._rate(lambda: self._first_batches(batches) if steps else [], steps, most_s)
+
+    def _rate(self, few: Callable[[], list[Delivery]], steps: int, most_s: float = math.inf) -> float | None:
+        learner, journal = self._learner, self._learner.books.journal
+        learner.begin_pass()
+        learner.books.progress.enter("ceiling")
+        deliveries: list[Delivery] = []
+        failure, summary = None, None
+        try:
+            deliveries = whole(few())
+        except Exception as error:  # noqa: BLE001  only a figure is lost; `run_ceiling` stops the other ranks
+            failure = error
+        folder, data_module = learner.books.folder, learner.objects.data_module
+        try:
+            summary = run_ceiling(
+                learner.module, deliveries, learner.options, steps, folder, data_module, learner.in_parts, most_s
+            )
+        except Exception as error:  # noqa: BLE001  the user's step may fail outside of training
+            failure = error
+        if failure is not None:
+            message = "another rank failed in it" if lost_rank(failure) else reason_of(failure)
+            _LOG.warning("The ceiling could not be measured: %s", message)
+            _LOG.info("it ended by", exc_info=failure)
+            journal.event("ceiling_failed", message=message)
+        return None if summary is None else summary.samples_per_s
+
+    def _first_batches(self, number: int = CEILING_BATCHES) -> list[Delivery]:
+        """Returns the first batches of an epoch by the loader of training, which goes on after them."""
+        loader = self._loader
+        loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
+        try:
+            return list(islice(loader, number))
+        finally:
+            loader.close()
+
+    def _few_without_workers(self) -> list[Delivery] | None:
+        """Returns the same batches, built in this process; None if starting workers is faster, or if that fails."""
+        config, objects, planned = self._learner.config, self._learner.objects, self._learner.plan.loader
+        data, known = objects.data, objects.first_batches
+        if known is None or not planned.has_processes or isinstance(data.train, Stream):  # shared differently
+            return None
+        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
+        if later_ms > _LITTLE_MS or config.loader.max_skipped:  # a sample may end the process that loads it
+            return None
+        data = replace(data, train=copied(data.train))  # shares no file that is opened on first use
+        inline = make_train_loader(config, inline_settings(config), data)
+        try:
+            with closing(inline):
+                few = list(islice(inline, CEILING_BATCHES))
+        except Exception as error:  # noqa: BLE001  data may load in workers alone; if not, training raises the error
+            _LOG.info("the first batches could not be built without workers: %r", error)
+            return None
+        self._loader.load_state_dict(inline.state_dict())
+        return few

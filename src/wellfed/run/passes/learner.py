@@ -1,0 +1,140 @@
+"""Holds what plain models and the user's LightningModules have in common: Trainers for the passes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wellfed.config.schema import RunConfig
+from wellfed.observe.loggers.lightning_loggers import for_trainer
+from wellfed.plan.run_plan import RunPlan
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import TimedLoader
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.callbacks.users import steps_only, time_hooks
+from wellfed.train.lightning.ceiling import replaced
+from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
+from wellfed.train.lightning.checkpoints.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.train.lightning.user_module.additions import make_user_trainer
+from wellfed.train.lightning.user_module.data_module import DataModuleCallback
+
+
+@dataclass
+class Learner:
+    """A configured model with Trainers for its passes; base of `ModelLearner` and `ModuleLearner`."""
+
+    config: RunConfig
+    objects: RunObjects
+    plan: RunPlan
+    books: Bookkeeper
+    options: lit.TrainerOptions
+    figures: Figures
+    may_adapt: bool
+    """False: an out-of-memory error ends the run, whatever the plan allows."""
+    module: Any = field(init=False)
+    shares_evaluation: bool = field(default=False, init=False)
+    """True where ranks share the batches of an evaluation. What a LightningModule logs may be its own rank's alone."""
+    own_best: tuple[str, Any] = field(default=("loss", "min"), init=False)
+    """Name and direction of the metric that picks the best checkpoint, if the configuration names none."""
+
+    @property
+    def checkpoints(self) -> type[Checkpoints]:
+        """The callback that writes the checkpoints of its training."""
+        return LateCheckpoints
+
+    def begin_pass(self) -> None:
+        """Prepares the module before each pass over a split."""
+
+    def training(
+        self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], *, is_timed: bool = False
+    ) -> Any:
+        """Returns a Trainer to train with; ``last`` are the callbacks that must come after all others.
+
+        Args:
+            is_timed: the training is only timed. Of the user's callbacks only the hooks of its steps are called.
+        """
+        before = [BeforeUsers(one) for one in last if isinstance(one, LateCheckpoints)]
+        users = list(self.objects.callbacks.values())
+        for user in users if is_timed else ():
+            time_hooks(user, self.books.wall)
+        return self._trainer(options, [*callbacks, *before], last, steps_only(users) if is_timed else users)
+
+    def evaluating(self, callbacks: Sequence[Any]) -> Any:
+        """Returns a Trainer for a pass over validation or test data."""
+        return self._trainer(self.options, callbacks, [], list(self.objects.callbacks.values()))
+
+    def _trainer(
+        self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]
+    ) -> Any:
+        """Returns a Trainer for a module or callbacks of the user's, which may log by themselves."""
+        asked, books = self.config.trainer, self.books
+        return self._with_data_module(
+            make_user_trainer(
+                options,
+                callbacks,
+                books.folder,
+                users=users,
+                last=last,
+                loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
+                log_every=asked.log_every_steps,
+                sanity_batches=asked.sanity_batches if self.objects.is_lightning_module else 0,
+                wall=books.wall,
+            )
+        )
+
+    def _with_data_module(self, trainer: Any) -> Any:
+        """Returns the Trainer, linked to the user's LightningDataModule."""
+        if self.objects.data_module is not None:
+            trainer.callbacks.insert(0, DataModuleCallback(self.objects.data_module))
+        return trainer
+
+    def fit(self, trainer: Any, loader: Any, val_batches: Any, checkpoint: Path | None) -> None:
+        """Trains with a Trainer of `training`; goes on from a checkpoint if there is one.
+
+        Raises:
+            OutOfMemoryExhausted: memory does not suffice, and no way to need less is left in this training.
+        """
+        with replaced(self.module, self._timed_hooks()):
+            lit.fit(trainer, self.module, loader, val_batches, checkpoint)
+
+    def _timed_hooks(self) -> dict[str, Any]:
+        """Returns attributes of the module that account for the time of the user's hooks."""
+        return {}
+
+    def in_parts(self, loader: TimedLoader) -> Any:
+        """Returns what a Trainer trains on: the loader of whole batches, or one that hands them out in parts."""
+        return loader
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Returns the context of a training that is only timed."""
+        return nullcontext()
+
+    def evaluates(self, split: str) -> bool:
+        """Returns whether the workload has that split and can evaluate it."""
+        return getattr(self.objects.data, split) is not None
+
+    def batches(self, deliveries: Any) -> Any:
+        """Returns what the Trainer is given of a split that is evaluated."""
+        return deliveries
+
+    def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
+        """Goes over the test split, with a checkpoint's weights or the current ones."""
+        raise NotImplementedError
+
+    def artifacts(self) -> dict[str, Path]:
+        """Returns the files that the evaluation writes."""
+        return {}
+
+    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """Returns the first few weights that don't fit this model."""
+        return lit.misfits(self.module, weights)
+
+    def best_metric(self) -> tuple[str, Any]:
+        """Returns name and direction of the metric that picks the best checkpoint."""
+        name, mode = self.config.trainer.best_metric, self.config.trainer.best_mode
+        return name or self.own_best[0], self.own_best[1] if mode is None else mode.value

@@ -1,0 +1,381 @@
+"""Runs the passes of a run over its data: training, validation, test, ceiling; each with its callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets, FeatureModeName
+from wellfed.data.loader_parts import loader_of
+from wellfed.data.streams.stream_loader import StreamLoader
+from wellfed.data.streams.stream_ranks import StepsOfRanks
+from wellfed.errors import ConfigError, LastSaveFailed
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.observe.timing.wall import LOGGING, VALIDATION
+from wellfed.plan.run_plan import RunPlan
+from wellfed.process import StopRequest
+from wellfed.ranks import launched
+from wellfed.record import LongestWaitEntry
+from wellfed.run.bookkeeper import PROFILE, Bookkeeper
+from wellfed.run.folder.checkpoint_file import step_of
+from wellfed.run.folder.resume import CHECKPOINTS
+from wellfed.run.objects.feature_stages import planned_stages
+from wellfed.run.objects.loaders import loader_settings, make_train_loader
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.objects.user_callbacks import check_monitors
+from wellfed.run.passes.ceiling_pass import CeilingPass
+from wellfed.run.passes.eval_batches import EvalBatches
+from wellfed.run.passes.model_learner import ModelLearner
+from wellfed.run.passes.module_learner import ModuleLearner
+from wellfed.run.passes.non_finite_steps import name_left_out, name_sample
+from wellfed.train.lightning import trainer as lit
+from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
+from wellfed.train.lightning.callbacks.figures import Figures
+from wellfed.train.lightning.callbacks.process_watch import ProcessWatch
+from wellfed.train.lightning.callbacks.profile import ProfilerTrace
+from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
+from wellfed.train.lightning.callbacks.pruning import Judge, Pruning
+from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
+from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
+from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
+from wellfed.train.lightning.checkpoints.checkpoints import BEST, CheckpointOptions
+from wellfed.train.lightning.prefetch import prefetched
+from wellfed.train.lightning.sanity import SanityCheck
+from wellfed.train.step.non_finite import NonFiniteLoss
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Limits of a training that is only timed."""
+
+    steps: int
+    """Maximum number of steps, without the warm-up."""
+    within: float = 0.02
+    """Half the 95 % interval of samples/s over the rate at which the rate is known well enough."""
+
+
+class Passes:
+    """The passes of one run, with what they share: learner, loader and the latest figures."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        objects: RunObjects,
+        plan: RunPlan,
+        books: Bookkeeper,
+        *,
+        rank: int,
+        may_adapt: bool = True,
+    ) -> None:
+        """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
+        objects, trainer = objects.for_features(plan.memory.features), config.trainer
+        self._config, self._plan, self._books, self._rank = config, plan, books, rank
+        self._options = options = _trainer_options(config, plan, is_module=objects.is_lightning_module)
+        lit.set_backend_flags(options)
+        settings = loader_settings(config, plan.loader)
+        self._loader = make_train_loader(config, settings, objects.data, rank=rank, on_event=books.journal.event)
+        self.steps_per_epoch = self._loader.steps_per_epoch
+        """Optimizer steps of one pass over the training data; None for a stream of unknown length."""
+        self.is_pruned = False
+        """True where a pruner has ended the training early."""
+        self._synchronisations: Synchronisations | None = None
+        self.figures = figures = Figures(
+            self._log,
+            every=trainer.log_every_steps,
+            stop_on_nan=trainer.on_nan.value == "raise" and not objects.is_lightning_module,
+            throughput=books.journal.recent_throughput,
+        )
+        self._learner: ModelLearner | ModuleLearner
+        if objects.is_lightning_module:
+            self._learner = ModuleLearner(config, objects, plan, books, options, figures, may_adapt)
+        else:
+            total_steps = lit.total_steps(options, self.steps_per_epoch)
+            self._learner = ModelLearner(config, objects, plan, books, options, figures, may_adapt, total_steps)
+        self._eval_batches = EvalBatches(self._learner, rank)
+        self._ceiling = CeilingPass(self._learner, self._loader)
+        self._checkpoints = self._learner.checkpoints(
+            books.folder / CHECKPOINTS,
+            CheckpointOptions(
+                trainer.checkpoint_every_steps,
+                trainer.checkpoint_minutes,
+                trainer.keep_last,
+                *self._learner.best_metric(),
+            ),
+            figures.latest,
+            books.journal.disk_full,
+            progress=books.progress,
+            finite_step=lambda: figures.handed_over_step if figures.stops_on_nan else 0,
+            on_saved=lambda step, name: books.saved(step, name, figures.latest),
+        )
+
+    @property
+    def saved(self) -> Mapping[str, int]:
+        """Step of each checkpoint that was written in this process, by file name."""
+        return self._checkpoints.saved
+
+    def check_saved(self) -> None:
+        """Raises a LastSaveFailed if the final weights could not be saved."""
+        failure = self._checkpoints.failure
+        if failure is not None:
+            raise LastSaveFailed(self.figures.step, self._checkpoints.folder, failure)
+
+    def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""
+        found = self._learner.misfits(state["state_dict"])
+        if found:
+            problem = f"does not fit workload.model: {'; '.join(found)}."
+            way_out = "Set workload.* as it was when the checkpoint was written."
+            raise ConfigError.of(f"resume={checkpoint}", problem, way_out)
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        console: Console,
+        stop: StopRequest,
+        checkpoint: Path | None,
+        on_start: Callable[[], None],
+        judge: Judge | None = None,
+    ) -> None:
+        """Trains, with the validations in between; goes on from a checkpoint if there is one.
+
+        ``judge`` may end the training after any validation.
+        """
+        self._eval_batches.check()
+        clock, total_steps = self._clock(), lit.total_steps(self._options, self.steps_per_epoch)
+        callbacks = self._fit_callbacks(console, clock, on_start, total_steps)
+        validations = 0 if judge is None else self._books.journal.validations_written()
+        pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
+        last = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
+        trainer = self._learner.training(self._options, callbacks, last)
+        with self._books.wall.running():
+            with self._eval_batches.open("val", trainer) as val_batches:
+                self._fit(trainer, clock, val_batches, checkpoint)
+            self._end_training(trainer, pruning)
+
+    def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
+        """Trains to measure the rate, epoch after epoch, without validations and checkpoints.
+
+        To be called after `warm_up`. Batches loaded during a slow first step would hide a slow loader.
+        """
+        clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
+        callbacks = [
+            *self._callbacks(Clock(clock, self._books.journal.steps, warmup_steps=warmup), on_start),
+            StopWhenMeasured(self._books.journal.summary, measure.within),
+        ]
+        last = [StopAtStepEnd(stop, lambda trainer: None)]
+        steps = warmup + measure.steps
+        options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
+        with self._learner.measuring(), self._books.wall.running():
+            self._fit(self._learner.training(options, callbacks, last, is_timed=True), clock, None, None)
+
+    def _fit_callbacks(
+        self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
+    ) -> list[Any]:
+        """Returns our callbacks of a whole training, in their order."""
+        config, journal, learner = self._config, self._books.journal, self._learner
+        bar = ProgressBar(
+            console,
+            total_steps=total_steps,
+            latest=self.figures.latest,
+            rate=journal.recent_rate,
+            unit=config.workload.sample_unit,
+        )
+        callbacks = [*self._callbacks(Clock(clock, journal.steps), on_start), bar]
+        if stages := planned_stages(config, self._plan, learner.objects):
+            callbacks.append(FeatureStages(stages, self._data_for, journal.event))
+        if config.trainer.profile_steps and self._rank == 0:  # other ranks differ in their data alone
+            path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
+            profiled, interrupt = self._books.profiled, clock.interrupt
+            callbacks.insert(1, ProfilerTrace(path, steps, profiled, on_event=journal.event, interrupt=interrupt))
+        if config.trainer.sanity_batches:
+            splits = [split for split in ("val", "test") if learner.evaluates(split)]
+            few = {split: partial(self._eval_batches.few, split) for split in splits}
+            loaders = [loader for split in splits if (loader := loader_of(learner.objects.data, split))]
+            drawn_from = [generator for loader in loaders for generator in loader.generators]
+            callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
+        return callbacks
+
+    def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
+        """Returns the callbacks that a timed training has too."""
+
+        def started() -> None:
+            on_start()
+            for name, part in self._learner.objects.model.named_modules():
+                if isinstance(part, torch.nn.DataParallel):
+                    module, devices = name or type(part).__name__, len(part.device_ids)
+                    self._books.journal.event("data_parallel", module=module, devices=devices)
+
+        is_on_gpu = self._options.accelerator == "gpu"
+        self._synchronisations = Synchronisations(self._books.synchronised) if is_on_gpu else None
+        return [
+            clock,
+            *([] if self._synchronisations is None else [self._synchronisations]),
+            ProcessWatch(self._books.computed),
+            ProgressReport(self._books.progress),
+            Counts(started, self._books.stepped, self.steps_per_epoch),
+            self.figures,
+        ]
+
+    def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
+        device, learner = trainer.strategy.root_device, self._learner  # this rank's device
+        learner.begin_pass()
+        with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
+            has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
+            batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
+            unwrap, on_first = learner.objects.is_lightning_module, self._books.first_batch
+            loader = learner.in_parts(TimedLoader(batches, clock, unwrap=unwrap, on_first=on_first))
+            with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
+                try:
+                    learner.fit(trainer, loader, val_batches, checkpoint)
+                except NonFiniteLoss as error:
+                    name_sample(learner, self._loader, error, batches.state_dict())
+                    raise
+            name_left_out(learner, self._loader, trainer.global_step, batches.state_dict())
+        self.close()
+
+    def _end_training(self, trainer: Any, pruning: Pruning) -> None:
+        """Records what ended the training, and validates after its last step."""
+        books = self._books
+        if self._options.world_size > 1:
+            self._compare_waiting()
+        books.record.ended_by = lit.ended_by(trainer, self._options)
+        if pruning.reason is not None:
+            self.is_pruned, books.record.ended_by = True, pruning.reason
+            books.journal.event("pruned", message=pruning.reason)
+        if self.figures.step == 0:  # nothing was left to train
+            self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
+        self._validate_last_step(trainer.global_step)
+
+    def _compare_waiting(self) -> None:
+        """Records how long each rank waited for its data. All ranks must call it."""
+        launch, found = launched(), self._books.journal.summary()
+        own: LongestWaitEntry | None = None
+        if found is not None:
+            node, wait_frac, ready_frac = 0 if launch is None else launch.node, found.wait_frac, found.readiness_frac
+            own = {"rank": self._rank, "node": node, "wait_frac": wait_frac, "readiness_frac": ready_frac}
+        of_ranks: list[Any] = [None] * self._options.world_size
+        torch.distributed.all_gather_object(of_ranks, own)
+        self._books.waited([one for one in of_ranks if one is not None])
+
+    def _data_for(self, mode: FeatureModeName) -> Datasets:
+        """Switches the data to another mode of features; open loaders read the new data from their next pass on."""
+        before, objects = self._learner.objects, self._learner.objects.for_features(mode)
+        self._learner.objects = objects
+        for split, loader in {"train": self._loader, **self._eval_batches.open_loaders}.items():
+            if (data := getattr(objects.data, split)) is not getattr(before.data, split):
+                loader.read_from(data)
+        return objects.data
+
+    def _clock(self) -> StepClock:
+        device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
+        wall = self._books.wall
+        if device.type == "cuda":
+            wall.wait_for_device = torch.cuda.synchronize
+        return StepClock(origin_s=self._books.journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
+
+    def _log(self, *figures: Any, **about: Any) -> None:
+        """Writes figures to the journal; the time counts as logging."""
+        before = self._books.wall.switch(LOGGING)
+        self._books.journal.metrics(*figures, **about)
+        self._books.wall.back(before)
+
+    def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
+        """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist."""
+        if split != "val":
+            return
+        check_monitors(self._config, self._learner.objects, {f"val/{name}" for name in metrics})
+        name = self._config.trainer.best_metric
+        if name is not None and name not in metrics:
+            bare = name.removeprefix("val/").removeprefix("val_")
+            listed = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
+            way_out = f"Set trainer.best_metric={bare}." if bare in metrics else listed
+            raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
+
+    def close(self) -> None:
+        """Stops worker processes and threads that build batches of training."""
+        self._loader.close()
+
+    # -- after training -------------------------------------------------------------------------------------------
+
+    def _latest_best_metric(self) -> float | None:
+        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
+
+    def _validate_last_step(self, step: int) -> None:
+        """Validates unless the run has ended with a validation."""
+        learner = self._learner
+        if not learner.evaluates("val") or self.figures.validated_step == step:
+            return
+        learner.begin_pass()
+        trainer = learner.evaluating([ProgressReport(self._books.progress), self.figures])
+        with self._books.wall.during(VALIDATION), self._eval_batches.open("val", trainer) as batches:
+            trainer.validate(learner.module, batches, verbose=False)
+        value = self._latest_best_metric()
+        if value is not None and self._rank == 0:
+            self._checkpoints.validated_at_end(value, step)
+
+    def test(self) -> dict[str, Path]:
+        """Tests the best weights; returns the files that the evaluation wrote."""
+        if not self._learner.evaluates("test"):
+            return {}
+        self._books.progress.enter("test")
+        best, checkpoints = self._checkpoints.folder / BEST, self._checkpoints
+        is_there = best.exists()
+        self.evaluate(best if is_there else None)
+        tested = f"the weights of step {self.figures.step}, which training ended with"
+        if is_there:
+            step, by = step_of(best), f"best {checkpoints.best_mode} of val/{checkpoints.best_metric}"
+            where = "" if step is None else f" of step {step}"
+            tested = f"the weights of {BEST}{where} ({by})"
+            if any(type(one).__name__ == "ModelCheckpoint" for one in self._learner.objects.callbacks.values()):
+                tested += "; your ModelCheckpoint keeps files of its own"
+        self._books.record.tested = tested
+        return {} if self._rank > 0 else self._learner.artifacts()
+
+    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
+        """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
+        if not self._learner.evaluates("test"):
+            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
+        self._learner.begin_pass()
+        trainer = self._learner.evaluating([self.figures])
+        with self._eval_batches.open("test", trainer) as batches:
+            self._learner.test(trainer, batches, checkpoint)
+        return {
+            name.removeprefix("test/"): value for name, value in self.figures.latest.items() if name.startswith("test/")
+        }
+
+    def warm_up(self) -> float | None:
+        """Does a few steps before a timed training; see `CeilingPass.warm_up`."""
+        return self._ceiling.warm_up()
+
+    def ceiling(self, console: Console) -> float | None:
+        """Returns samples/s on batches already on the device; see `CeilingPass.ceiling`."""
+        return self._ceiling.ceiling(console)
+
+
+def _trainer_options(config: RunConfig, plan: RunPlan, *, is_module: bool) -> lit.TrainerOptions:
+    trainer = config.trainer
+    return lit.TrainerOptions(
+        accelerator=plan.trainer.accelerator,
+        devices=plan.trainer.devices,
+        num_nodes=plan.trainer.num_nodes,
+        strategy=plan.trainer.strategy,
+        precision=plan.device.precision,
+        max_epochs=trainer.max_epochs,
+        max_steps=trainer.max_steps,
+        max_time_s=trainer.max_time_s,
+        gradient_clip=trainer.gradient_clip,
+        validate_every_steps=trainer.validate_every_steps,
+        deterministic=trainer.deterministic,
+        tf32=plan.device.tf32,
+        cudnn_benchmark=config.gpu.cudnn_benchmark,
+        accumulate=plan.memory.accumulate if is_module else 1,
+    )

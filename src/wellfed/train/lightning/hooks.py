@@ -1,0 +1,66 @@
+"""Lists Lightning's hooks, finds those that a callback or module overrides, and calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor
+from torch.optim import Optimizer
+
+from wellfed.train.step.train_step import StepListener
+
+HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
+"""All hooks of a callback, without those that save and load its state."""
+IN_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+"""Hooks that Lightning calls between the start of a step and the update of the weights."""
+
+
+def hooks_of(owner: Any, among: Sequence[str] = HOOKS, base: type = pl.Callback) -> list[str]:
+    """Returns the hooks that a callback or module overrides."""
+    own = ((name, getattr(getattr(owner, name), "__func__", None)) for name in among)
+    return [name for name, function in own if function is not getattr(base, name)]
+
+
+class Together(pl.Callback):
+    """Several callbacks without state as one, which calls each hook on those that override it, in order.
+
+    Lightning calls all six hooks of a step on every callback, and most override one or two.
+    """
+
+    def __init__(self, callbacks: Sequence[pl.Callback], only: Collection[str] = HOOKS) -> None:
+        for name in only:
+            inherited = getattr(pl.Callback, name)
+            calls = [getattr(one, name) for one in callbacks if getattr(type(one), name) is not inherited]
+            if calls:
+                setattr(self, name, partial(self._call, calls))
+
+    @staticmethod
+    def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
+        for call in calls:
+            call(*arguments, **named)
+
+
+class CallbacksInStep(StepListener):
+    """The callbacks of a Trainer, called within a step of ours as Lightning calls them within its own."""
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._trainer, self._module = trainer, module
+
+    def before_backward(self, loss: Tensor) -> None:
+        self._call("on_before_backward", loss)
+
+    def after_backward(self) -> None:
+        self._call("on_after_backward")
+
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._call("on_before_optimizer_step", optimizer)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        trainer, attributes = self._trainer, vars(self._module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], hook  # read by `module.log`
+        for callback in trainer.callbacks:
+            getattr(callback, hook)(trainer, self._module, *arguments)
+        attributes["_current_fx_name"] = before

@@ -1,0 +1,298 @@
+"""Holds a plain model with all that its steps and evaluations need: data, micro-batches, features, metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.batches import Delivery
+from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
+from wellfed.record import OnEvent
+from wellfed.train.memory import oom
+from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
+from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
+from wellfed.train.plain_model.evaluating import Evaluating, merge_over_ranks
+from wellfed.train.plain_model.scheduling import Scheduling
+from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.feature_table import FeatureStage, FeatureTable
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.non_finite import OnNan
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.totals import Totals
+from wellfed.train.step.train_step import Computation, StepListener, StepSettings, TrainStep
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Decided options of a step."""
+
+    seed: int
+    feature_mode: FeatureModeName | None = None
+    compile_mode: str = "none"
+    retry_on_oom: bool = True
+    halve_evaluation_on_oom: bool = True
+    may_adapt: bool = True
+    """False: an out-of-memory error ends the run, though the step is prepared to be done again."""
+    batches_ahead: int = 0
+    """Batches copied to the device ahead of the step, for messages about memory."""
+    on_nan: OnNan = "raise"
+    shares_evaluation: bool = False
+    """Ranks share the batches of an evaluation, and merge their metrics."""
+
+    @property
+    def adapts(self) -> bool:
+        """Whether training goes on with less memory after an out-of-memory error."""
+        return self.retry_on_oom and self.may_adapt
+
+    @property
+    def halves_evaluation(self) -> bool:
+        """Whether an evaluation goes on with halves of its batches after an out-of-memory error."""
+        return self.halve_evaluation_on_oom and self.may_adapt
+
+    def goes_on(self, *, is_training: bool) -> bool:
+        """Returns whether training, or an evaluation, goes on after an out-of-memory error."""
+        return self.adapts if is_training else self.halves_evaluation
+
+
+@dataclass(frozen=True)
+class PlainSetup:
+    """Data, options and metrics that a plain model is trained and evaluated with."""
+
+    train_data: Any
+    eval_data: Mapping[str, Any]
+    micro: MicroBatches
+    options: StepOptions
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    lr_factor: Callable[[int], float]
+    """Factor on the learning rate by step."""
+    on_event: OnEvent
+    scheduling: Scheduling | None = None
+    """Scheduler that replaces ``lr_factor``."""
+    evaluation: Evaluation | Any | None = None
+    metrics: Any = None
+    features: Features | None = None
+    feature_rows: Tensor | None = None
+    """All rows of ``features``, if already computed on the CPU."""
+    encoder: Sequence[nn.Parameter] = field(default=())
+    """Weights behind the features, frozen until a stage trains them (`PlainTraining.begin_stage`)."""
+    is_monitored: bool = False
+    """Callbacks may monitor the metrics of validation."""
+
+
+class PlainTraining:
+    """A plain model that offers ``loss(batch)`` (see `wellfed.contract`), with the state of its training."""
+
+    def __init__(self, model: nn.Module, setup: PlainSetup) -> None:
+        options = setup.options
+        self.model, self.options, self.micro, self.totals = model, options, setup.micro, Totals()
+        self.on_event, self.scheduling = setup.on_event, setup.scheduling
+        self.make_optimizer, self.lr_factor = setup.make_optimizer, setup.lr_factor
+        self.is_monitored = setup.is_monitored or setup.scheduling is not None
+        """Callbacks or a scheduler may monitor the metrics of validation."""
+        self.fallbacks, self._device = Fallbacks(self.micro, self._ways_down()), torch.device("cpu")
+        self._prepare = self._preparation(setup.train_data)
+        self.evaluation = SplitMetrics(model, setup.evaluation, setup.metrics)
+        self._eval_failure: Exception | None = None
+        self._evaluating = Evaluating(
+            model,
+            self.evaluation,
+            self._preparations(setup.eval_data),
+            may_halve=options.halves_evaluation,
+            on_event=setup.on_event,
+        )
+        self._encoder = tuple(setup.encoder)
+        self._features: FeatureTable | None = None
+        if setup.features is not None:
+            self._features = FeatureTable(
+                setup.features,
+                options.feature_mode or "dynamic",
+                setup.feature_rows,
+                may_change=options.adapts,
+                awaits_training=bool(self._encoder),
+            )
+        on_failure = setup.on_event
+        self._loss = Loss(model, options.compile_mode, lambda message: on_failure("compile_failed", message=message))
+        self._lowered: Mapping[str, int] = {}
+        """Micro-batch that the checkpoint's run had planned, and the smaller one that it went on with."""
+
+    def _preparation(self, data: Any) -> Preparation:
+        return Preparation(data, self.options.seed, self.model)
+
+    def _preparations(self, splits: Mapping[str, Any]) -> dict[str, Preparation]:
+        return {split: self._preparation(data) for split, data in splits.items()}
+
+    def _ways_down(self) -> list[Fallback]:
+        """Returns what saves memory once micro-batches have one sample; none of it changes what is learned."""
+
+        def checkpoint_activations() -> bool:
+            if self.options.compile_mode != "none" or is_checkpointed(self.model):
+                return False  # a compiled step would go on without
+            return checkpoint_blocks(self.model) > 0
+
+        def move_features(mode: Any) -> bool:
+            return self._features is not None and self._features.move_to(mode, self._device)
+
+        return [
+            Fallback("memory.checkpoint_activations=true", checkpoint_activations),
+            *(
+                Fallback(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
+                for mode in FEATURE_MODES[1:]
+            ),
+        ]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Returns a new optimizer.
+
+        It includes a frozen encoder from the start, so that schedules and checkpoints have the same groups throughout.
+        Without a gradient the encoder has no state.
+        """
+        frozen = [weight for weight in self._encoder if not weight.requires_grad]
+        for weight in frozen:
+            weight.requires_grad_(True)
+        optimizer = self.make_optimizer(self.model)
+        for weight in frozen:
+            weight.requires_grad_(False)
+        return optimizer
+
+    def make_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        device: torch.device,
+        ranks: Ranks,
+        gradient_clip: float | None,
+        listener: StepListener | None,
+    ) -> TrainStep:
+        """Returns the optimizer step of this model."""
+        options = self.options
+        computation = Computation(
+            self.model, self._loss, self._prepare, precision, device, ranks=ranks, features=self.source
+        )
+        settings = StepSettings(
+            gradient_clip=gradient_clip,
+            on_nan=options.on_nan,
+            on_oom="retry" if options.retry_on_oom else "fail",
+            may_adapt=options.may_adapt,
+            batches_ahead=options.batches_ahead,
+        )
+        return TrainStep(
+            computation,
+            optimizer,
+            self.fallbacks,
+            settings,
+            totals=self.totals,
+            listener=listener,
+            on_event=self.on_event,
+        )
+
+    # -- features -------------------------------------------------------------------------------------------------
+
+    def source(self) -> FeatureSource | None:
+        """Returns the source of feature rows; None without features."""
+        return None if self._features is None else self._features.source
+
+    def hold_features(self, device: torch.device, step: int) -> None:
+        """Fills the feature table, once; the model must be on its device with its weights."""
+        self._device = device
+        if self._features is not None:
+            self._features.hold(self.model, device, partial(self.on_event, step=step))
+
+    def begin_stage(
+        self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any], device: torch.device
+    ) -> list[nn.Parameter]:
+        """Holds features as the stage does from here on; returns the encoder's weights that are trained from now on.
+
+        To be called between two epochs, or before training, with data whose batches carry what the stage needs.
+        """
+        self._device, self._prepare = device, self._preparation(train_data)
+        self._evaluating.splits = self._preparations(eval_data)
+        if self._features is not None:
+            self._features.begin(stage, device)
+        self.micro = stage.micro
+        self.fallbacks = Fallbacks(self.micro, self._ways_down())
+        oom.release()
+        joined = [weight for weight in self._encoder if stage.trains_encoder and not weight.requires_grad]
+        for weight in joined:
+            weight.requires_grad_(True)
+        if stage.checkpoints:
+            checkpoint_blocks(self.model)
+        return joined
+
+    def feature_mode(self, planned: FeatureModeName) -> FeatureModeName:
+        """Returns how features are held; what is ``planned`` without a table."""
+        return planned if self._features is None else self._features.mode
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def begin_evaluation(self) -> None:
+        """Empties the metrics before a pass over a split."""
+        self.evaluation.reset()
+        self._eval_failure = None
+
+    def evaluate(self, split: str, delivery: Delivery, device: torch.device, step: int) -> None:
+        """Adds a batch to the metrics of a split."""
+        if delivery.is_padding:
+            self._eval_failure = delivery.failure
+        else:
+            self._evaluating.take(split, delivery, self.source(), device, step)
+
+    def evaluated(self) -> dict[str, float]:
+        """Returns the metrics of the pass that has just ended, over all ranks."""
+        if self.options.shares_evaluation:
+            merge_over_ranks(self.evaluation, self._eval_failure)
+        return self.evaluation.compute()
+
+    # -- adapting -------------------------------------------------------------------------------------------------
+
+    def resume_lowered(self) -> None:
+        """Goes on with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""
+        if self._lowered.get("planned") == self.micro.size and self.micro.go_on_with(self._lowered["size"]):
+            _LOG.warning(
+                "Going on with micro-batches of %d: the run that wrote the checkpoint ran out of memory with more.",
+                self.micro.size,
+            )
+
+    def save_to(self, checkpoint: dict[str, Any], world_size: int) -> None:
+        """Adds the lowered micro-batch and the running totals to a checkpoint."""
+        if len(self.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
+            checkpoint["micro_batch"] = {"planned": self.micro.tried[0], "size": self.micro.size}
+        if world_size == 1:
+            checkpoint["totals"] = self.totals.state_dict()
+
+    def load_from(self, checkpoint: Mapping[str, Any], world_size: int) -> None:
+        """Takes from a checkpoint what `save_to` has added."""
+        self._lowered = checkpoint.get("micro_batch", {})
+        if world_size == 1 and "totals" in checkpoint:
+            self.totals.load_state_dict(checkpoint["totals"])
+
+    @contextmanager
+    def only_timed(self) -> Iterator[None]:
+        """Makes a training within leave no event and no metric, and not adapt to out-of-memory errors."""
+        kept = self.options, self.totals, self.on_event
+        self.options, self.totals = replace(self.options, may_adapt=False), Totals()
+        self.on_event = lambda kind, **facts: None
+        try:
+            with self.unscheduled():
+                yield
+        finally:
+            self.options, self.totals, self.on_event = kept
+
+    @contextmanager
+    def unscheduled(self) -> Iterator[None]:
+        """Removes the user's scheduler within: there are no epochs and no validations that it could use."""
+        kept, self.scheduling = self.scheduling, None
+        try:
+            yield
+        finally:
+            self.scheduling = kept
