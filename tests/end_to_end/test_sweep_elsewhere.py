@@ -21,8 +21,8 @@ from tests.end_to_end.commands import environment, record_of, run
 from tests.end_to_end.many_processes import left_in, until
 from tests.end_to_end.test_sweep import FAULT, LR, PATH, Swept, arguments, folder_of, sweep, sweeping
 from wellfed.process import MAY_FORK
-from wellfed.study.sweep import ledger
-from wellfed.study.sweep.grid import SweepFile
+from wellfed.study import ledger
+from wellfed.study.study_files import SweepFile
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 NODE = "wellfed.study.trials.node"

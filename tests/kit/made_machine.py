@@ -36,9 +36,9 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
-from wellfed.study.sweep.ledger import Row
-from wellfed.study.sweep.objective import SAMPLES_PER_S
-from wellfed.study.tune.tune_trial import Trial
+from wellfed.study.points.guided.tune_trial import Trial
+from wellfed.study.ranking.objective import SAMPLES_PER_S
+from wellfed.study.row import Row
 
 SAMPLES = 64
 _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {

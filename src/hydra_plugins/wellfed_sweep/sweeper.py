@@ -32,7 +32,7 @@ class WellfedSweeper(Sweeper):
         from wellfed.config.multirun import Multirun
         from wellfed.errors import ConfigError
         from wellfed.process import MAY_FORK
-        from wellfed.study.sweep.grid import NO_AXES, group_of
+        from wellfed.study.points.grid import NO_AXES, group_of
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -58,10 +58,10 @@ class WellfedSweeper(Sweeper):
             settings = OmegaConf.to_container(self.config.hydra.launcher, resolve=True, enum_to_str=True)
             launch = lambda jobs: launcher.launch(jobs, initial_job_idx=0)  # noqa: E731
         if is_sweep:
-            from wellfed.study.trials.sweep import run_sweep
+            from wellfed.study.sweep import run_sweep
 
             return run_sweep(multirun, settings, launch)
-        from wellfed.study.trials.searching import run_search
+        from wellfed.study.search import run_search
 
         return run_search(multirun, settings, launch)
 

@@ -17,9 +17,9 @@ from wellfed.process import StopRequest
 from wellfed.record import RunRecord
 from wellfed.study.clusters.cluster import ClusterLost, Ended, Order
 from wellfed.study.clusters.keeper import OrderEnd, ProcessSettings
-from wellfed.study.sweep.grid import GridPoint
-from wellfed.study.sweep.ledger import Row
-from wellfed.study.sweep.rows import started_at
+from wellfed.study.points.grid import GridPoint
+from wellfed.study.row import Row
+from wellfed.study.trial_end import started_at
 from wellfed.study.trials import elsewhere
 from wellfed.study.trials.elsewhere import TrialsElsewhere
 from wellfed.study.trials.node_orders import TrialOrder

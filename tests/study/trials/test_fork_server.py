@@ -21,7 +21,7 @@ import pytest
 import wellfed
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
-from wellfed.study.sweep.rows import last_lines
+from wellfed.study.trial_end import last_lines
 from wellfed.study.trials.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")

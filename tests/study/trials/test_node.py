@@ -17,8 +17,8 @@ from wellfed.process import MAY_FORK
 from wellfed.project import root, source_digest
 from wellfed.run.folder.lock import only_one
 from wellfed.study.clusters.keeper import Keeper
-from wellfed.study.sweep.grid import GridPoint
-from wellfed.study.sweep.ledger import Row
+from wellfed.study.points.grid import GridPoint
+from wellfed.study.row import Row
 from wellfed.study.trials import node
 from wellfed.study.trials.node_orders import Greeting, TrialOrder, process_settings
 from wellfed.study.trials.tasks import RunPoint

@@ -26,7 +26,7 @@ from wellfed.run.objects import assemble
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL
-from wellfed.study.sweep.grid import GridPoint
+from wellfed.study.points.grid import GridPoint
 from wellfed.study.trials import tasks, trial
 
 NUM_ROWS = 5

@@ -8,7 +8,7 @@ from wellfed.command_line import set_words
 from wellfed.config import entry
 from wellfed.config.compose import Composed
 from wellfed.config.schema import TuneRunConfig
-from wellfed.study.trials.tune_words import NOT_MANY, expand
+from wellfed.study.tune.tune_words import NOT_MANY, expand
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,6 +20,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tune(composed: Composed[TuneRunConfig]) -> int:
-    from wellfed.study.trials.tuning import tune
+    from wellfed.study.tune.tuning import tune
 
     return tune(composed)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wellfed.record import plain, write_atomically
-from wellfed.study.tune.gain import TuneGain
-from wellfed.study.tune.search import Step, TuneSearch
+from wellfed.study.points.guided.gain import TuneGain
+from wellfed.study.points.guided.tune_search import Step, TuneSearch
 
 FILE_NAME = "tune.json"
 SCHEMA = 1

@@ -1,0 +1,191 @@
+"""Names and writes the options that a tune has found, and makes the command that uses them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from wellfed import project
+from wellfed.command_line import command
+from wellfed.config.compose import Composed, compose
+from wellfed.config.files.option_file import check_name, in_ascii, write_files
+from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
+from wellfed.errors import ConfigError
+from wellfed.masking import masked_override
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.record import plain
+from wellfed.study.points.guided.gain import TuneGain
+from wellfed.study.points.guided.tune_search import Step
+from wellfed.study.points.guided.tune_trial import knob_of, typed_behind
+from wellfed.study.tune.written_options import OF_THE_DATA, free_paths, option_text, option_values, words_beside
+
+MARK = "Written by python src/tune.py: the next tune of this name replaces it."
+"""First line of a file of its own; without it a file is somebody's."""
+_GROUPS = ("loader", "memory")
+"""Not gpu: an option of that group is a card, with a budget that others go by; what was turned of it is typed."""
+_VENDORS = ("nvidia", "geforce", "amd", "radeon")
+
+
+def name_of(config: RunConfig, facts: MachineFacts, *, on_gpu: bool) -> str:
+    """For options made for this workload on this machine: ``<workload>_rtx_4090``, ``<workload>_cpu_8``."""
+    cores = f"cpu_{facts.cpu_quota_cores:g}"
+    where = facts.training_gpus[0].name if on_gpu and facts.training_gpus else cores
+    words = [word for word in in_ascii(where).lower().split("_") if word not in _VENDORS]
+    devices = [f"{config.trainer.devices}x"] if config.trainer.devices > 1 else []
+    name = "_".join(filter(None, [in_ascii(config.workload.name), *devices, *words]))
+    return name if name[0].isalpha() else f"tune_{name}"
+
+
+@dataclass(frozen=True)
+class WrittenOptions:
+    """What has become of the options."""
+
+    files: tuple[Path, ...]
+    why_not: str | None
+    """Why there are none."""
+    use: tuple[str, ...]
+    """Words of `python src/train.py` that are recommended: they run the result, or the start where that is not proven
+    to be better."""
+    unproven: tuple[str, ...] = ()
+    """Words that run the result where the start is recommended."""
+    has_failed: bool = False
+    """They should have been written, and could not be."""
+
+
+def train_command(words: Sequence[str]) -> str:
+    """To be typed; secrets as ``***``."""
+    return f"{command('train')} {shlex.join(masked_override(word) for word in words)}".rstrip()
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Options of this ``name`` for this ``start``.
+
+    ``where`` are the folders of configurations, as `compose` takes them, and ``flags`` the same as they were typed.
+    """
+
+    name: str
+    asked: TuneConfig
+    start: Composed[RunConfig]
+    where: Mapping[str, Any]
+    flags: Sequence[str]
+
+    @property
+    def _config_dir(self) -> Path:
+        return Path(self.where["config_dir"] or project.configs())
+
+    @property
+    def config_dirs(self) -> list[Path]:
+        """In which options are looked for."""
+        return [self._config_dir, *map(Path, self.where["extra_dirs"])]
+
+    def check(self) -> None:
+        """Before anything is measured.
+
+        Raises:
+            ConfigError: the name will not do, the start itself names it, the files are somebody's, or their folder
+                can't be written to.
+        """
+        check_name(self.name, "tune.name=")
+        if self.asked.write is TuneWrite.never:
+            return
+        if self.name in (self.start.choices.get(group) for group in _GROUPS):
+            problem = "is what the start itself names, and would be replaced."
+            way_out = f"Add tune.name={self.name}_2, or tune.write=never."
+            raise ConfigError.of(f"tune.name={self.name}", problem, way_out)
+        others = "Take another tune.name, add --force, or tune.write=never to be shown what is found alone."
+        paths = free_paths(
+            self.name, _GROUPS, self._config_dir, flag="tune.name=", may_replace=self._may_replace, way_out=others
+        )
+        for path in paths.values():
+            place = path.parent if path.parent.exists() else self._config_dir
+            if not os.access(place, os.W_OK):
+                way_out = "Make it writable, or add tune.write=never: what is found is then shown alone."
+                raise ConfigError.of(f"tune.write={self.asked.write.name}", f"{place} can't be written to.", way_out)
+
+    def _may_replace(self, path: Path) -> bool:
+        try:
+            is_own = path.read_text(encoding="utf-8").startswith(f"# {MARK}")
+        except (OSError, ValueError):
+            is_own = False
+        return is_own or self.asked.replace
+
+    def write(
+        self, result: Step, kept: Sequence[Step], gain: TuneGain | None, record: Any, heading: str
+    ) -> WrittenOptions:
+        """Write the result, if that was asked for and is worth it.
+
+        Args:
+            kept: the steps that led to it.
+            gain: over the start; None where it is the start.
+            record: its run record; None = it has left none.
+            heading: what was measured.
+        """
+        turned = result.change.overrides
+        beside = words_beside(self.start.overrides, ())
+        plainly = WrittenOptions((), None, (*self.flags, *typed_behind(beside, turned)))
+        if turned and not (gain is not None and gain.is_beyond_noise):
+            plainly = replace(plainly, use=(*self.flags, *beside), unproven=plainly.use)
+        if (why_not := self._why_not(result, gain)) is None and record is None:
+            why_not = "its run.json can't be read"
+        if why_not is not None:
+            return replace(plainly, why_not=why_not)
+        found: Mapping[str, Any] = plain(asdict(record))
+        because = {
+            knob_of(word): f"turned by tune ({step.why}): {step.change.because}"
+            for step in kept
+            for word in step.change.turned
+            if word in turned
+        }
+        texts = {
+            self._config_dir / group / f"{self.name}.yaml": option_text(group, found, f"{MARK}\n{heading}", because)
+            for group in _GROUPS
+        }
+        try:
+            write_files(texts, f"tune.name={self.name}", "")
+        except ConfigError as error:
+            return replace(plainly, why_not=str(error.faults[0]), has_failed=True)
+        options = [f"{group}={self.name}" for group in _GROUPS]
+        others = [word for word in turned if knob_of(word).partition(".")[0] not in _GROUPS]
+        words = [*typed_behind(words_beside(self.start.overrides, _GROUPS), others), *options]
+        return WrittenOptions(tuple(texts), None, (*self.flags, *self._exact(words, found)))
+
+    def _why_not(self, result: Step, gain: TuneGain | None) -> str | None:
+        write = self.asked.write
+        if write is TuneWrite.never:
+            return "tune.write=never"
+        if write is TuneWrite.always:
+            return None
+        more = "; tune.write=always writes it all the same"
+        if gain is None or not result.change.overrides:
+            return f"nothing is better than the start{more}"
+        return None if gain.is_beyond_noise else f"the gain is within noise{more}"
+
+    def _exact(self, words: Sequence[str], record: Mapping[str, Any]) -> list[str]:
+        """The words, and what an experiment among them would set otherwise than the options do."""
+        wanted: dict[str, Any] = {
+            f"{group}.{knob}": value.value for group in _GROUPS for knob, value in option_values(group, record).items()
+        }
+        of_data = {name: record["config"].get("loader", {}).get(name.partition(".")[2]) for name in OF_THE_DATA}
+        wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, words)}
+        try:
+            found = compose(words, "train", **self.where).resolved
+        except ConfigError:  # half of each breaks a rule
+            return [*words, *(_assigned(name, value) for name, value in wanted.items())]
+        differing = {
+            name: value
+            for name, value in wanted.items()
+            if plain(found[name.partition(".")[0]].get(name.partition(".")[2])) != value
+        }
+        return [*words, *(_assigned(name, value) for name, value in differing.items())]
+
+
+def _assigned(knob: str, value: Any) -> str:
+    """As Hydra reads it."""
+    return f"{knob}={yaml.safe_dump([value], default_flow_style=True, width=10**6).strip()[1:-1]}".replace(" ", "")
