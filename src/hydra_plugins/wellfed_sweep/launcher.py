@@ -22,7 +22,7 @@ class WellfedLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """What each job returned, its exit code: a job that died has one too."""
-        from wellfed.study.trials.launch import HydraJob, in_processes
+        from wellfed.study.executors.hydra_jobs import HydraJob, in_processes
 
         configs = [self._compose(initial_job_idx + number, each) for number, each in enumerate(job_overrides)]
         folders = [Path(str(cfg.hydra.sweep.dir)) / str(cfg.hydra.sweep.subdir) for cfg in configs]

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from wellfed.record import RunRecord
+from wellfed.study.executors.executor import TrialEnd, row_of_end
 from wellfed.study.search.curves import best_point, read_curve
 from wellfed.study.search.search_file import SearchFile
 from wellfed.study.sweep.ledger import Row
-from wellfed.study.sweep.rows import ended_row, recorded_row
+from wellfed.study.sweep.rows import recorded_row
 
 Outcome = Literal["complete", "pruned", "failed"]
 """complete: trained to its end, with a figure that ranks; pruned: ended early, since others were better by then."""
@@ -36,12 +37,10 @@ class SearchRow(Row):
     trained_steps: int = 0
 
 
-def learned_row(
-    row: SearchRow, folder: Path, exit_code: int, seconds: float, *, file: SearchFile, timed_out: bool
-) -> SearchRow:
-    """The row of a trial whose process has ended; ``folder`` is the search's."""
-    ended = ended_row(row, folder, exit_code, seconds, timed_out=timed_out, group="search")
-    return _with_curve(ended, folder, file)
+def row_of_training(row: SearchRow, end: TrialEnd, folder: Path, *, file: SearchFile) -> SearchRow:
+    """Returns the finished row of a training; ``folder`` is the search's."""
+    ended = row_of_end(row, end, folder, group="search")
+    return _with_curve(ended, folder, file) if ended.folder else ended
 
 
 def adopted_row(row: SearchRow, folder: Path, file: SearchFile) -> SearchRow | None:

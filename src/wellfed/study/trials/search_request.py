@@ -12,11 +12,11 @@ from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import ConfigError
 from wellfed.process import MAY_FORK
+from wellfed.study.executors.executor import Launch
 from wellfed.study.search import space as spaces
 from wellfed.study.search.space import Axis, grid_values, space_of
 from wellfed.study.sweep.grid import Grid, GridPoint, group_of, point_id
 from wellfed.study.trials.sweep import check_one_machine, masked_values, named_folder
-from wellfed.study.trials.sweep_execution import Launch
 from wellfed.units import counted
 
 

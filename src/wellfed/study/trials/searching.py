@@ -7,23 +7,19 @@ again goes on. The order of things is here; `search_points` says what is tried, 
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
-import wellfed.process
 from wellfed.command_line import words
 from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
-from wellfed.config.quoting import assigned
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError
 from wellfed.masking import masked_override
@@ -32,26 +28,29 @@ from wellfed.record import Status, engine_state
 from wellfed.run.folder.lock import made, only_one
 from wellfed.run.ranks.announce import announce
 from wellfed.run.train import own_git_state
-from wellfed.study.clusters.cluster import Cluster
+from wellfed.study.executors.executor import (
+    Executor,
+    ExecutorLost,
+    Launch,
+    StudySettings,
+    Trial,
+    row_of_end,
+)
+from wellfed.study.executors.fork_server import ForkServerFailed
+from wellfed.study.executors.launchers import executor_of, is_remote
+from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
+from wellfed.study.executors.tasks import MachineSeen, MetricSeen, SeeMetric, shared_key
 from wellfed.study.search.curves import reported_metrics
 from wellfed.study.search.search_file import SearchFile
-from wellfed.study.search.search_rows import SearchRow
+from wellfed.study.search.search_rows import SearchRow, row_of_training
 from wellfed.study.search.space import Choices, describe
 from wellfed.study.sweep.rows import code_version, refused_row
-from wellfed.study.trials.elsewhere import TrialsElsewhere, cluster_of
-from wellfed.study.trials.fork_server import ForkServerFailed, Job
-from wellfed.study.trials.node_orders import TrialOrder
 from wellfed.study.trials.search_ledger import SearchLedger
 from wellfed.study.trials.search_points import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.trials.search_request import SearchRequest, asked_for
 from wellfed.study.trials.search_screen import SearchScreen
-from wellfed.study.trials.sweep import masked_values, prepare_to_fork
-from wellfed.study.trials.sweep_execution import Launch
-from wellfed.study.trials.tasks import MachineSeen, MetricSeen, RunPoint, SeeMetric, Validated, shared_key
-from wellfed.study.trials.trial_execution import open_trial_folder
-from wellfed.study.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
+from wellfed.study.trials.sweep import masked_values
 from wellfed.study.trials.trial_setup import scratch_folder
-from wellfed.study.trials.whole_trainings import num_gpus, row_of_training, whole_training
 from wellfed.units import counted
 
 _PREPARE_S = 3600
@@ -75,9 +74,8 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
     base = multirun.base()
     asked = asked_for(multirun, base, launch)
     folder, is_new = asked.folder, not asked.folder.exists()
-    cluster = None if launcher is None else cluster_of(launcher, folder)
     stop = StopRequest()
-    search = RunningSearch(multirun, base, asked, SearchScreen(), stop, launch, cluster)
+    search = RunningSearch(multirun, base, asked, SearchScreen(), stop, launcher, launch)
     search.compose_one()
     with only_one(made(folder)), stop.listening():
         try:
@@ -122,12 +120,13 @@ class RunningSearch:
     asked: SearchRequest
     screen: SearchScreen
     stop: StopRequest
+    launcher: Mapping[str, Any] | None
     launch: Launch | None
-    cluster: Cluster | None
     _probes: Iterator[Composed[RunConfig]] = field(default_factory=lambda: iter(()), init=False)
     """Configurations of points: data and model of the first that has some tell what all are ranked by."""
     _ledger: SearchLedger | None = field(default=None, init=False)
-    _begun: dict[str, tuple[Proposal, SearchRow]] = field(default_factory=dict, init=False)
+    _executor: Executor | None = field(default=None, init=False)
+    _begun: dict[str, Proposal] = field(default_factory=dict, init=False)
     _failed: list[SearchRow] = field(default_factory=list, init=False)
     """In a row, with none before that ended well."""
 
@@ -140,16 +139,6 @@ class RunningSearch:
     def is_grid(self) -> bool:
         """Every combination, without Optuna."""
         return self.config.search.sampler is SearchSampler.grid
-
-    @property
-    def _limit_s(self) -> float:
-        """Of a trial."""
-        return math.inf if self.config.search.timeout_s is None else self.config.search.timeout_s
-
-    @property
-    def _prepare_s(self) -> float:
-        """Of data and model."""
-        return self.config.search.timeout_s or _PREPARE_S
 
     def compose_one(self) -> None:
         """The first point that composes.
@@ -183,41 +172,56 @@ class RunningSearch:
         earlier = self._earlier()
         prepare_to_fork(self.config)
         announce("Search: importing PyTorch, reading data, building the model")
-        from wellfed.study.trials import trial
+        options = self.config.search
+        settings = self._settings()
+        with scratch_folder(settings.scratch):
+            with LocalExecutor(settings) as local:
+                machine, metric = self._see(local)
+                file = self._file(machine, metric)
+                if earlier is not None and self.is_grid:
+                    _check_same(earlier, file, self._another())
+                retry = [status.value for status in options.retry]
+                self._ledger = ledger = SearchLedger(self.asked.folder, file, retry, self.screen)
+                parallel = len(local.gpus) // max(1, local.num_gpus(self.base))
+                points = self._points(ledger, metric, parallel=max(1, parallel))
+                ledger.file.write(self.asked.folder)
+                ledger.say_what_changed()
+                self._say_begin(ledger)
+                until_s = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
+                settings = replace(settings, row_of=partial(row_of_training, file=file), tick=self._tick(until_s))
+                if self.launcher is None:
+                    local.settings = settings
+                    self._serve(local, points, ledger, until_s)
+            # The libraries of other machines may start threads, which do not survive the forks above.
+            if self.launcher is not None and points.has_more:
+                with executor_of(self.launcher, self.launch, settings) as self._executor:
+                    self._serve(self._executor, points, ledger, until_s)
 
-        folder, options = self.asked.folder, self.config.search
-        scratch = folder / ".scratch"
-        way_out = "Raise search.timeout_s, with search.retry=[timeout]."
+    def _settings(self) -> StudySettings:
+        """Returns what all trials share, before it is known what ranks them."""
+        return StudySettings(
+            folder=self.asked.folder,
+            scratch=self.asked.folder / ".scratch",
+            timeout_s=math.inf if self.config.search.timeout_s is None else self.config.search.timeout_s,
+            prepare_s=self.config.search.timeout_s or _PREPARE_S,
+            group="search",
+            code=code_version(own_git_state(), engine_state()),
+            row_of=partial(row_of_end, group="search"),
+            say=self.screen.say,
+            tick=lambda: None,
+            stop=self.stop,
+        )
 
-        def log(number: int) -> Path:
-            return folder / f"shared_{number}.log"
+    def _tick(self, until_s: float) -> Callable[[], None]:
+        """Returns what is called a few times a second while trials run."""
 
-        with (
-            scratch_folder(scratch),
-            closing(ForkServers(trial.prepare, trial.work, log, self._prepare_s, way_out)) as servers,
-        ):
-            machine, metric = self._see(servers, scratch)
-            file = self._file(machine, metric)
-            if earlier is not None and self.is_grid:
-                _check_same(earlier, file, self._another())
-            retry = [status.value for status in options.retry]
-            self._ledger = ledger = SearchLedger(folder, file, retry, self.screen)
-            gpus = visible(os.environ, machine.num_gpus)
-            needs = num_gpus(self.base, gpus)
-            points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, needs)))
-            ledger.file.write(folder)
-            ledger.say_what_changed()
-            self._say_begin(ledger)
-            until_s = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
-            if self.cluster is not None:
-                servers.close()  # what it has to say was heard, and not all that a cluster's library does can be forked
-                self._hand_over(self.cluster, points, ledger, scratch, until_s)
-            elif self.launch is not None:
-                self._launch(points, ledger, self.launch)
-            else:
-                slots, said = Slots(gpus, wellfed.process.CPUS_AT_START), self._said(points)
-                pool = TrialPool(servers, slots, self._limit_s, open_trial_folder, ledger.write_if_new, said)
-                self._serve(pool, points, ledger, gpus, until_s)
+        def tick() -> None:
+            if self._ledger is not None:
+                self._ledger.write_if_new()
+            if time.monotonic() >= until_s and self._executor is not None:
+                self._executor.start_no_more()
+
+        return tick
 
     def finish(self) -> int:
         """The leaderboard of what is there; the exit code."""
@@ -251,7 +255,7 @@ class RunningSearch:
     def _another(self) -> str:
         return f"Give this one a folder of its own: search.name={self.asked.name}_2."
 
-    def _see(self, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
+    def _see(self, local: LocalExecutor) -> tuple[MachineSeen, MetricSeen]:
         """What trials run on and are ranked by.
 
         Raises:
@@ -260,7 +264,7 @@ class RunningSearch:
         first: ConfigError | None = None
         for probe in self._probes:
             try:
-                machine, metric = self._seen(probe.config, servers, scratch)
+                machine, metric = self._seen(probe.config, local)
             except ConfigError as error:
                 first = first or error
                 continue
@@ -272,26 +276,26 @@ class RunningSearch:
         assert first is not None
         raise first
 
-    def _seen(self, config: RunConfig, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
-        """By the data and model of one point."""
+    def _seen(self, config: RunConfig, local: LocalExecutor) -> tuple[MachineSeen, MetricSeen]:
+        """Looks at the data and model of one point."""
         try:
             if MAY_FORK:
-                server = servers.get(shared_key(config), config)
-                answers = server.ask(Job("metric", scratch, SeeMetric(config)), servers.timeout_s)
+                answers = local.ask(config, SeeMetric(config))
+                machine = local.machine
             else:
                 import torch
 
-                from wellfed.study.trials import trial
+                from wellfed.study.executors import trial_work
 
-                shared = trial.prepare(config)
+                shared = trial_work.prepare(config)
                 torch.set_num_threads(shared.num_threads)
-                answers = tuple(trial.see_metric(shared.parts, config))
+                machine, metric = trial_work.see_metric(shared.parts, config)
+                return machine, metric
         except (ForkServerFailed, DataError) as failed:
             raise ConfigError.of("data and model", str(failed), "") from failed
-        if len(answers) != 2:
-            raise ConfigError.of("data and model", "could not be looked at.", f"See the files in {scratch.parent}.")
-        machine, metric = answers
-        return machine, metric
+        if machine is None or not answers:
+            raise ConfigError.of("data and model", "could not be looked at.", f"See the files in {self.asked.folder}.")
+        return machine, answers[0]
 
     def _file(self, machine: MachineSeen, metric: MetricSeen) -> SearchFile:
         options, asked = self.config.search, self.asked
@@ -310,7 +314,7 @@ class RunningSearch:
             pruner=options.pruner.value,
             max_trials=options.max_trials,
             code=code_version(own_git_state(), engine_state()),
-            machine="" if self.cluster is not None else machine.description,
+            machine="" if is_remote(self.launcher) else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
             flags=tuple(where_flags(words())),
         )
@@ -345,87 +349,48 @@ class RunningSearch:
 
     # -- while trials run ------------------------------------------------------------------------------------------
 
-    def _serve(
-        self, pool: TrialPool, points: Points, ledger: SearchLedger, gpus: Sequence[str], until_s: float
-    ) -> None:
-        def more() -> QueuedTrial | None:
+    def _serve(self, executor: Executor, points: Points, ledger: SearchLedger, until_s: float) -> None:
+        """Runs trials until nothing is left to try, or the time is over."""
+
+        def more() -> Trial | None:
             while time.monotonic() < until_s and (proposal := points.next()) is not None:
-                queued = self._queued(proposal, points, ledger, gpus)
-                if queued is not None:
-                    return queued
+                trial = self._trial(proposal, points, ledger)
+                if trial is not None:
+                    return trial
             return None
 
+        def prune(trial: Trial, number: int, value: float) -> str | None:
+            proposal = self._begun[trial.row.point]
+            return points.judge(proposal, number, value)
+
         try:
-            for finished in pool.run(more=more, needs=num_gpus(self.base, gpus)):
-                proposal, row = self._begun.pop(finished.trial.key)
-                self._ended(proposal, row_of_training(finished, row, ledger.folder, ledger.file), points, ledger)
+            for _, row in executor.run(more=more, prune=prune):
+                assert isinstance(row, SearchRow)
+                self._ended(self._begun.pop(row.point), row, points, ledger)
         except _Hopeless as hopeless:
             self.screen.say(str(hopeless))
             return
-        if time.monotonic() >= until_s and points.has_more:
+        except ExecutorLost as lost:
+            self.screen.say(f"{lost} The same command again runs what is missing.")
+        if time.monotonic() >= until_s and (points.has_more or self._begun):
             self._say_over()
-
-    def _hand_over(self, cluster: Cluster, points: Points, ledger: SearchLedger, scratch: Path, until_s: float) -> None:
-        """A grid's trials to other machines."""
-
-        def tick() -> None:
-            ledger.write_if_new()
-            if time.monotonic() >= until_s:
-                cluster.start_no_more()
-
-        if not points.has_more:
-            return
-        elsewhere = TrialsElsewhere(cluster, ledger.folder, self.stop, self.screen.say, tick, "search")
-        alive = scratch / f"alive_{os.getpid()}_{time.time_ns()}"
-        with elsewhere.reached(alive, ledger.file.code, self._limit_s, self._prepare_s):
-            left: dict[str, Proposal] = {}
-            trials = []
-            try:
-                while (proposal := points.next()) is not None:
-                    if (trial := self._order(proposal, points, ledger, elsewhere)) is not None:
-                        left[proposal.point.id] = proposal
-                        trials.append(trial)
-                for trial, row in elsewhere.run(trials):
-                    proposal = left.pop(trial.row.point)
-                    if row is not None:
-                        assert isinstance(row, SearchRow)
-                        ledger.forget_curve(row.folder)
-                        self._ended(proposal, row, points, ledger)
-            except _Hopeless as hopeless:
-                self.screen.say(str(hopeless))
-                return
-        if time.monotonic() >= until_s and left:
-            self._say_over()
-
-    def _order(
-        self, proposal: Proposal, points: Points, ledger: SearchLedger, elsewhere: TrialsElsewhere
-    ) -> TrialOrder | None:
-        """None: the point can't be run there, which is its row."""
-        composed = self._composed_point(proposal, points, ledger)
-        if composed is None:
-            return None
-        if (problem := elsewhere.misfit(composed)) is not None:
-            self._refuse(proposal, "infeasible", problem, points, ledger)
-            return None
-        row = replace(ledger.begin(proposal.point, proposal.number), host="")
-        return TrialOrder(RunPoint(proposal.point, composed), row, ledger.file)
 
     def _say_over(self) -> None:
         limit = f"search.max_minutes={self.config.search.max_minutes:g}"
         self.screen.say(f"{limit} are over. {self.asked.way_on} goes on, for as long again.")
 
-    def _queued(
-        self, proposal: Proposal, points: Points, ledger: SearchLedger, gpus: Sequence[str]
-    ) -> QueuedTrial | None:
-        """None: the point does not compose, which is its row."""
+    def _trial(self, proposal: Proposal, points: Points, ledger: SearchLedger) -> Trial | None:
+        """Returns the trial of a proposal; None where the point does not compose, which is its row."""
         composed, point = self._composed_point(proposal, points, ledger), proposal.point
         if composed is None:
             return None
         ledger.forget_curve(point.id)
-        self._begun[point.id] = proposal, ledger.begin(point, proposal.number)
-        self.screen.began(proposal.number, point.values)
-        asks = self.config.search.pruner is not SearchPruner.none
-        return whole_training(point.id, composed, ledger.folder, gpus, asks=asks)
+        self._begun[point.id] = proposal
+        if self.launcher is None:
+            self.screen.began(proposal.number, point.values)
+        row = replace(ledger.begin(point, proposal.number), host="")
+        may_be_pruned = self.config.search.pruner is not SearchPruner.none
+        return Trial(composed, point.overrides, row, is_timed=False, may_be_pruned=may_be_pruned)
 
     def _composed_point(self, proposal: Proposal, points: Points, ledger: SearchLedger) -> Composed[RunConfig] | None:
         """None: the point does not compose, which is its row."""
@@ -445,13 +410,6 @@ class RunningSearch:
         ledger.add(row, proposal.point)
         points.ended(proposal, row)
         self._weigh(row, ledger)
-
-    def _said(self, points: Points) -> Callable[[QueuedTrial, Any], str | None]:
-        def reply(trial: QueuedTrial, said: Validated) -> str | None:
-            proposal, _ = self._begun[trial.key]
-            return points.judge(proposal, said.number, said.value)
-
-        return reply
 
     def _weigh(self, row: SearchRow, ledger: SearchLedger) -> None:
         """Whether it is worth while to go on.
@@ -479,23 +437,3 @@ class RunningSearch:
         if not self.is_grid and len(self._failed) >= _HOPELESS:
             why = message or row.status
             raise _Hopeless(f"Stopped: all of the first {_HOPELESS} trials failed, the last with: {why}")
-
-    def _launch(self, points: Points, ledger: SearchLedger, launch: Launch) -> None:
-        """A grid's trials by Hydra's own means, told when all have ended."""
-        proposals = []
-        while (proposal := points.next()) is not None:
-            if self._composed_point(proposal, points, ledger) is not None:
-                proposals.append(proposal)
-        jobs = []
-        for proposal in proposals:
-            open_trial_folder(ledger.folder / proposal.point.id)
-            where = assigned("hydra.sweep.dir", str(ledger.folder.absolute()))
-            jobs.append([*proposal.point.overrides, where, f"hydra.sweep.subdir={proposal.point.id}"])
-        if jobs:
-            launch(jobs)
-        for proposal in proposals:
-            row = ledger.adopt(proposal.point, proposal.number)
-            if row is None:
-                ledger.refuse(proposal.point, proposal.number, "failed", "left no complete record")
-            else:
-                self.screen.ended(row, proposal.point.values, ledger.file.metric, ledger.best())

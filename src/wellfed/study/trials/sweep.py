@@ -7,43 +7,38 @@ is a row, and the same command again runs what is missing. The order of things i
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from wellfed.command_line import words
 from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
-from wellfed.config.schema import RunConfig, SweepConfig
+from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, ConfigError, Fault
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import engine_state
 from wellfed.run.folder.lock import made, only_one
 from wellfed.run.ranks.announce import announce
-from wellfed.run.train import own_git_state, set_environment
+from wellfed.run.train import own_git_state
+from wellfed.study.executors.executor import Launch, StudySettings, row_of_end
+from wellfed.study.executors.launchers import executor_of, is_remote
+from wellfed.study.executors.local import prepare_to_fork
 from wellfed.study.sweep import ledger
 from wellfed.study.sweep.grid import Grid, SweepFile
 from wellfed.study.sweep.rows import code_version
-from wellfed.study.trials.elsewhere import SweepElsewhere, cluster_of
 from wellfed.study.trials.energy import check_energy
+from wellfed.study.trials.sweep_execution import SweepExecution
 from wellfed.study.trials.sweep_ledger import SweepLedger
 from wellfed.study.trials.sweep_screen import SweepScreen
-from wellfed.study.trials.trial_pool import ForkServers
 from wellfed.study.trials.trial_setup import TrialSetup, scratch_folder
 from wellfed.units import counted, show_duration
-
-if TYPE_CHECKING:
-    from wellfed.study.clusters.cluster import Cluster
-    from wellfed.study.trials.sweep_execution import Launch
 
 _GUESSED_TRIAL_S = 5
 _NAME = re.compile(r"\w[\w.-]*")
@@ -62,7 +57,6 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
     """
     base = multirun.base()
     grid, folder = _checked(multirun, base, is_here=launcher is None)
-    cluster = None if launcher is None else cluster_of(launcher, folder)
     is_new = not folder.exists()
     stop = StopRequest()
     with only_one(made(folder)), stop.listening():
@@ -71,11 +65,8 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
         kept = SweepLedger(folder, file, base.config.sweep, screen)
         is_ranked = False
         try:
-            setup = _set_up(multirun, grid, kept, screen, base.config.sweep.timeout_s)
-            if cluster is None:
-                _measure(base.config, grid, kept, screen, setup, launch)
-            else:
-                _measure_elsewhere(base.config.sweep, grid, kept, screen, setup, cluster, stop)
+            setup = _set_up(multirun, grid, kept, screen)
+            _measure(base, grid, kept, screen, setup, launcher, launch, stop)
             exit_code = kept.rank()
             is_ranked = True
             kept.publish(base.config.logger)
@@ -177,75 +168,49 @@ def masked_values(axis: str, values: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _set_up(multirun: Multirun, grid: Grid, kept: SweepLedger, screen: SweepScreen, timeout_s: float) -> TrialSetup:
+def _set_up(multirun: Multirun, grid: Grid, kept: SweepLedger, screen: SweepScreen) -> TrialSetup:
     """All points composed, and what earlier commands have left taken over."""
     kept.say_what_changed()
     kept.adopt(grid.points())
-    setup = TrialSetup(multirun.compose, kept, screen, kept.folder / ".scratch", timeout_s)
+    setup = TrialSetup(multirun.compose, kept, screen)
     setup.compose(grid.points())
     return setup
 
 
 def _measure(
-    config: RunConfig,
+    base: Composed[RunConfig],
     grid: Grid,
     kept: SweepLedger,
     screen: SweepScreen,
     setup: TrialSetup,
+    launcher: Mapping[str, Any] | None,
     launch: Launch | None,
+    stop: StopRequest,
 ) -> None:
-    """All stages, until each point that can be run has its rows."""
-    if not (kept.missing(setup.ready) or (launch is None and kept.to_confirm(setup.ready))):
+    """Runs all stages, until each point that can be run has its rows."""
+    options, may_confirm = base.config.sweep, launcher is None or is_remote(launcher)
+    if not (kept.missing(setup.ready) or (may_confirm and kept.to_confirm(setup.ready))):
         return
-    options = config.sweep
-    prepare_to_fork(config)
-    announce(f"Sweep of {counted(grid.size, 'point')}: importing PyTorch, reading data, building the model")
-    from wellfed.study.trials import trial
-    from wellfed.study.trials.sweep_execution import SweepExecution
-
-    def log(number: int) -> Path:
-        return kept.folder / f"shared_{number}.log"
-
-    with (
-        scratch_folder(setup.scratch),
-        closing(ForkServers(trial.prepare, trial.work, log, options.timeout_s)) as servers,
-    ):
-        if MAY_FORK:
-            best = [] if launch is not None else kept.best_among(setup.ready)
-            setup.plan(servers, dict.fromkeys([*kept.missing(setup.ready), *best]))
+    if launcher is None:
+        prepare_to_fork(base.config)
+        announce(f"Sweep of {counted(grid.size, 'point')}: importing PyTorch, reading data, building the model")
+    settings = StudySettings(
+        folder=kept.folder,
+        scratch=kept.folder / ".scratch",
+        timeout_s=options.timeout_s,
+        prepare_s=options.timeout_s,
+        group="sweep",
+        code=kept.file.code,
+        row_of=row_of_end,
+        say=screen.say,
+        tick=screen.tick,
+        stop=stop,
+        see_machine=lambda seen: kept.note_machine(seen.description, seen.processor),
+    )
+    with scratch_folder(settings.scratch), executor_of(launcher, launch, settings) as executor:
         kept.file.write(kept.folder)
         if options.fail_fast and setup.says_refused(grid.size):
             return
-        execution = SweepExecution(setup, kept, screen, servers, options)
-        if launch is not None:
-            execution.launch_missing(launch)
-        elif execution.run_missing():
+        execution = SweepExecution(setup.ready, kept, screen, executor, fail_fast=options.fail_fast)
+        if execution.run_missing() and may_confirm:
             execution.confirm()
-
-
-def _measure_elsewhere(
-    config: SweepConfig,
-    grid: Grid,
-    kept: SweepLedger,
-    screen: SweepScreen,
-    setup: TrialSetup,
-    cluster: Cluster,
-    stop: StopRequest,
-) -> None:
-    """The same on other machines, which plan each point themselves."""
-    if not (kept.missing(setup.ready) or kept.to_confirm(setup.ready)):
-        return
-    execution = SweepElsewhere(setup.ready, kept, screen, cluster, config, stop)
-    alive = setup.scratch / f"alive_{os.getpid()}_{time.time_ns()}"
-    with scratch_folder(setup.scratch), execution.reached(alive):
-        kept.file.write(kept.folder)
-        if config.fail_fast and setup.says_refused(grid.size):
-            return
-        if execution.run_missing():
-            execution.confirm()
-
-
-def prepare_to_fork(config: RunConfig) -> None:
-    """Before torch is imported: what it reads then, and that to ask whether there is a GPU must not start CUDA."""
-    set_environment(os.environ, config)
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available's documentation

@@ -1,58 +1,81 @@
-"""Runs the trials of a sweep: what is missing, then the best again, in turn. Import after `prepare_to_fork`."""
+"""Runs the trials of a sweep with an executor: the missing ones, then the best again, in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
-from wellfed.config.quoting import assigned
-from wellfed.config.schema import SweepConfig
-from wellfed.study.sweep.rows import recorded_row, refused_row
+from wellfed.study.executors.executor import Executor, ExecutorLost, Trial
+from wellfed.study.sweep.ledger import Row
 from wellfed.study.trials.sweep_ledger import SweepLedger
 from wellfed.study.trials.sweep_screen import SweepScreen
-from wellfed.study.trials.trial_execution import TrialExecution, open_trial_folder
-from wellfed.study.trials.trial_pool import ForkServers
-from wellfed.study.trials.trial_setup import TrialSetup
-
-Launch = Callable[[list[list[str]]], object]
-"""Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
+from wellfed.study.trials.trial_ledger import TrialLedger
+from wellfed.study.trials.trial_setup import ReadyPoint
 
 
 class SweepExecution:
-    """Runs what a set-up has made ready, and gives each end to the ledger."""
+    """Hands points to an executor, and each finished row to the ledger.
+
+    Args:
+        ready: points that compose, by id.
+        ledger: rows of the sweep.
+        screen: shows how the sweep gets on.
+        executor: has been entered.
+        fail_fast: start no further trial after one that did not end well.
+    """
 
     def __init__(
-        self, setup: TrialSetup, ledger: SweepLedger, screen: SweepScreen, servers: ForkServers, config: SweepConfig
+        self,
+        ready: Mapping[str, ReadyPoint],
+        ledger: SweepLedger,
+        screen: SweepScreen,
+        executor: Executor,
+        *,
+        fail_fast: bool,
     ) -> None:
-        self._ready, self._ledger, self._screen = setup.ready, ledger, screen
-        self._trials = TrialExecution(
-            setup.ready, ledger, servers, setup.gpus, config.timeout_s, screen.tick, config.fail_fast
-        )
+        self._ready, self._ledger, self._screen = ready, ledger, screen
+        self._executor, self._fail_fast = executor, fail_fast
 
     def run_missing(self) -> bool:
-        """False: stopped at the first that did not end well."""
+        """Runs the points that have no row. Returns False if it stopped before all were run."""
         missing = self._ledger.missing(self._ready)
         self._screen.begin(len(missing), self._ledger.best())
-        return self._trials.run(missing, "trial")
+        return self._run(missing, "trial")
 
     def confirm(self) -> None:
-        """The best, measured again in turn; rounds in which all of them have been count, whenever they were."""
+        """Measures the best again, a round after the other, each on the machine that measured it."""
         again = self._ledger.to_confirm(self._ready)
         self._screen.begin(len(again), self._ledger.best(), "Measuring the best again, in turn")
-        for point in again:  # one at a time: nothing disturbs a measurement
-            if not self._trials.run([point], "confirm"):
+        number = len(set(again))
+        for first in range(0, len(again), number or 1):
+            if not self._run(again[first : first + number], "confirm"):
                 return
 
-    def launch_missing(self, launch: Launch) -> None:
-        """The same trials by Hydra's own means, told when all have ended."""
-        missing, folder = self._ledger.missing(self._ready), self._ledger.folder
-        self._screen.begin(len(missing), self._ledger.best())
-        jobs = []
-        for point in missing:
-            open_trial_folder(folder / point)
-            where = [assigned("hydra.sweep.dir", str(folder.absolute())), f"hydra.sweep.subdir={point}"]
-            jobs.append([*self._ready[point].point.overrides, *where])
-        if jobs:
-            launch(jobs)
-        for point in missing:
-            row = self._ledger.begin(self._ready[point].point, "trial")
-            self._ledger.add(recorded_row(row, folder) or refused_row(row, "failed", "left no complete record"))
+    def _run(self, points: Sequence[str], kind: Literal["trial", "confirm"]) -> bool:
+        trials = []
+        for point in points:
+            ready = self._ready[point]
+            row = replace(self._ledger.begin(ready.point, kind), host="", machine="")
+            host = self._ledger.host_of(point) if kind == "confirm" else ""
+            trials.append(Trial(ready.composed, ready.point.overrides, row, host=host))
+        all_well = True
+        try:
+            for _, row in self._executor.run(trials, alone=kind == "confirm"):
+                add_or_refuse(self._ledger, self._ready[row.point], row)
+                if self._fail_fast and row.status != "ok":
+                    self._executor.start_no_more()
+                    all_well = False
+        except ExecutorLost as lost:
+            self._screen.say(f"{lost} The same command again runs what is missing.")
+            return False
+        return all_well
+
+
+def add_or_refuse(ledger: TrialLedger, ready: ReadyPoint, row: Row) -> None:
+    """Writes a finished row. One of a point that can't be run is written once, however often the command is given."""
+    if row.status in ("invalid", "infeasible") and not row.folder:
+        message = str((row.error or {}).get("message", ""))
+        ledger.refuse(ready.point, row.status, message, row.predicted_peak_gib)
+    else:
+        ledger.add(row)

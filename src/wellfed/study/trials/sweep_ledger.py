@@ -93,13 +93,9 @@ class SweepLedger(TrialLedger):
         # Every other round backwards: nobody always follows the same one.
         return [point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])]
 
-    def hosts_like(self, point: str) -> frozenset[str] | None:
-        """Machines of the kind that a point was measured on; None = any."""
-        trial = self._found.latest()[point]
-        if not trial.machine:
-            return None
-        own = (trial.machine, trial.device)
-        return frozenset(row.host for row in self._found.rows if (row.machine, row.device) == own)
+    def host_of(self, point: str) -> str:
+        """Returns the machine that measured a point."""
+        return self._found.latest()[point].host
 
     def best(self) -> Row | None:
         """The row that would be first."""

@@ -9,12 +9,12 @@ from itertools import count
 
 from wellfed.record import RunRecord
 from wellfed.run.folder import lock
+from wellfed.study.executors.executor import Executor, Trial
 from wellfed.study.sweep import ledger
 from wellfed.study.sweep.grid import GridPoint, point_id
 from wellfed.study.sweep.ledger import Row, RowKind
-from wellfed.study.trials.trial_execution import TrialExecution
+from wellfed.study.trials.sweep_execution import add_or_refuse
 from wellfed.study.trials.trial_ledger import TrialLedger
-from wellfed.study.trials.trial_pool import ForkServers
 from wellfed.study.trials.trial_setup import TrialSetup
 from wellfed.study.tune.tune_trial import typed_behind
 
@@ -79,7 +79,7 @@ class TuneTrials:
     """Of the start."""
     setup: TrialSetup
     ledger: TuneLedger
-    servers: ForkServers
+    executor: Executor
 
     def point(self, overrides: Sequence[str]) -> GridPoint:
         """The configuration with these behind the words of the start."""
@@ -153,18 +153,16 @@ class TuneTrials:
         return 0 if _has_failed(found) else max(0, rounds - len(found))
 
     def _is_ready(self, point: GridPoint) -> bool:
-        """It composes and its plan fits; else it has a row that says why not."""
+        """Returns whether a point composes; else it has a row that says why not."""
         if point.id not in self.setup.ready:
             self.setup.compose([point])
-            if point.id in self.setup.ready:
-                self.setup.plan(self.servers, [point.id])
         return point.id in self.setup.ready
 
     def _run(self, point: GridPoint, kind: RowKind) -> None:
-        setup = self.setup
-        TrialExecution(setup.ready, self.ledger, self.servers, setup.gpus, setup.timeout_s, tick=setup.screen.tick).run(
-            [point.id], kind
-        )
+        ready = self.setup.ready[point.id]
+        trial = Trial(ready.composed, point.overrides, self.ledger.begin(point, kind))
+        for _, row in self.executor.run([trial]):
+            add_or_refuse(self.ledger, ready, row)
 
 
 def _has_failed(rounds: Sequence[tuple[Row, Row]]) -> bool:

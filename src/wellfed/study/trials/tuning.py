@@ -35,12 +35,12 @@ from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
 from wellfed.run.folder.lock import made, only_one
 from wellfed.run.ranks.announce import announce
+from wellfed.study.executors.executor import StudySettings, row_of_end
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
+from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
+from wellfed.study.executors.tasks import in_words
 from wellfed.study.sweep.objective import OBJECTIVES
 from wellfed.study.trials.energy import check_energy
-from wellfed.study.trials.fork_server import ForkServer, ForkServerFailed, Job
-from wellfed.study.trials.sweep import prepare_to_fork
-from wellfed.study.trials.tasks import in_words
-from wellfed.study.trials.trial_pool import ForkServers
 from wellfed.study.trials.trial_setup import TrialSetup, scratch_folder
 from wellfed.study.trials.tune_code import tune_code
 from wellfed.study.trials.tune_options import TuneOptions, name_of
@@ -114,7 +114,8 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
             machine=in_words(facts),
             flags=tuple(where_flags(words())),
         )
-        run = _Tune(composed.config, start, folder, file, options, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
+        around = TuneMachine(facts.cpu_quota_cores, on_gpu)
+        run = _Tune(composed.config, start, folder, file, options, around, fixed, stop)
         try:
             return run.go()
         except (Stopped, KeyboardInterrupt):
@@ -154,7 +155,7 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
 def _machine() -> MachineFacts:
     """This machine as a run sees it, torch included: asked in a process of its own, since this one must not touch
     CUDA."""
-    import wellfed.study.trials.trial  # noqa: F401  what all processes forked from here need
+    import wellfed.study.executors.trial_work  # noqa: F401  what all processes forked from here need
 
     def look(_: None, __: None) -> Iterator[MachineFacts]:
         from wellfed.observe.hardware.torch_cuda import torch_cuda
@@ -192,6 +193,7 @@ class _Tune:
     options: TuneOptions
     around: TuneMachine
     fixed: frozenset[str]
+    stop: StopRequest
 
     def __post_init__(self) -> None:
         self._objective = OBJECTIVES[self.file.objective]
@@ -210,23 +212,28 @@ class _Tune:
     def go(self) -> int:
         """All of it; the exit code."""
         self._begin()
-        from wellfed.study.trials import trial
-
-        extra, timeout_s, scratch = places(words()), self.config.sweep.timeout_s, self.folder / ".scratch"
+        extra, timeout_s = places(words()), self.config.sweep.timeout_s
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
             return replace(compose(overrides, "train", **extra), run_dir=folder)
 
-        def log(number: int) -> Path:
-            return self.folder / f"shared_{number}.log"
-
-        with (
-            scratch_folder(scratch),
-            closing(ForkServers(trial.prepare, trial.work, log, timeout_s)) as servers,
-        ):
+        settings = StudySettings(
+            folder=self.folder,
+            scratch=self.folder / ".scratch",
+            timeout_s=timeout_s,
+            prepare_s=timeout_s,
+            group="sweep",
+            code=self.file.code,
+            row_of=row_of_end,
+            say=self._screen.say,
+            tick=self._screen.tick,
+            stop=self.stop,
+            see_machine=lambda seen: self._ledger.note_machine(seen.description, seen.processor),
+        )
+        with scratch_folder(settings.scratch), LocalExecutor(settings) as executor:
             of_all = of_trials(self.start.overrides, self.start.config)
-            setup = TrialSetup(compose_point, self._ledger, self._screen, scratch, timeout_s)
-            trials = TuneTrials(of_all, setup, self._ledger, servers)
+            setup = TrialSetup(compose_point, self._ledger, self._screen)
+            trials = TuneTrials(of_all, setup, self._ledger, executor)
             if left := trials.kept_as_they_are():
                 told = ", ".join(f"{number} {status}" for status, number in left.items())
                 self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")

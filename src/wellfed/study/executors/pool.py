@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config.schema import RunConfig
-from wellfed.study.trials.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Work
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Work
 
 _MOST_SERVERS = 3
 """That hold their data and model at one time."""

@@ -1,4 +1,4 @@
-"""Names what the processes of a sweep can be asked to do and what they answer; without torch, as the sweep's own is."""
+"""Defines what a fork server can be asked to do and what it answers; without torch, as the study's own process is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.study.sweep.grid import GridPoint
 
 if TYPE_CHECKING:
     from wellfed.data.backends.first_batches import FirstBatches
@@ -19,86 +18,84 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunPoint:
-    """Run one point: a trial."""
+class RunTimed:
+    """Task: run a trial that is only timed. Answered by its exit code."""
 
-    point: GridPoint
     composed: Composed[RunConfig]
     plan: PointPlan | None = None
-    """None = not planned; it is then tried on the processor's place."""
+    """Plan of the point; None where planning ended its process."""
     feature_rows: Path | None = None
-    """Where they are, computed for all trials that share them."""
-
-
-@dataclass(frozen=True)
-class PlanPoints:
-    """Plan points without running any: answered by a `MachineSeen`, then a `PointPlan` for each."""
-
-    points: Sequence[tuple[str, Composed[RunConfig]]]
-    """Id and configuration."""
-
-
-@dataclass(frozen=True)
-class ComputeRows:
-    """Compute all feature rows on the CPU, for trials that would each do so."""
-
-    file: Path
-    """Not there unless all could be computed."""
+    """File of feature rows that were computed for all trials."""
 
 
 @dataclass(frozen=True)
 class TrainWhole:
-    """Train one point to its end, or until the sweep ends it: a trial of a search."""
+    """Task: train to the end, or until the study ends the trial. Answered by its exit code."""
 
     composed: Composed[RunConfig]
 
 
 @dataclass(frozen=True)
+class PlanPoints:
+    """Task: plan points without running any. Answered by a `MachineSeen`, then a `PointPlan` for each."""
+
+    points: Sequence[tuple[str, Composed[RunConfig]]]
+    """Id and configuration of each."""
+
+
+@dataclass(frozen=True)
+class ComputeRows:
+    """Task: compute all feature rows on the CPU, for trials that would each do so."""
+
+    file: Path
+    """Exists afterwards only if all rows could be computed."""
+
+
+@dataclass(frozen=True)
 class SeeMetric:
-    """Tell what trials would be ranked by: answered by a `MachineSeen`, then a `MetricSeen`."""
+    """Task: find the metric that ranks trials. Answered by a `MachineSeen`, then a `MetricSeen`."""
 
     config: RunConfig
 
 
 @dataclass(frozen=True)
 class MetricSeen:
-    """What picks the best checkpoint, and here the best trial."""
+    """Metric that picks the best checkpoint of a trial, and so the best trial."""
 
     name: str
-    """Of validation, without ``val/``."""
+    """Name in validation, without ``val/``."""
     mode: Literal["max", "min"]
     is_validated: bool
-    """There is something to validate on."""
+    """The data has a validation split."""
 
 
 @dataclass(frozen=True)
 class Validated:
-    """What a trial says after a validation; the reply is why it is to end, or None."""
+    """Message of a trial after a validation. The reply is the reason to end it, or None."""
 
     number: int
-    """Of the validation, from 1."""
+    """Number of the validation, from 1."""
     value: float
 
 
 @dataclass(frozen=True)
 class MachineSeen:
-    """The machine as trials see it."""
+    """This machine as trials see it."""
 
     description: str
     num_gpus: int
     processor: str = ""
-    """And its cores: what two machines with the same GPUs may differ in."""
+    """Processor and number of cores: machines with equal GPUs may differ in them."""
 
 
 @dataclass(frozen=True)
 class PointPlan:
-    """What can be known of a point before it runs, and need not be found out once more by its trials."""
+    """Facts about a point that are known before it runs. Its trials need not find them again."""
 
     point: str
-    """Its id."""
+    """Id of the point."""
     problem: str | None = None
     """Why it can't be run."""
-    num_gpus: int = 0
     predicted_peak_gib: float | None = None
     first_batches: FirstBatches | None = None
     footprints: KnownFootprints | None = None
@@ -107,23 +104,23 @@ class PointPlan:
 
 
 def in_words(facts: MachineFacts) -> str:
-    """A machine, as it is compared with another."""
+    """Returns the processor and the cards of a machine."""
     cards = ", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"
     return f"{processor_of(facts)}; {cards}"
 
 
 def processor_of(facts: MachineFacts) -> str:
-    """A processor and its cores."""
+    """Returns the processor of a machine and its number of cores."""
     return f"{facts.cpu}, {facts.cpu_quota_cores:g} cores"
 
 
 def is_for_cpu(composed: Composed[RunConfig]) -> bool:
-    """Whether it trains on the processor whatever else a machine has."""
+    """Returns whether a run trains on the processor, whatever else a machine has."""
     return composed.config.trainer.accelerator is Accelerator.cpu or composed.choices.get("gpu") == "cpu"
 
 
 def shared_key(config: RunConfig) -> str:
-    """Equal for configurations whose data and model are the same."""
+    """Returns a text that is equal for configurations with the same data and model."""
     workload = config.workload
     has_optimizer = workload.optimizer is not None
     return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""Does what the processes of a sweep are for: prepares data and model once, plans all points, runs one of them."""
+"""Does the work of a fork server and its processes: makes data and model once, plans points, runs a trial."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from wellfed.run.objects.feature_stages import train_encoder
 from wellfed.run.objects.learner import searched_metric
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
-from wellfed.study.trials.tasks import (
+from wellfed.study.executors.tasks import (
     ComputeRows,
     MachineSeen,
     MetricSeen,
     PlanPoints,
     PointPlan,
-    RunPoint,
+    RunTimed,
     SeeMetric,
     TrainWhole,
     Validated,
@@ -44,15 +44,15 @@ from wellfed.train.memory.features import all_rows
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What trials of the same data and model have in common."""
+    """Objects that trials of the same data and model share."""
 
     parts: assemble.Parts
     num_threads: int
-    """Of torch, before it was told to use one: threads do not survive a fork."""
+    """Threads of torch before it was limited to one, since threads do not survive a fork."""
 
 
 def prepare(config: RunConfig) -> SharedParts:
-    """Data and model, as a run's own process would make them.
+    """Makes data and model, as a run's own process would.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
@@ -68,13 +68,13 @@ def prepare(config: RunConfig) -> SharedParts:
     return SharedParts(parts, num_threads)
 
 
-Task = RunPoint | PlanPoints | ComputeRows | TrainWhole | SeeMetric
+Task = RunTimed | PlanPoints | ComputeRows | TrainWhole | SeeMetric
 
 
 def work(
     shared: SharedParts, task: Task, ask: Callable[[Validated], str | None] | None = None
 ) -> int | Iterator[MachineSeen | PointPlan | MetricSeen]:
-    """A trial's exit code, or the answers to what many need."""
+    """Does a task. Returns the exit code of a trial, or yields the answers."""
     # A loader would otherwise start a server for its workers, which imports torch once more.
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(shared.num_threads)
@@ -103,13 +103,13 @@ def work(
 
 
 def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
-    """The machine, then the plan of each point, as soon as it is made: one may end this process."""
+    """Yields the machine, then the plan of each point as soon as it is made: planning may end this process."""
     facts = machine(torch_cuda())
     seen: dict[str, FirstBatches | None] = {}
-    """First batches, built once for all points that share them."""
+    """First batches by what they depend on, built once."""
 
     def first_batches(config: RunConfig, plan: RunPlan) -> FirstBatches | None:
-        """None where nothing depends on them, or they can't be built."""
+        """Returns the first batches; None where nothing depends on them, or they can't be built."""
         first = assemble.first_builder(config, plan)
         if first is None:
             return None
@@ -141,7 +141,6 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
         return PointPlan(
             point,
             problem=None if plan.misfit is None else str(plan.misfit),
-            num_gpus=plan.trainer.devices if plan.on_gpu else 0,
             predicted_peak_gib=plan.predicted_peak_gib,
             first_batches=first,
             footprints=estimate.known,
@@ -161,12 +160,12 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
 
 
 def see_metric(parts: assemble.Parts, config: RunConfig) -> Iterator[Any]:
-    """The machine, then what trials of a search are ranked by."""
+    """Yields the machine, then the metric that ranks trials."""
     yield seen_machine(machine(torch_cuda()))
     name, mode = searched_metric(config, parts)
     yield MetricSeen(name, mode, parts.is_lightning_module or parts.data.val is not None)
 
 
 def seen_machine(facts: MachineFacts) -> MachineSeen:
-    """The machine as trials see it."""
+    """Returns the machine as trials see it."""
     return MachineSeen(in_words(facts), len(facts.training_gpus), processor_of(facts))

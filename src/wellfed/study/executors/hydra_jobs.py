@@ -15,9 +15,9 @@ import wellfed.process
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
 from wellfed.observe.hardware.detect import machine
-from wellfed.study.trials.fork_server import JobEnd
-from wellfed.study.trials.sweep import prepare_to_fork
-from wellfed.study.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
+from wellfed.study.executors.fork_server import JobEnd
+from wellfed.study.executors.local import prepare_to_fork
+from wellfed.study.executors.pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
 from wellfed.units import show_duration
 
 _IMPORTS_S = 600
@@ -25,15 +25,17 @@ _IMPORTS_S = 600
 
 @dataclass(frozen=True)
 class HydraJob:
-    """One job: ``run`` does it in whichever process it is called, ``folder`` gets what it prints."""
+    """One job of a multirun."""
 
     run: Callable[[], int]
+    """Runs the job in the process that calls it, and returns its exit code."""
     folder: Path
+    """Gets what the job prints."""
     num_devices: int
 
 
 def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
-    """Runs all; the exit code of each, negative where a signal has ended it."""
+    """Runs all jobs. Returns the exit code of each, negative where a signal has ended it."""
     codes = [EXIT_FAILED] * len(jobs)
     prepare_to_fork(RunConfig())
     gpus = visible(os.environ, len(machine().gpus))
@@ -62,5 +64,5 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
 
 
 def _imports(config: RunConfig) -> None:
-    """What each job would otherwise wait for."""
+    """Imports what each job would otherwise import itself."""
     import wellfed.run.stages  # noqa: F401
