@@ -180,7 +180,7 @@ def test_after_kill_9_the_same_command_completes_the_table(tmp_path: Path) -> No
     folder = tmp_path / "logs" / "planted" / "searches" / "optuna"
 
     def rows() -> list[Row]:
-        return list(ledger.read_rows(folder, Row).rows) if folder.exists() else []
+        return list(ledger.read(folder).rows) if folder.exists() else []
 
     with searching(tmp_path, *asked) as process:
         until(lambda: len(rows()) >= 2, process)
@@ -355,7 +355,7 @@ def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda)
     done = run("train.py", "-m", *fixed(tmp_path), *OPTUNA, *slow, cwd=tmp_path, **cards)
     assert done.code == 0, done.text
     folder = tmp_path / "logs" / "planted" / "searches" / "optuna"
-    rows = list(ledger.read_rows(folder, Row).rows)
+    rows = list(ledger.read(folder).rows)
     assert sorted(row.trial for row in rows) == list(range(6))
     assert [row.status for row in rows] == ["ok"] * 6
     assert most_at_a_time(rows, folder) == 2
@@ -364,7 +364,7 @@ def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda)
     done = run("train.py", "-m", *fixed(tmp_path), *on_cpu, cwd=tmp_path, **cards)
     assert done.code == 0, done.text
     folder = folder.with_name("grid")
-    assert most_at_a_time(list(ledger.read_rows(folder, Row).rows), folder) == 1
+    assert most_at_a_time(list(ledger.read(folder).rows), folder) == 1
 
 
 def most_at_a_time(rows: list[Row], folder: Path) -> int:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from wellfed.masking import masked_override
 from wellfed.record import Status, bounded
+from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.ranking.objective import Objective
 from wellfed.study.row import Metric, Row, RowKind
 from wellfed.study.trial_end import recorded_row, refused_row
 from wellfed.units import counted

@@ -26,16 +26,17 @@ from wellfed.run.ranks.announce import announce
 from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
-from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, StudySettings, Trial, executor_of
+from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, StudySettings, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
+from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.tasks import MachineSeen, MetricSeen, SeeMetric, shared_key
 from wellfed.study.learning_curve import CurvePoint, read_curve, reported_metrics
 from wellfed.study.ledger import Ledger
-from wellfed.study.points.proposals import AskedPoints, GridPoints, Points, Proposal
+from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Choices, describe
+from wellfed.study.proposals import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.ranking.entry import Leaderboard
-from wellfed.study.ranking.objective import of_metric
 from wellfed.study.ranking.ranking import search_board
 from wellfed.study.row import Metric, Row
 from wellfed.study.search_request import SearchRequest, asked_for

@@ -17,10 +17,10 @@ from wellfed.errors import ConfigError
 from wellfed.record import bounded, write_atomically
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
+from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
 from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of
 from wellfed.study.points.space import Axis
-from wellfed.study.ranking.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
 from wellfed.study.row import Metric
 
 SCHEMA = 1

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wellfed.run.screen import Terminal
 from wellfed.study.board.terminal import width
+from wellfed.study.objective import Objective
 from wellfed.study.points.space import show_value
-from wellfed.study.ranking.objective import Objective
 from wellfed.study.row import Row
 from wellfed.study.trial_end import message_of
 from wellfed.units import counted, show_duration, show_text
@@ -86,8 +86,8 @@ class StudyScreen:
 
     def _advance(self, best: Row | None) -> None:
         if self._bar is not None:
-            more = {} if best is None else {"description": self._describe(best)}
-            self._bar.update(self._bar.task_ids[0], advance=1, refresh=True, **more)
+            description = None if best is None else self._describe(best)
+            self._bar.update(self._bar.task_ids[0], advance=1, description=description, refresh=True)
 
     def end(self) -> None:
         """Removes the bar."""

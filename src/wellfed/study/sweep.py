@@ -26,7 +26,8 @@ from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
 from wellfed.study.energy import check_energy
-from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, StudySettings, executor_of, is_remote
+from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, StudySettings
+from wellfed.study.executors.launchers import executor_of, is_remote
 from wellfed.study.executors.local import prepare_to_fork
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import Grid
@@ -206,7 +207,7 @@ class SweepStudy(Study):
 
     def publish(self) -> None:
         """Copies the trials into wandb; a failure there is reported and costs nothing else."""
-        from wellfed.study.publish import is_published, publish
+        from wellfed.study.board.publish import is_published, publish
 
         kept, logger = self._ledger, self.config.logger
         if kept is None or decide_mode(logger.mode.value) == "disabled" or kept.best() is None:

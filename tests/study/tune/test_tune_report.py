@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from wellfed.record import FindingEntry
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
 from wellfed.study.points.guided.tune_trial import Change, Trial
-from wellfed.study.ranking.objective import SAMPLES_PER_S
 from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured
 from wellfed.study.tune.tune_options import WrittenOptions
 from wellfed.study.tune.tune_report import TuneReport, TuneScreen

@@ -12,8 +12,8 @@ from tests.kit.played_trials import PlayedTrials
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import Trial
 from wellfed.study.ledger import Ledger, append
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.grid import GridPoint, point_id
-from wellfed.study.ranking.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 from wellfed.study.study import TimedTrials
 from wellfed.study.tune.tune_report import TuneScreen

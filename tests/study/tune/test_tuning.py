@@ -15,9 +15,9 @@ from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
 from wellfed.process import StopRequest
 from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger, append
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
-from wellfed.study.ranking.objective import SAMPLES_PER_S
 from wellfed.study.row import Row
 from wellfed.study.tune.tune_file import TuneFile
 from wellfed.study.tune.tune_options import TuneOptions

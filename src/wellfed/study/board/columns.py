@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
 from wellfed.study.ranking.entry import Entry, Leaderboard
-from wellfed.study.ranking.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
 from wellfed.study.ranking.ranking import BASELINE
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from wellfed.record import Status, plain
 from wellfed.study.learning_curve import CurvePoint
+from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.ranking.knob_effects import Effects
-from wellfed.study.ranking.objective import Objective
-from wellfed.study.ranking.repeats import Noise
+from wellfed.study.repeats import Noise
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from wellfed.study.ranking.objective import SAMPLES_PER_S, Objective
+from wellfed.study.objective import SAMPLES_PER_S, Objective
 from wellfed.units import show_percent
 
 _EPSILON = 1e-9

@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import get_args
 
 from wellfed.record import Status
+from wellfed.study import repeats
 from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.ledger import Read
+from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.ranking import repeats
 from wellfed.study.ranking.entry import ORDER, Entry, Leaderboard, empty_row
 from wellfed.study.ranking.knob_effects import knob_effects
-from wellfed.study.ranking.objective import Objective
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile, load
 from wellfed.study.trial_end import why_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from wellfed.study.objective import OBJECTIVES, Objective
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.tune_search import Advice, Step, TuneSearch
-from wellfed.study.ranking.objective import OBJECTIVES, Objective
 from wellfed.study.row import Row
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured

@@ -39,11 +39,11 @@ from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Jo
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
+from wellfed.study.objective import OBJECTIVES
 from wellfed.study.points.guided.gain import TuneGain, gain_in_turns
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
 from wellfed.study.points.guided.tune_trial import Change, Trial
-from wellfed.study.ranking.objective import OBJECTIVES
 from wellfed.study.row import Row
 from wellfed.study.study import Study, TimedTrials, scratch_folder
 from wellfed.study.trial_end import RowMaker

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.gain import gain_in_turns
-from wellfed.study.ranking.objective import PEAK_MEMORY, SAMPLES_PER_S
 
 RATES = st.floats(1e-3, 1e6)
 

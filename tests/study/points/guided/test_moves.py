@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.moves import Move, TuneMachine, moves
 from wellfed.study.points.guided.tune_trial import Trial
-from wellfed.study.ranking.objective import PEAK_MEMORY, SAMPLES_PER_S
 
 CPU, CARD = TuneMachine(4, on_gpu=False), TuneMachine(8, on_gpu=True)
 

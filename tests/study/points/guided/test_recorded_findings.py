@@ -10,10 +10,10 @@ import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import judge
+from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
 from wellfed.study.points.guided.tune_trial import Change, Trial
-from wellfed.study.ranking.objective import SAMPLES_PER_S
 
 TRACES = Path(__file__).parents[3] / "traces"
 LEADS = {

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record import FindingEntry
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
 from wellfed.study.points.guided.tune_trial import Change, Trial, knob_of, same_plan, typed_behind
-from wellfed.study.ranking.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
 
 ROOM = TuneBudget(20, 3600.0)
 SEEDS = st.integers(0, 10**6)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.record import RunRecord
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.tune_trial import Trial, knob_of, same_plan, typed_behind
-from wellfed.study.ranking.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.row import Row
 
 ROW = Row(

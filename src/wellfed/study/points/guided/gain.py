@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from wellfed.observe.timing.interval import student_t_975
-from wellfed.study.ranking.objective import Objective
+from wellfed.study.objective import Objective
 
 LEAST_GAIN = 1.02
 """What is better by less is not worth a knob that was set."""

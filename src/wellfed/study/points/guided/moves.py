@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
+from wellfed.study.objective import PEAK_MEMORY, Objective
 from wellfed.study.points.guided.tune_trial import Trial
-from wellfed.study.ranking.objective import PEAK_MEMORY, Objective
 from wellfed.units import show_percent
 
 _MESSAGE_MS = 1.0

@@ -18,11 +18,11 @@ from statistics import median
 
 from wellfed.observe.timing.interval import student_t
 from wellfed.record import FindingEntry
+from wellfed.study.objective import PEAK_MEMORY, Objective
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import Move, TuneMachine, built_by, moves
 from wellfed.study.points.guided.tune_trial import Change, Knobs, Trial, knob_of, same_plan, typed_behind
-from wellfed.study.ranking.objective import PEAK_MEMORY, Objective
-from wellfed.study.ranking.repeats import MeasuredRun, Noise, pooled_noise
+from wellfed.study.repeats import MeasuredRun, Noise, pooled_noise
 from wellfed.units import counted, show_duration, show_factor
 
 _UNKNOWN_FRAC = 0.03

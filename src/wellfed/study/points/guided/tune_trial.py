@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from wellfed.record import FindingEntry, LoadingEntry, PlanEntry, RunRecord, Status, TimeEntry
-from wellfed.study.ranking.objective import Objective
+from wellfed.study.objective import Objective
 from wellfed.study.row import Row
 
 Knobs = tuple[tuple[str, Any], ...]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.study.ranking.repeats import MeasuredRun as Run
-from wellfed.study.ranking.repeats import Noise, mean_with_interval, pooled_noise
+from wellfed.study.repeats import MeasuredRun as Run
+from wellfed.study.repeats import Noise, mean_with_interval, pooled_noise
 
 RATES = st.floats(1e-3, 1e9)
 RUNS = st.lists(

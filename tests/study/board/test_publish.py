@@ -13,11 +13,11 @@ from wellfed import record
 from wellfed.config.schema import LoggerConfig, LoggerMode
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import TIME_AXIS
+from wellfed.study.board import files as leaderboard_files
+from wellfed.study.board.publish import is_published, publish
 from wellfed.study.ledger import Read
-from wellfed.study.publish import is_published, publish
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.row import Row
-from wellfed.study.board import files as leaderboard_files
 
 SWEEP = made.sweep_file({"loader": ("baseline", "conservative", "balanced", "aggressive")})
 SLOW, FAILED, FAST, REFUSED = SWEEP.points

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from wellfed.config.schema import RunConfig
 from wellfed.errors import DataError
 from wellfed.process import MAY_FORK
-from wellfed.study.trials.fork_server import JobEnd
-from wellfed.study.trials.trial_pool import ForkServers, Place, QueuedTrial, Slots, TrialPool, visible
+from wellfed.study.executors.fork_server import JobEnd
+from wellfed.study.executors.pool import ForkServers, Place, QueuedTrial, Slots, TrialPool, visible
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 

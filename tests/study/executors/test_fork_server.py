@@ -21,8 +21,8 @@ import pytest
 import wellfed
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 from wellfed.study.trial_end import last_lines
-from wellfed.study.trials.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60
@@ -118,7 +118,7 @@ def test_what_the_parent_has_not_written_yet_is_not_written_twice(tmp_path: Path
     code = """
 import sys
 from pathlib import Path
-from wellfed.study.trials.fork_server import ForkServer, Job
+from wellfed.study.executors.fork_server import ForkServer, Job
 print("before", end=" ")
 sys.stderr.write("warned ")
 server = ForkServer(lambda: print("prepared"), lambda prepared, task: print("worked"), Path("log"))
@@ -370,7 +370,7 @@ def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_b
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from wellfed.study.trials.fork_server import ForkServer, Job
+from wellfed.study.executors.fork_server import ForkServer, Job
 
 def work(prepared, task):
     if os.fork() == 0:

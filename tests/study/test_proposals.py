@@ -13,11 +13,11 @@ pytest.importorskip("optuna")
 
 from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger
+from wellfed.study.objective import of_metric
 from wellfed.study.points.grid import Grid
 from wellfed.study.points.optuna_study import JOURNAL, OptunaStudy
-from wellfed.study.points.proposals import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.points.space import Choices, Numbers, Space
-from wellfed.study.ranking.objective import of_metric
+from wellfed.study.proposals import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.row import Metric, Row
 from wellfed.study.study_screen import StudyScreen
 

@@ -26,11 +26,10 @@ from wellfed.run.objects import assemble
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL
-from wellfed.study.points.grid import GridPoint
-from wellfed.study.trials import tasks, trial
+from wellfed.study.executors import tasks
+from wellfed.study.executors import trial_work as trial
 
 NUM_ROWS = 5
-POINT = GridPoint("p", {}, ())
 asked: list[int] = []
 """Rows that were computed, and pids of those who loaded a sample."""
 
@@ -126,7 +125,7 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
     assert list(tmp_path.iterdir()) == [file]
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(shared, tasks.RunPoint(POINT, composed("memory.features=cache"), feature_rows=file))
+    trial.work(shared, tasks.RunTimed(composed("memory.features=cache"), feature_rows=file))
     shared.parts.model.eval()
     assert trained[0].feature_rows is not None
     assert shared.parts.features is not None
@@ -223,7 +222,7 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     assert plan.predicted_peak_gib > 0
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(trial.SharedParts(parts, torch.get_num_threads()), tasks.RunPoint(POINT, point, plan))
+    trial.work(trial.SharedParts(parts, torch.get_num_threads()), tasks.RunTimed(point, plan))
     monkeypatch.setattr(footprints, "cached_measure", None)
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan.predicted_peak_gib

@@ -1,0 +1,383 @@
+"""Forks a process for each trial from one that has prepared what they share: imports, data, model.
+
+    sweep --- Job --> fork server --- fork --> process of a job
+          <- JobEnd -             <- answers -
+          <--------------- Said --------------
+          --------------- reply ------------->
+
+The sweep's own process runs no user code: whatever data, model or driver do to a server or to a job, it is told. A
+server never touches CUDA, and runs what it prepares with one thread: neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wellfed.errors import ConfigError, WellfedError
+from wellfed.masking import MaskedStream
+from wellfed.process import die_with_parent, end_by_signals, exit_code, fork, held_signals, leave
+from wellfed.record import Status
+from wellfed.study.trial_end import ERR, OUT, last_lines
+
+Work = Callable[..., "int | Iterator[object]"]
+"""Does a task with what was prepared; gives an exit code, or answers. Of a `Job` that asks it is given ``ask``, too:
+says something to the sweep, and waits for its reply."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one forked process has to do."""
+
+    key: str
+    folder: Path
+    """There already; gets `OUT` and `ERR`."""
+    task: Any = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set before the work begins."""
+    cpus: frozenset[int] | None = None
+    """That it may run on; None = all."""
+    asks: bool = False
+    """Its work speaks with the sweep while it lasts."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a job that asks says; it waits until `ForkServer.reply`."""
+
+    key: str
+    what: Any
+
+
+@dataclass(frozen=True)
+class _Reply:
+    key: str
+    what: Any
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How the process of a job ended."""
+
+    key: str
+    code: int
+    """Exit code; negative: the signal that ended it."""
+    seconds: float
+    answers: tuple[Any, ...] = ()
+    """What its work gave before."""
+
+
+class ForkServerFailed(Exception):
+    """What jobs share could not be prepared, or the process that holds it has died."""
+
+    def __init__(self, problem: str, status: Status = "failed") -> None:
+        super().__init__(problem)
+        self.status = status
+        """Of the trials that can't be started."""
+
+
+class ForkServer:
+    """One such process: calls ``prepare`` once, and ``work`` for each job in a process of its own.
+
+    Args:
+        log: gets what ``prepare`` prints.
+        siblings: whose connections it must not keep: it would hide from them that the sweep is over.
+    """
+
+    def __init__(self, prepare: Callable[[], Any], work: Work, log: Path, siblings: Iterable[ForkServer] = ()) -> None:
+        self._log = log
+        self.connection, other = Pipe()
+        """Readable when there is something to `take`."""
+        parent, self._began_s, self._is_ready = os.getpid(), time.monotonic(), False
+        with held_signals() as let_through:
+            self._pid = fork()
+            if self._pid == 0:
+                for each in (self, *siblings):
+                    each.connection.close()
+                _ServerProcess(other, work).live(parent, prepare, log, let_through)
+        other.close()
+
+    def is_ready(self, timeout_s: float, way_out: str = "") -> bool:
+        """Whether the shared part is there; does not wait. ``way_out`` ends the message if it is not in time.
+
+        Raises:
+            ForkServerFailed: it could not be made, or not in ``timeout_s`` since it was begun.
+        """
+        if self._is_ready:
+            return True
+        if self.connection.poll():
+            failed: ForkServerFailed | None = self._receive()
+            if failed is not None:
+                raise failed
+            self._is_ready = True
+        elif time.monotonic() - self._began_s >= timeout_s:
+            raise ForkServerFailed(
+                f"data and model were not there after {timeout_s:g} s; see {self._log}. {way_out}".rstrip(),
+                "timeout",
+            )
+        return self._is_ready
+
+    def wait_ready(self, timeout_s: float, way_out: str = "") -> None:
+        """As `is_ready`, until it is."""
+        while not self.is_ready(timeout_s, way_out):
+            self.connection.poll(max(0.0, self._began_s + timeout_s - time.monotonic()))
+
+    def start(self, job: Job) -> None:
+        """Fork a process for a job.
+
+        Raises:
+            ForkServerFailed: the server is dead.
+        """
+        try:
+            self.connection.send(job)
+        except OSError as error:
+            raise self._dead() from error
+
+    def kill(self, key: str) -> None:
+        """End a job's process and all it has started; it is then told as ended by SIGKILL."""
+        with contextlib.suppress(OSError):
+            self.connection.send(key)
+
+    def reply(self, key: str, what: Any) -> None:
+        """To what a job has said."""
+        with contextlib.suppress(OSError):
+            self.connection.send(_Reply(key, what))
+
+    def take(self) -> JobEnd | Said:
+        """The next job that has ended, or says something; blocks.
+
+        Raises:
+            ForkServerFailed: the server is dead, and with it all its jobs.
+        """
+        end: JobEnd | Said = self._receive()
+        return end
+
+    def ask(self, job: Job, timeout_s: float) -> tuple[Any, ...]:
+        """The answers of a job that is the only one and does not ask; those until then if it dies, or takes longer.
+
+        Raises:
+            ForkServerFailed: the server is dead.
+        """
+        self.start(job)
+        if not self.connection.poll(timeout_s):
+            self.kill(job.key)
+        end = self.take()
+        assert isinstance(end, JobEnd)
+        return end.answers
+
+    def close(self) -> None:
+        """End the server and what it has started."""
+        if self.connection.closed:
+            return
+        self.connection.close()
+        limit_s = time.monotonic() + 2
+        with contextlib.suppress(ChildProcessError):
+            # It ends its jobs when it notices, unless user code is at work in it.
+            while not _has_ended(self._pid) and time.monotonic() <= limit_s:
+                time.sleep(0.005)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)  # itself if it is stuck, and what the data has started
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def _receive(self) -> Any:
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise self._dead() from error
+
+    def _dead(self) -> ForkServerFailed:
+        lines = last_lines(self._log, 1)
+        said = f" ({lines[0]})" if lines else ""
+        return ForkServerFailed(f"the process that holds data and model has died{said}; see {self._log}.")
+
+
+def _has_ended(pid: int) -> bool:
+    """Its number is not free before it is waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+@dataclass
+class _RunningJob:
+    key: str
+    began_s: float
+    connection: Connection
+    pass_on: Callable[[Said], None] | None
+    """Where what it says goes at once; None = what it says are answers, which come with its end."""
+    answers: list[Any] = field(default_factory=list)
+
+    def hear(self) -> bool:
+        """Takes what has come; False when no more can come."""
+        try:
+            while self.connection.poll():
+                said = self.connection.recv()
+                if self.pass_on is None:
+                    self.answers.append(said)
+                else:
+                    self.pass_on(Said(self.key, said))
+        except (EOFError, OSError):
+            return False
+        return True
+
+
+class _ServerProcess:
+    """The server's own side."""
+
+    def __init__(self, connection: Connection, work: Work) -> None:
+        self._connection, self._work = connection, work
+        self._running: dict[int, _RunningJob] = {}
+        """By process id."""
+
+    def live(self, parent: int, prepare: Callable[[], Any], log: Path, let_through: Callable[[], None]) -> NoReturn:
+        """All of its life."""
+        code = 1
+        try:
+            os.setsid()  # the terminal's Ctrl-C is for the sweep, which then ends this
+            die_with_parent(parent)
+            end_by_signals()
+            let_through()
+            _print_to(log, log)
+            failed = None
+            try:
+                prepared = prepare()
+            except ConfigError as error:
+                failed = ForkServerFailed(" ".join(map(str, error.faults)), "invalid")
+            except WellfedError as error:
+                failed = ForkServerFailed(str(error))
+            except (Exception, SystemExit) as error:  # noqa: BLE001  user code
+                traceback.print_exc()
+                failed = ForkServerFailed(f"{type(error).__name__}: {error}".strip())
+            gc.collect()
+            gc.freeze()  # a collection in a child would copy every page
+            self._connection.send(failed)
+            if failed is None:
+                self._serve(prepared)
+            code = 0
+        except BaseException:  # noqa: BLE001  into the log; the sweep sees the connection close
+            traceback.print_exc()
+        finally:
+            for pid in self._running:
+                _kill_group(pid)
+            leave(code)
+
+    def _serve(self, prepared: Any) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler nothing is written to the pipe
+        signal.set_wakeup_fd(writing)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            selector.register(reading, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj: key.data for key, _ in selector.select()}
+                for connection, job in ready.items():
+                    if job is not None and not job.hear():
+                        selector.unregister(connection)
+                if reading in ready:
+                    os.read(reading, 4096)
+                    self._reap(selector)
+                if self._connection in ready:
+                    try:
+                        asked = self._connection.recv()
+                    except (EOFError, OSError):  # the sweep is over
+                        return
+                    if isinstance(asked, Job):
+                        self._fork(asked, prepared, selector)
+                    elif isinstance(asked, _Reply):
+                        for job in [job for job in self._running.values() if job.key == asked.key]:
+                            with contextlib.suppress(OSError):  # it has died meanwhile
+                                job.connection.send(asked.what)
+                    else:
+                        for pid in [pid for pid, job in self._running.items() if job.key == asked]:
+                            _kill_group(pid)
+
+    def _fork(self, job: Job, prepared: Any, selector: selectors.BaseSelector) -> None:
+        server, began_s = os.getpid(), time.monotonic()
+        hearing, telling = Pipe(duplex=job.asks)
+        pid = fork()
+        if pid == 0:
+            self._connection.close()
+            hearing.close()
+            _do(job, lambda *task: self._work(prepared, *task), server, telling)
+        telling.close()
+        with contextlib.suppress(OSError):  # both set it: whoever is first
+            os.setpgid(pid, pid)
+        self._running[pid] = running = _RunningJob(
+            job.key, began_s, hearing, self._connection.send if job.asks else None
+        )
+        selector.register(hearing, selectors.EVENT_READ, running)
+
+    def _reap(self, selector: selectors.BaseSelector) -> None:
+        for pid in list(self._running):  # not any child: user code may have started some of its own
+            if not _has_ended(pid):
+                continue
+            _kill_group(pid)  # what it has left behind, loader workers above all
+            _, status = os.waitpid(pid, 0)
+            job = self._running.pop(pid)
+            job.hear()
+            if job.connection in selector.get_map():
+                selector.unregister(job.connection)
+            job.connection.close()
+            seconds, code = time.monotonic() - job.began_s, os.waitstatus_to_exitcode(status)
+            self._connection.send(JobEnd(job.key, code, seconds, tuple(job.answers)))
+
+
+def _do(job: Job, work: Callable[..., int | Iterator[object]], server: int, telling: Connection) -> NoReturn:
+    """A job's whole process."""
+
+    def ask(what: Any) -> Any:
+        telling.send(what)
+        return telling.recv()
+
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        die_with_parent(server)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _print_to(job.folder / OUT, job.folder / ERR)
+        os.environ.update(job.environment)
+        if job.cpus is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, job.cpus)
+        done = work(job.task, ask) if job.asks else work(job.task)
+        if isinstance(done, Iterator):
+            for answer in done:
+                telling.send(answer)
+        code = 0 if isinstance(done, Iterator) else done
+    except SystemExit as ended:
+        code = exit_code(ended)
+    except BaseException:  # noqa: BLE001  into stderr.txt
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def _print_to(out: Path, err: Path) -> None:
+    """Standard output and error of this process, and of what it starts, go to files."""
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, out, append), (2, err, append)):
+        descriptor = os.open(path, flags, 0o666)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    # What the parent has replaced (a test's capture) would go elsewhere.
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        file = os.fdopen(number, "wb", closefd=False)
+        setattr(sys, name, MaskedStream(file, encoding="utf-8", errors="backslashreplace", line_buffering=True))
+
+
+def _kill_group(pid: int) -> None:
+    for end in (os.killpg, os.kill):  # it may not lead its group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
