@@ -1,4 +1,4 @@
-"""Refuses a sweep for samples per joule where no joules can be measured."""
+"""Refuses a study for samples per joule where energy can't be measured."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DEADLINE_S = 10
 
 
 def check_energy(config: RunConfig, axes: Collection[str]) -> None:
-    """``axes`` are the knobs in which points differ.
+    """Checks that the objective can be measured; ``axes`` are the knobs in which points differ.
 
     Raises:
-        ConfigError: the sweep's objective needs energy, and trials would have no figure of it.
+        ConfigError: the objective needs energy, which trials could not measure.
     """
     if config.sweep.objective is not SweepObjective.samples_per_joule:
         return
@@ -37,7 +37,7 @@ def check_energy(config: RunConfig, axes: Collection[str]) -> None:
 
 
 def _missing(facts: MachineFacts) -> str | None:
-    """Why a card's energy can't be read; None if that of all can."""
+    """Returns why a card's energy can't be read; None if that of all can."""
     if facts.nvml_problem is not None:
         return f"NVML: {facts.nvml_problem}"
 

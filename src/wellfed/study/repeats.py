@@ -1,8 +1,8 @@
-"""Averages the runs of a point and tells how sure the mean is.
+"""Averages the runs of a point and computes the interval of the mean.
 
-Two things make a figure uncertain. Within a run: steps differ; a run tells it as the 95 % interval of its own steps.
-Between runs: the same settings started again find other neighbours, another heap, another clock; one run can't see it,
-so it is learned from the points that were measured more than once.
+Two things make a figure uncertain. Within a run, steps differ: the run has a 95 % interval of its own steps. Between
+runs of the same settings, memory layout, clocks and neighbours differ: that noise is learned from the points that were
+measured more than once.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ class MeasuredRun:
     figure: float
     """> 0; samples/s, or another that ranks."""
     half_width: float | None
-    """Of its own 95 % interval; None = it tells none."""
+    """Half width of its own 95 % interval; None = it has none."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Between runs of the same settings."""
+    """Noise between runs of the same settings."""
 
     relative_sd: float
-    """Of one run, as a fraction of its figure."""
+    """Standard deviation of one run, as a fraction of its figure."""
     degrees: int
-    """Of freedom, >= 1."""
+    """Degrees of freedom, >= 1."""
 
     def half_width(self, runs: int) -> float:
-        """Of the 95 % interval of a mean over so many runs, as a fraction of it."""
+        """Returns the half width of the 95 % interval of a mean over ``runs`` runs, as a fraction of it."""
         return student_t_975(self.degrees) * self.relative_sd / math.sqrt(runs)
 
 
 def pooled_noise(points: Iterable[Sequence[MeasuredRun]]) -> Noise | None:
-    """The relative standard deviation of one run, pooled within points over logarithms; None if no point was measured
-    twice.
+    """Returns the noise of one run, pooled within points over logarithms; None if no point was measured twice.
 
-    All points share it: three runs of one point alone would give an interval of several times the truth, or of nearly
-    nothing, by chance.
+    All points share it. Three runs of one point alone would give an interval that is far too wide or too narrow by
+    chance.
     """
     squares, degrees = 0.0, 0
     for runs in points:
@@ -55,12 +54,10 @@ def pooled_noise(points: Iterable[Sequence[MeasuredRun]]) -> Noise | None:
 
 
 def mean_with_interval(runs: Sequence[MeasuredRun], noise: Noise | None) -> tuple[float, tuple[float, float] | None]:
-    """Mean of one point and its 95 % interval.
+    """Returns the mean of one point and its 95 % interval; None without either half width.
 
-    The half width is the larger of two, each for a mean over n runs: Student's t of the noise between runs x its
-    deviation / sqrt(n), which all points share, and what this point's runs tell. For a point that was measured once
-    these are the noise between runs and the interval of the run. What is not known is left out; with neither there is
-    no interval.
+    The half width is the larger of two, each for a mean over n runs: Student's t x noise between runs / sqrt(n), which
+    all points share, and that of this point's own runs.
     """
     mean = fmean(run.figure for run in runs)
     halves = [_own_half_width(runs), None if noise is None else mean * noise.half_width(len(runs))]
@@ -69,10 +66,10 @@ def mean_with_interval(runs: Sequence[MeasuredRun], noise: Noise | None) -> tupl
 
 
 def _own_half_width(runs: Sequence[MeasuredRun]) -> float | None:
-    """What one point's runs tell of their mean.
+    """Returns the half width of the mean by one point's own runs.
 
-    Root of the sum of their squared half widths / n; or, from three runs on, Student's t of how they differ where that
-    is less: few steps that drift have an interval of any width, and runs that agree all the same say more.
+    It is the root of the sum of their squared half widths / n. From three runs on it is Student's t of their
+    differences where that is less: steps that drift give too wide an interval to runs that agree.
     """
     known = [run.half_width for run in runs if run.half_width is not None]
     halves = [math.hypot(*known) / len(runs)] if len(known) == len(runs) else []

@@ -1,6 +1,6 @@
-"""Puts a sweep into wandb: a run for each trial, all in one group, and one that holds the leaderboard as a table.
+"""Copies a sweep into wandb: a run for each trial, all in one group, and one with the leaderboard as a table.
 
-Made from the files when all is measured, so that it disturbs no figure.
+It reads the files when all is measured, so that it disturbs no figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
 _DONE = ".published"
-"""Holds the number of rows that were there when all was put into wandb."""
+"""File with the number of rows that are in wandb."""
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")
 _SUMMARY = {
     "status": "status",
@@ -38,7 +38,7 @@ _SUMMARY = {
 
 
 def is_published(folder: Path, number_of_rows: int) -> bool:
-    """Whether nothing has been measured since it was."""
+    """Returns whether nothing was measured since the last copy."""
     try:
         return (folder / _DONE).read_text(encoding="ascii") == str(number_of_rows)
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def is_published(folder: Path, number_of_rows: int) -> bool:
 
 
 def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig, *, number_of_rows: int) -> None:
-    """The latest ``rows`` of each point that are not there yet, then the table of ``leaderboard.csv``.
+    """Copies the latest ``rows`` of each point that are not in wandb yet, then ``leaderboard.csv``.
 
     Raises:
         RuntimeError: wandb can't be started.
@@ -75,7 +75,7 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
 def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> None:
     try:
         made, found = record.RunRecord.read(trial), record.read(trial)
-    except (OSError, ValueError):  # it ended before it could write one
+    except (OSError, ValueError):  # it ended without a record
         return
     sink = open_run(trial, name=row.point, config=made.config)
     for figures in _telemetry(trial / "telemetry.csv"):
@@ -87,7 +87,7 @@ def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) ->
 
 
 def _telemetry(path: Path) -> Iterator[dict[str, float]]:
-    """A row for each time of reading, as a run would have logged it."""
+    """Yields the figures of each reading, as a run would have logged them."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))

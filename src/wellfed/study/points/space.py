@@ -1,4 +1,4 @@
-"""Makes the space of a search of what was typed: an axis has values to choose from, or numbers between two bounds."""
+"""Makes the space of a search: an axis has values to choose from, or numbers between two bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wellfed.config.varied import Varied
 from wellfed.errors import ConfigError, Fault
 
 LOG_FROM = 100
-"""An interval above 0 whose end is so many times its start is searched by powers, unless it is tagged linear."""
+"""Ratio of end to start from which an interval above 0 is logarithmic, unless it is tagged linear."""
 _TAGS = {"log", "linear"}
 
 
@@ -24,11 +24,11 @@ class Choices:
 
     @property
     def size(self) -> int | None:
-        """How many there are."""
+        """Number of values."""
         return len(self.values)
 
     def at(self, share: float) -> str:
-        """That at so much of the way from the first (0) to the last (1)."""
+        """Returns the value at a share of the way from the first (0) to the last (1)."""
         return self.values[round(share * (len(self.values) - 1))]
 
     def __str__(self) -> str:
@@ -37,26 +37,26 @@ class Choices:
 
 @dataclass(frozen=True)
 class Numbers:
-    """All numbers between two bounds, which are among them."""
+    """All numbers between two bounds, bounds included."""
 
     low: float
     high: float
     is_log: bool = False
     """As many trials between 0.001 and 0.01 as between 0.01 and 0.1."""
     step: int | None = None
-    """Whole numbers alone, so far from each other; None = any number."""
+    """Distance of whole numbers; None = any number."""
 
     @property
     def size(self) -> int | None:
-        """How many there are; None = no end of them."""
+        """Number of values; None = infinite."""
         return None if self.step is None else int(self.high - self.low) // self.step + 1
 
     def text(self, number: float) -> str:
-        """A number as it is typed."""
+        """Returns a number as it is typed."""
         return str(int(number)) if self.step is not None else repr(float(number))
 
     def at(self, share: float) -> str:
-        """That at so much of the way from ``low`` (0) to ``high`` (1), by powers where it is so searched."""
+        """Returns the number at a share of the way from ``low`` (0) to ``high`` (1), logarithmic if the axis is."""
         if self.is_log:
             number = min(self.high, self.low * (self.high / self.low) ** share)
         else:
@@ -73,14 +73,14 @@ class Numbers:
 
 Axis = Choices | Numbers
 Space = Mapping[str, Axis]
-"""By the knob or the group that varies."""
+"""Knob or group -> axis."""
 
 
 def space_of(varied: Mapping[str, Varied]) -> dict[str, Axis]:
-    """The axes.
+    """Returns the axes.
 
     Raises:
-        ConfigError: all that are none.
+        ConfigError: lists all that are not axes.
     """
     space: dict[str, Axis] = {}
     faults: list[Fault] = []
@@ -109,7 +109,7 @@ def _axis(varied: Varied) -> Axis:
 
 
 def _whole_step(varied: Varied) -> int | None:
-    """Between the values of a range of whole numbers; None where it is none, or too short to have an order."""
+    """Returns the step of a range of whole numbers; None for other values, or fewer than three."""
     if not varied.is_range or len(varied.values) < 3:
         return None
     try:
@@ -144,13 +144,13 @@ def _fault(name: str, varied: Varied) -> Fault | None:
 
 
 def size(space: Space) -> int | None:
-    """Number of points; None = no end of them."""
+    """Returns the number of points; None = infinite."""
     sizes = [axis.size for axis in space.values()]
     return None if None in sizes else math.prod(each for each in sizes if each is not None)
 
 
 def grid_values(space: Space) -> dict[str, tuple[str, ...]]:
-    """Axis -> all values, where `size` is a number."""
+    """Returns axis -> all values of a finite space."""
     return {name: axis.values if isinstance(axis, Choices) else _all(axis) for name, axis in space.items()}
 
 
@@ -160,20 +160,20 @@ def _all(axis: Numbers) -> tuple[str, ...]:
 
 
 def describe(space: Space) -> str:
-    """The axes in a line."""
+    """Returns the axes in a line."""
     return "; ".join(f"{name}: {axis}" for name, axis in space.items())
 
 
 def to_dict(space: Space) -> dict[str, Any]:
-    """Plain data, as JSON can hold it."""
+    """Returns plain data, as JSON can hold it."""
     return {name: asdict(axis) for name, axis in space.items()}
 
 
 def from_dict(found: Mapping[str, Any]) -> dict[str, Axis]:
-    """What `to_dict` gave.
+    """Returns the space of `to_dict`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no space.
+        KeyError, TypeError, ValueError: it is not a space.
     """
     return {
         str(name): Choices(tuple(map(str, axis["values"])))
@@ -184,7 +184,7 @@ def from_dict(found: Mapping[str, Any]) -> dict[str, Axis]:
 
 
 def show_value(text: str) -> str:
-    """A value for people: a number with four digits, anything else as typed."""
+    """Returns a number with four digits, anything else as typed."""
     if "." not in text and "e" not in text:
         return text
     try:

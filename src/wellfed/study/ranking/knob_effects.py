@@ -1,4 +1,4 @@
-"""Computes which knob mattered: the share of the differences that each axis explains taken alone."""
+"""Computes which knob mattered: the share of the differences that each axis explains alone."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from wellfed.study.objective import SAMPLES_PER_S, Objective
 from wellfed.units import show_percent
 
 _EPSILON = 1e-9
-"""Standard deviation of log scores below which all are the same but for rounding."""
+"""Standard deviation of log scores below which all are equal up to rounding."""
 
 
 @dataclass(frozen=True)
 class Effects:
     """Shares of the variance of the log of the score over the points that have one.
 
-    An axis's share is its main effect, without what noise alone gives it (omega squared): the sum of squares between
-    its values' means, each weighted with its number of points, less one mean square of the rest for each of its degrees
-    of freedom, over the total sum of squares and that mean square. 0..1; 0 = no more than noise would show. In a full
-    grid the shares add up to what all main effects explain together. Where points failed the axes are no longer
-    independent, a difference may be counted for two of them, and a note says so.
+    An axis's share is its main effect, corrected for noise (omega squared). Numerator: the sum of squares between its
+    values' means, weighted by their points, less one mean square of the rest for each degree of freedom. Denominator:
+    the total sum of squares plus that mean square. 0..1; 0 = no more than noise would show. In a full grid the shares
+    add up to what all main effects explain. Where points failed, axes are not independent and a note says so.
     """
 
     shares: Mapping[str, float]
-    """By axis, in the sweep's order; axes without one are in ``absent``."""
+    """Axis -> share, in the sweep's order; axes without one are in ``absent``."""
     absent: Mapping[str, str]
     """Axis -> why it has no share."""
     rest: float | None
-    """Interactions and noise: what the main effects leave; None without shares."""
+    """Share of interactions and noise; None without shares."""
     points: int
-    """With a score."""
+    """Points with a score."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -52,10 +51,10 @@ def knob_effects(
     *,
     is_all_tied: bool = False,
 ) -> Effects:
-    """Effects over points that have a score: ``values`` by axis, and the score, > 0, of each.
+    """Returns the effects over points with a score: ``values`` by axis, and the score, > 0, of each.
 
     Args:
-        is_all_tied: no two points can be told apart, so nothing mattered that could be seen.
+        is_all_tied: all points tie, so no knob mattered visibly.
     """
     logs = np.log(np.asarray(scores, dtype=float))
     total = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
@@ -89,7 +88,7 @@ def knob_effects(
     solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
     left = min(total, float(((logs - design @ solution) ** 2).sum()))
     noise = left / (len(logs) - rank) if len(logs) > rank else 0.0
-    """Mean square of what the main effects leave."""
+    """Mean square of interactions and noise."""
 
     def share(explained: float, freedom: int) -> float:
         return max(0.0, (explained - freedom * noise) / (total + noise))

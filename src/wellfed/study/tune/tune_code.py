@@ -15,11 +15,11 @@ from wellfed.study.trial_end import code_version
 def tune_code(config_dirs: Sequence[Path], choices: Mapping[str, str], name: str) -> str:
     """Returns the version of project and engine as a ledger has it.
 
-    New files that nobody has added yet count where a trial may read them: Python, and the options that the start names.
+    Untracked files count where a trial may read them: Python files, and the options that the start names.
 
     Args:
-        choices: group -> option, of the start.
-        name: of the options that the tune writes.
+        choices: group -> option of the start.
+        name: name of the options that the tune writes.
     """
     folder, engine = project.root(), engine_state()
     state = git_state(folder)
@@ -48,7 +48,7 @@ def _files(config_dirs: Sequence[Path], choices: Mapping[str, str]) -> list[Path
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What a command of git prints; it takes no lock that a command of the user's would wait for."""
+    """Returns what a command of git prints; it takes no lock that a user's command would wait for."""
     command, environment = ["git", "-C", str(folder), *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=20, check=True, env=environment

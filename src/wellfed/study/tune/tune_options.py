@@ -26,14 +26,14 @@ from wellfed.study.points.guided.tune_trial import knob_of, typed_behind
 from wellfed.study.tune.written_options import OF_THE_DATA, free_paths, option_text, option_values, words_beside
 
 MARK = "Written by python src/tune.py: the next tune of this name replaces it."
-"""First line of a file of its own; without it a file is somebody's."""
+"""First line of tune's own files; other files are the user's."""
 _GROUPS = ("loader", "memory")
-"""Not gpu: an option of that group is a card, with a budget that others go by; what was turned of it is typed."""
+"""Groups that are written. An option of gpu is a card with its budget, so knobs of gpu are typed instead."""
 _VENDORS = ("nvidia", "geforce", "amd", "radeon")
 
 
 def name_of(config: RunConfig, facts: MachineFacts, *, on_gpu: bool) -> str:
-    """For options made for this workload on this machine: ``<workload>_rtx_4090``, ``<workload>_cpu_8``."""
+    """Returns a name for options of this workload on this machine: ``recsys_rtx_4090``, ``recsys_cpu_8``."""
     cores = f"cpu_{facts.cpu_quota_cores:g}"
     where = facts.training_gpus[0].name if on_gpu and facts.training_gpus else cores
     words = [word for word in in_ascii(where).lower().split("_") if word not in _VENDORS]
@@ -44,30 +44,29 @@ def name_of(config: RunConfig, facts: MachineFacts, *, on_gpu: bool) -> str:
 
 @dataclass(frozen=True)
 class WrittenOptions:
-    """What has become of the options."""
+    """Result of writing the options."""
 
     files: tuple[Path, ...]
     why_not: str | None
-    """Why there are none."""
+    """Why there are no files."""
     use: tuple[str, ...]
-    """Words of `python src/train.py` that are recommended: they run the result, or the start where that is not proven
-    to be better."""
+    """Recommended overrides of `python src/train.py`: the result, or the start where no gain is proven."""
     unproven: tuple[str, ...] = ()
-    """Words that run the result where the start is recommended."""
+    """Overrides that run the result, where the start is recommended."""
     has_failed: bool = False
-    """They should have been written, and could not be."""
+    """Whether the files should have been written, and could not be."""
 
 
 def train_command(words: Sequence[str]) -> str:
-    """To be typed; secrets as ``***``."""
+    """Returns the command to type, with secrets as ``***``."""
     return f"{command('train')} {shlex.join(masked_override(word) for word in words)}".rstrip()
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of this ``name`` for this ``start``.
+    """Options of a name for a start.
 
-    ``where`` are the folders of configurations, as `compose` takes them, and ``flags`` the same as they were typed.
+    ``where`` has the folders of configurations, as `compose` takes them; ``flags`` are the same as typed.
     """
 
     name: str
@@ -82,14 +81,14 @@ class TuneOptions:
 
     @property
     def config_dirs(self) -> list[Path]:
-        """In which options are looked for."""
+        """Folders that are searched for options."""
         return [self._config_dir, *map(Path, self.where["extra_dirs"])]
 
     def check(self) -> None:
-        """Before anything is measured.
+        """Checks name and folder before anything is measured.
 
         Raises:
-            ConfigError: the name will not do, the start itself names it, the files are somebody's, or their folder
+            ConfigError: the name is unusable, the start itself names it, the files are the user's, or their folder
                 can't be written to.
         """
         check_name(self.name, "tune.name=")
@@ -119,12 +118,12 @@ class TuneOptions:
     def write(
         self, result: Step, kept: Sequence[Step], gain: TuneGain | None, record: Any, heading: str
     ) -> WrittenOptions:
-        """Write the result, if that was asked for and is worth it.
+        """Writes the result, if that was asked for and the gain is proven.
 
         Args:
-            kept: the steps that led to it.
-            gain: over the start; None where it is the start.
-            record: its run record; None = it has left none.
+            kept: steps that led to it.
+            gain: gain over the start; None where it is the start.
+            record: its run record; None = there is none.
             heading: what was measured.
         """
         turned = result.change.overrides
@@ -168,7 +167,7 @@ class TuneOptions:
         return None if gain.is_beyond_noise else f"the gain is within noise{more}"
 
     def _exact(self, words: Sequence[str], record: Mapping[str, Any]) -> list[str]:
-        """The words, and what an experiment among them would set otherwise than the options do."""
+        """Returns the overrides, and what an experiment among them would set differently from the options."""
         wanted: dict[str, Any] = {
             f"{group}.{knob}": value.value for group in _GROUPS for knob, value in option_values(group, record).items()
         }
@@ -176,7 +175,7 @@ class TuneOptions:
         wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, words)}
         try:
             found = compose(words, "train", **self.where).resolved
-        except ConfigError:  # half of each breaks a rule
+        except ConfigError:  # the mixture breaks a rule
             return [*words, *(_assigned(name, value) for name, value in wanted.items())]
         differing = {
             name: value
@@ -187,5 +186,5 @@ class TuneOptions:
 
 
 def _assigned(knob: str, value: Any) -> str:
-    """As Hydra reads it."""
+    """Returns an override as Hydra reads it."""
     return f"{knob}={yaml.safe_dump([value], default_flow_style=True, width=10**6).strip()[1:-1]}".replace(" ", "")

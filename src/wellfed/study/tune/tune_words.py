@@ -1,4 +1,4 @@
-"""Reads the command line of a tune: the words of its start, and those that have no meaning here."""
+"""Reads the command line of a tune: overrides of its start, and those that have no meaning here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wellfed.errors import ConfigError, Fault
 from wellfed.study.points.grid import group_of
 
 NOT_MANY = "runs a grid, and a tune is one search. Leave it out: tune tries the values itself."
-"""Why there is no ``-m``."""
+"""Why ``-m`` is refused."""
 _OF_SWEEPS = {
     "sweep.name": "Write tune.name=<name>.",
     "sweep.max_trials": "Write tune.max_trials=<number>.",
@@ -23,7 +23,7 @@ _TURNED = ("loader", "memory", "gpu")
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], object]) -> list[str]:
-    """The words, quoted where Hydra's grammar would stumble over a path.
+    """Returns the overrides, quoted where Hydra's grammar would misread a path.
 
     Raises:
         ConfigError: all that have no meaning for a tune.
@@ -58,21 +58,21 @@ def _faults(text: str) -> Iterator[Fault]:
 
 
 def of_the_start(overrides: Sequence[str]) -> tuple[str, ...]:
-    """What `python src/train.py` would be told for the start."""
+    """Returns the overrides of `python src/train.py` for the start."""
     return tuple(text for text in overrides if group_of(text) != "tune")
 
 
 def of_trials(start: Sequence[str], config: RunConfig) -> tuple[str, ...]:
-    """The same for its trials: where a start is not watched they are, since what they show leads the search."""
+    """Returns the overrides of its trials, which are watched even if the start is not: findings lead the search."""
     is_typed = any(text.lstrip("+").startswith(("telemetry=", "telemetry.enabled=")) for text in start)
     return (*start, *([] if config.telemetry.enabled or is_typed else ["telemetry=default"]))
 
 
 def fixed_knobs(fixed: Sequence[str]) -> frozenset[str]:
-    """Of ``tune.fixed``.
+    """Returns the knobs and groups of ``tune.fixed``.
 
     Raises:
-        ConfigError: a name that is no knob or group which tune could turn.
+        ConfigError: a name is not a knob or group that tune could turn.
     """
     own = {*_TURNED, *(knob for knob in all_knobs(RunConfig) if knob.partition(".")[0] in _TURNED)}
     if wrong := [name for name in fixed if name not in own]:

@@ -18,7 +18,7 @@ from wellfed.study.ranking.winner import AS_CONFIGURED, recorded_knobs
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
 OF_THE_DATA = ("loader.skip_ids", "loader.max_skipped", "loader.shuffle_buffer")
-"""Which samples are bad, and in which order they come, is no matter of speed."""
+"""Knobs about which samples come, and in which order: they are not written."""
 _SHIPPED = {
     "loader": ("auto", "baseline", "conservative", "balanced", "aggressive", "own"),
     "memory": ("auto", "cache", "cache_host", "dynamic", "accumulate", "tight"),
@@ -34,15 +34,15 @@ def free_paths(
     may_replace: Callable[[Path], bool],
     way_out: str = "Add --force, or take another name.",
 ) -> dict[str, Path]:
-    """Group -> where an option of that name is written.
+    """Returns group -> file of an option of that name.
 
     Args:
-        flag: with which the name is typed.
-        may_replace: whether a file that is there may be written over.
-        way_out: where it may not.
+        flag: flag with which the name is typed.
+        may_replace: returns whether an existing file may be replaced.
+        way_out: advice where it may not.
 
     Raises:
-        ConfigError: the name will not do, or files are there already.
+        ConfigError: the name is unusable, or files are there already.
     """
     check_name(name, flag)
     paths = {group: config_dir / group / f"{name}.yaml" for group in groups}
@@ -56,7 +56,7 @@ def free_paths(
 
 
 def option_values(group: str, record: Mapping[str, Any]) -> dict[str, Value]:
-    """The knobs of an option as a run had them: planned where its plan decided them, else as configured."""
+    """Returns the knobs of an option as a run had them: by its plan where that decided them, else as configured."""
     knobs = [each.name for each in fields(_SCHEMAS[group]) if f"{group}.{each.name}" not in OF_THE_DATA]
     values = {knob: Value(value, because) for knob, (value, because) in recorded_knobs(record, group, knobs).items()}
     if group == "memory":
@@ -65,10 +65,10 @@ def option_values(group: str, record: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def option_text(group: str, record: Mapping[str, Any], heading: str, because: Mapping[str, str] | None = None) -> str:
-    """The whole file.
+    """Returns the whole file.
 
     Args:
-        heading: where it comes from.
+        heading: first lines, which say where it comes from.
         because: better reasons than the record's for knobs that were set, dotted.
     """
     values = {
@@ -81,12 +81,12 @@ def option_text(group: str, record: Mapping[str, Any], heading: str, because: Ma
 
 
 def _is_set(value: Value) -> bool:
-    """Not made otherwise by the plan; of what no plan decides nothing else is known."""
+    """Returns whether the value was configured; nothing else is known of knobs that no plan decides."""
     return value.because.startswith(("set:", AS_CONFIGURED))
 
 
 def words_beside(overrides: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """What has to be typed beside the options of ``groups``."""
+    """Returns the overrides that have to be typed beside the options of ``groups``."""
     return [
         text
         for text in overrides

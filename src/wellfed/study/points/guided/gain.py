@@ -1,4 +1,4 @@
-"""Computes by what factor one configuration is better than another, and how sure that is, from runs in turns."""
+"""Computes by what factor one configuration is better than another, with its interval, from runs in turns."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from wellfed.observe.timing.interval import student_t_975
 from wellfed.study.objective import Objective
 
 LEAST_GAIN = 1.02
-"""What is better by less is not worth a knob that was set."""
+"""Least factor that is worth setting a knob."""
 
 
 @dataclass(frozen=True)
 class TuneGain:
-    """Of the second configuration over the first; above 1 = better, whichever way the objective counts."""
+    """Gain of the second configuration over the first; above 1 = better for every objective."""
 
     factor: float
     """Geometric mean of the rounds' ratios."""
     ci95: tuple[float, float] | None
-    """None: of one round nothing is known of noise."""
+    """None after a single round, which shows no noise."""
     rounds: int
-    """In which both have a figure."""
+    """Rounds in which both have a figure."""
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Better, and the interval leaves no doubt."""
+        """Whether the whole interval is better."""
         return self.ci95 is not None and self.ci95[0] > 1
 
     @property
     def is_loss(self) -> bool:
-        """Worse beyond noise."""
+        """Whether the whole interval is worse."""
         return self.ci95 is not None and self.ci95[1] < 1
 
 
 def gain_in_turns(
     before: Sequence[float | None], after: Sequence[float | None], objective: Objective
 ) -> TuneGain | None:
-    """The gain over rounds, in each of which both were run once; a round in which one has no figure is left out.
+    """Returns the gain over rounds that ran both once; None where no round has both figures.
 
-    The two runs of a round share what the machine did meanwhile, so their ratio is what counts: Student's t of the
-    logarithms of the ratios. None where no round has both figures.
+    Drift of the machine cancels in the ratio of a round, so the interval is Student's t of the ratios' logarithms. A
+    round in which one has no figure is left out.
 
     Raises:
-        ValueError: not as many figures of the one as of the other.
+        ValueError: the two have different numbers of figures.
     """
     ratios = [
         math.log(objective.goodness(new) / objective.goodness(old))

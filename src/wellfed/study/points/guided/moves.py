@@ -1,7 +1,7 @@
-"""Lists what else may help where findings are silent: first the knobs that the largest share of the time points to.
+"""Lists what else may help where findings are silent, beginning with the largest share of the time.
 
-A move sets knobs of how batches are built and memory is spent, none that changes what is learned. Each says by what
-factor it could help at most, as the last trial's shares of time tell it; what can't win a few percent is not tried.
+A move sets knobs of the loader, the memory or compiling, none that changes what is learned. Its bound is the largest
+possible gain by the last trial's shares of time. Moves that can't win a few percent are not tried.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from wellfed.study.points.guided.tune_trial import Trial
 from wellfed.units import show_percent
 
 _MESSAGE_MS = 1.0
-"""A batch that is built faster is no job for worker processes (`wellfed.plan.backend`)."""
+"""Least milliseconds to build a batch that pay for worker processes (`wellfed.plan.backend`)."""
 _PREFETCH, _DEVICE_PREFETCH = 8, 4
 _BACKEND = "loader.backend"
 _LEFT = ("prefetch_factor", "persistent_workers", "pin_memory", "device_prefetch")
-"""What goes with a backend, and the plan decides for each."""
+"""Knobs that belong to a backend; the plan decides them for each."""
 _OTHERS = {
     "inline": ("threads", "processes"),
     "torch": ("threads", "processes", "inline"),
     "threads": ("inline", "processes"),
     "processes": ("threads", "inline"),
 }
-"""What else could build batches, the most promising first."""
+"""Other backends to try, the most promising first."""
 _COMPILED_FRAC = 0.5
-"""Of the time that a step computes, what compiling may save."""
+"""Largest share of a step's compute time that compiling may save."""
 _RECOMPUTED = 1.5
-"""By what factor a step that computes its activations twice is longer, at most: forward is a third of it, or less."""
+"""Largest factor by which computing activations twice lengthens a step: forward is at most a third of it."""
 _UNKNOWN_BOUND = 2.0
-"""Of a move whose use no share of the time tells."""
-_PARTS = 4
-"""Of a step, whose activations a CPU's caches hold rather than those of a whole one (``memory=accumulate``)."""
+"""Bound of a move that no share of the time bounds."""
+_MICRO_BATCHES = 4
+"""Micro-batches of a step whose activations fit the caches of a CPU (``memory=accumulate``)."""
 
 
 @dataclass(frozen=True)
 class TuneMachine:
-    """What is known of where trials run."""
+    """Facts of the machine that runs the trials."""
 
     cores: float
-    """For all devices together."""
+    """Cores for all devices together."""
     on_gpu: bool
 
 
@@ -52,17 +52,17 @@ class Move:
     """Overrides worth a trial."""
 
     kind: Literal["data", "step", "compile", "memory"]
-    """What it is about: how batches come, what a step does with memory, compiling, needing less memory."""
+    """data: how batches are built; step: memory of a step; compile; memory: needing less memory."""
     words: tuple[str, ...]
     because: str
     bound: float
-    """By what factor it could be better, at most."""
+    """Largest factor by which it could be better."""
 
 
 def moves(
     best: Trial, around: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
 ) -> Iterator[Move]:
-    """What to try from the best configuration so far, the most promising first.
+    """Yields what to try from the best configuration so far, the most promising first.
 
     Args:
         backends_are_timed: the plan of this trial or of another has timed the first batches with each backend.
@@ -77,7 +77,7 @@ def moves(
 
 
 def _data_frac(best: Trial) -> float:
-    """Share of a step that waits for its batch, or for its copy to the device."""
+    """Returns the share of a step that waits for its batch, or for its copy to the device."""
     return 0.0 if best.time is None else best.time["wait_frac"] + (best.time["copy_frac"] or 0.0)
 
 
@@ -86,12 +86,12 @@ def _step_frac(best: Trial) -> float:
 
 
 def _of_waiting(best: Trial) -> float:
-    """What batches that are always there would win."""
+    """Returns the possible gain if batches were always ready."""
     return 1 / max(1 - _data_frac(best), 0.01)
 
 
 def _of_data(best: Trial) -> float:
-    """What feeding the step at no cost would win: nor does it take cores from the step then."""
+    """Returns the possible gain if feeding the step cost nothing, cores of the CPU included."""
     ceiling = best.ceiling_factor or 1.0
     return max(_of_waiting(best), ceiling if ceiling > CEILING_FACTOR else 1.0)
 
@@ -137,13 +137,13 @@ def _loader(best: Trial, around: TuneMachine, backends_are_timed: bool) -> Itera
 
 
 def built_by(backend: str, workers: int | None) -> tuple[str, ...]:
-    """A backend, with nothing left of what another was told."""
+    """Returns the overrides of a backend that leave its knobs to the plan."""
     count = "null" if workers is None else workers
     return (f"{_BACKEND}={backend}", f"loader.num_workers={count}", *(f"loader.{knob}=null" for knob in _LEFT))
 
 
 def _features(best: Trial) -> Iterator[Move]:
-    """Frozen features that are kept save the step an encoder, or the loader its batches: either may take the time."""
+    """Yields keeping frozen features, which saves the step an encoder or the loader its batches."""
     features = best.value("memory.features")
     if features in ("dynamic", "cache_host") and best.value("memory.stages") is None:
         kept = "null" if best.is_set("memory.features") else "cache"
@@ -152,24 +152,24 @@ def _features(best: Trial) -> Iterator[Move]:
 
 
 def _steps(best: Trial, around: TuneMachine) -> Iterator[Move]:
-    """How a step spends memory to save time."""
+    """Yields ways to spend memory for a faster step."""
     why = f"{show_percent(_step_frac(best))} of the time is in the step itself"
     bound = 1 / max(1 - _step_frac(best), 0.05)
     if best.value("memory.checkpoint_activations") is True:
         kept = ("memory.checkpoint_activations=null",)
         yield Move("step", kept, f"{why}: activations kept", min(bound, _RECOMPUTED))
-    parts = int(best.value("memory.accumulate") or 1)
-    if parts > 1:
+    accumulate = int(best.value("memory.accumulate") or 1)
+    if accumulate > 1:
         yield Move(
             "step", ("memory.accumulate=1", "memory.micro_batch=null"), f"{why}: steps that are not split", bound
         )
     elif not around.on_gpu:
-        words = (f"memory.accumulate={_PARTS}", "memory.micro_batch=null")
+        words = (f"memory.accumulate={_MICRO_BATCHES}", "memory.micro_batch=null")
         yield Move("step", words, f"{why}: parts that the caches of the CPU hold", min(bound, _UNKNOWN_BOUND))
 
 
 def _compiled(best: Trial) -> Iterator[Move]:
-    """Costs seconds to minutes at the start, so it comes last."""
+    """Yields compiling, which comes last: it costs seconds to minutes at the start."""
     if best.value("gpu.compile") == "none" and best.asked("gpu.compile") in (None, "none"):  # else it has failed
         bound = 1 / (1 - _COMPILED_FRAC * min(_step_frac(best), 1.0))
         yield Move(
@@ -181,7 +181,7 @@ def _compiled(best: Trial) -> Iterator[Move]:
 
 
 def _smaller(best: Trial, around: TuneMachine) -> Iterator[Move]:
-    """What needs less memory."""
+    """Yields what needs less memory."""
     why, bound = "less memory is asked for", _UNKNOWN_BOUND
     if best.value("memory.features") in ("cache", "cache_host") and best.value("memory.stages") is None:
         yield Move("memory", ("memory.features=dynamic",), f"{why}: features are computed anew", bound)

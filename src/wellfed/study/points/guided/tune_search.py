@@ -1,11 +1,14 @@
-"""Decides what tune tries next, and whether what was tried is kept.
+"""Decides what tune tries next, and whether a change is kept.
 
-The start is measured first. Then the findings of the best configuration so far lead, the costliest first, but that
-which leaves the loader to the plan before all others about the loader; where they are silent or did not help, a table
-of moves does (`moves`). One change at a time: kept where it is better beyond noise, else taken back. After
-one that was kept, its own findings lead. What looks better is measured again, and so is the best that it is compared
-with: the noise between runs stands in no interval of a single run. When nothing is left to try, what looked better most
-within noise is gone on with: whether it is, start and result measured in turn will tell.
+1. The start is measured.
+2. The findings of the best configuration so far are tried, the costliest first. Among those about the loader, the one
+   that leaves the loader to the plan comes first.
+3. Where findings are silent or did not help, a table of moves follows (`moves`).
+
+Tune makes one change at a time and keeps it if it is better beyond noise. After a kept change, the findings of its own
+trial lead. A change that looks better is measured again, and so is the best that it is compared with, since the
+interval of a single run lacks the noise between runs. When nothing is left to try, tune goes on with the change that
+looked best within noise; start and result in turns decide at the end.
 """
 
 from __future__ import annotations
@@ -26,28 +29,27 @@ from wellfed.study.repeats import MeasuredRun, Noise, pooled_noise
 from wellfed.units import counted, show_duration, show_factor
 
 _UNKNOWN_FRAC = 0.03
-"""Half of the interval of a figure that tells none, over the figure."""
+"""Half width of a figure without an interval, relative to the figure."""
 _CONFIDENCE = 0.9975
-"""One-sided, of a change that is kept: a search compares about ten, and seldom keeps one for noise alone."""
+"""One-sided confidence for keeping a change. A tune compares about ten, and seldom keeps one for noise alone."""
 _MOST_RUNS = 3
-"""Measurements of a change that looks better; of the best one more."""
+"""Most measurements of a change that looks better; the best gets one more."""
 _HOPELESS_FRAC = 0.35
-"""A gain of less than this part of its noise is not measured further."""
+"""Least gain, relative to its noise, that is measured further."""
 _PATIENCE = 3
-"""Moves of a kind that won nothing since the last change that did, after which others of it are not tried."""
+"""Moves of a kind without a gain since the last kept change, after which the kind is skipped."""
 _GROWN = 1.2
-"""A move is tried again where so many times as much has come to be won by it, and what a finding says where the best
-has become so many times as good."""
+"""Factor by which the possible gain of a move, or the best for a finding, must have grown before it is tried again."""
 _STRUCTURE = ("loader.shuffle_buffer", "loader.skip_ids", "loader.max_skipped", "memory.on_oom")
-"""Of the groups that are turned, what changes which samples come, or what a run survives."""
+"""Knobs of the turned groups that change which samples come, or what a run survives."""
 _PRECISE = ("gpu.precision", "gpu.tf32")
-"""They change every number a little."""
+"""Knobs that change every number a little."""
 _SPLIT = ("memory.micro_batch", "memory.accumulate")
-"""Each follows from the other."""
+"""Knobs that follow from each other."""
 _ALSO_CHANGES = {"loader.backend": "loader.num_workers", **dict(zip(_SPLIT, reversed(_SPLIT), strict=True))}
-"""What a knob decides beside itself."""
+"""Knobs that another knob decides as well."""
 _FEATURES_KEPT, _FEATURES_PLANNED = ("memory.features=cache",), ("memory.features=null",)
-"""The plan keeps features, too, where there is room."""
+"""Two ways to the same: the plan keeps features, too, where they fit."""
 _LEFT_TO_THE_PLAN = "loader.backend=auto"
 _FOR_WORKERS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
 _TURNED_GROUPS = ("loader", "memory", "gpu")
@@ -55,23 +57,23 @@ _TURNED_GROUPS = ("loader", "memory", "gpu")
 
 @dataclass(frozen=True)
 class TuneBudget:
-    """What a search may take."""
+    """Limits of a tune."""
 
     max_trials: int
-    """The start's among them."""
+    """Most trials, the start's included."""
     max_seconds: float
-    """Of all trials and what they need beside them. None is begun that would probably end later."""
+    """Most seconds of all trials and their preparation. No trial is begun that would probably end later."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that tune leaves to people."""
+    """A change that tune leaves to its user."""
 
     overrides: tuple[str, ...]
     message: str
-    """Of the finding."""
+    """Message of the finding."""
     why_not: str
-    """Why it was not tried: changes what is learned, for one."""
+    """Why it was not tried."""
     changes_learning: bool
 
 
@@ -83,70 +85,68 @@ class Step:
     trial: Trial
     is_kept: bool
     before: float | None
-    """The figure of the best before it; None: it is the start."""
+    """Figure of the best before it; None for the start."""
     gain: float | None
-    """By what factor it is better than that one; None where one has no figure."""
+    """Factor by which it is better than that one; None where one has no figure."""
     why: str
-    """Why it was kept, or taken back."""
+    """Why it was kept or dropped."""
     figures: tuple[float, ...] = ()
-    """Of all its runs; the trial's own figure is their geometric mean."""
+    """Figures of all its runs; the trial's own figure is their geometric mean."""
     again_seconds: float = 0.0
-    """Of its runs after the first."""
+    """Duration of its runs after the first."""
     is_out: bool = False
-    """Not to be kept however fast: its plan does what another's did that was measured before, or changed what is
-    fixed."""
+    """Never kept, however fast: its plan equals one that was measured before, or changed a fixed knob."""
 
     @property
     def is_doubtful(self) -> bool:
-        """It looked better than the best of its time, which noise may explain."""
+        """Whether it looked better than the best of its time, within noise."""
         return self.gain is not None and self.gain >= LEAST_GAIN and not (self.is_kept or self.is_out)
 
 
 @dataclass
 class TuneSearch:
-    """`propose` a change, run it, `tell` what came of it; until nothing is proposed."""
+    """A search: `propose` a change, run it, `tell` the result, until nothing is proposed."""
 
     objective: Objective
     budget: TuneBudget
     around: TuneMachine
     fixed: frozenset[str] = frozenset()
-    """Knobs, and groups, that are never turned: ``loader.num_workers``, ``memory``."""
+    """Knobs and groups that are never turned: ``loader.num_workers``, ``memory``."""
     again: Callable[[Change, int], Trial] | None = None
-    """Measures a configuration for the n-th time beyond the first; None: the noise between runs stays unknown, and the
-    intervals of single runs decide."""
+    """Measures a configuration for the n-th time beyond the first. None: the intervals of single runs decide."""
     steps: list[Step] = field(default_factory=list)
     ended_because: str | None = None
-    """None while there may be more to try."""
+    """Why nothing more is proposed; None while there may be more to try."""
     _move: Move | None = None
-    """Of the table, behind the latest proposal; None: there was none."""
+    """Move of the latest proposal; None where none led to it."""
     _in_vain: Counter[str] = field(default_factory=Counter)
-    """Moves that won nothing since the last change that did, by kind."""
+    """Moves without a gain since the last kept change, by kind."""
     _bounds: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """What each move that was tried could have won at most, and the more the worse it was."""
+    """Possible gain of each move when it was tried, raised by how much worse it was."""
 
     @property
     def best(self) -> Step | None:
-        """The best so far; None before the start was measured, or where it could not be."""
+        """The best so far; None where the start is not measured, or could not be."""
         return next((step for step in reversed(self.steps) if step.is_kept), None)
 
     @property
     def start(self) -> Step | None:
-        """The first; None before it was told."""
+        """The first step; None before its result."""
         return self.steps[0] if self.steps else None
 
     @property
     def spent_seconds(self) -> float:
-        """Of all trials so far."""
+        """Duration of all trials so far."""
         return math.fsum(step.trial.seconds + step.again_seconds for step in self.steps)
 
     @property
     def noise(self) -> Noise | None:
-        """Between runs of one configuration; None: none was measured twice."""
+        """Noise between runs of one configuration; None where none was measured twice."""
         return self._noise_with()
 
     @property
     def noise_in_words(self) -> str:
-        """What repeated runs say, in a sentence."""
+        """A sentence on what repeated runs show."""
         if (noise := self.noise) is None:
             return "Noise between runs: unknown, since no configuration was measured twice."
         repeated = sum(len(step.figures) for step in self.steps if len(step.figures) > 1)
@@ -161,11 +161,11 @@ class TuneSearch:
 
     @property
     def used_seconds(self) -> float:
-        """Of the budget: of all trials and what they needed beside them."""
+        """Used part of the budget: all trials and their preparation."""
         return self.spent_seconds + math.fsum(step.trial.beside_seconds for step in self.steps)
 
     def propose(self) -> Change | None:
-        """What to run next, or None: `ended_because` says why. The same until it is told."""
+        """Returns what to run next, the same until its result is told; None: `ended_because` has the reason."""
         if not self.steps and self.budget.max_trials > 0:
             return Change((), "the start")
         change, self._move, said = None, None, "nothing that is left to try is likely to win 2 %"
@@ -182,7 +182,7 @@ class TuneSearch:
         return change
 
     def tell(self, change: Change, trial: Trial) -> Step:
-        """What came of the change that was proposed."""
+        """Takes the result of the proposed change; returns its step."""
         best = self.best
         step = self._judged(change, trial, best)
         if best is not None and not step.is_out and (step.gain or 0.0) >= LEAST_GAIN:
@@ -196,13 +196,13 @@ class TuneSearch:
         return step
 
     def measured_alike(self, plan: Mapping[str, object]) -> Step | None:
-        """The step whose plan does the same as a plan of these values; None: there is none yet."""
+        """Returns the step whose plan equals a plan of these values; None where there is none."""
         wanted = same_plan(plan)
         return next((step for step in self.steps if step.trial.plan and _plan_of(step.trial) == wanted), None)
 
     @property
     def advice(self) -> list[Advice]:
-        """What the findings of the best configuration say beside what was tried, each once."""
+        """Findings of the best configuration that were not tried, each once."""
         best = self.best
         if best is None:
             return []
@@ -223,21 +223,21 @@ class TuneSearch:
         return None
 
     def _likely(self, best: Step) -> Iterator[tuple[float, int]]:
-        """Gain and place of what looked better than the best, though noise may explain it."""
+        """Yields gain and index of each step that looked better than the best, within noise."""
         for place, step in enumerate(self.steps):
             if step.is_doubtful and step.before == best.trial.figure:
                 yield step.gain or 0.0, place
 
     def _doubtful_gain(self, best: Step, group: str | None) -> float:
-        """What was won most, within noise, by a change of knobs of this group alone."""
+        """Returns the largest gain within noise of a change in this group alone."""
         gains = [gain for gain, place in self._likely(best) if _group(self.steps[place].change.turned) == group]
         return max(gains, default=1.0)
 
     def _goes_on_with_the_likeliest(self, best: Step) -> bool:
-        """Keep what looked better most, though noise may explain it; False: nothing did.
+        """Keeps the step that looked best within noise; returns False where none did.
 
-        Otherwise what steps of one configuration vary by would hide all that could be found behind it; and start and
-        result are compared at the end in any case.
+        Otherwise noise would hide everything that could be found after it. Start and result are compared at the end
+        in any case.
         """
         likely = [*self._likely(best)]
         if not likely:
@@ -248,7 +248,7 @@ class TuneSearch:
         return True
 
     def _candidates(self, best: Step) -> Iterator[tuple[Change, Move | None]]:
-        """What was not tried yet, the most promising first, each with the move of the table behind it if one is."""
+        """Yields untried changes, the most promising first, each with its move if it comes from the table."""
         for found in _in_order(best.trial.findings) if self.objective is not PEAK_MEMORY else ():
             if found["change"] and self._why_not(found["change"], changes_learning=found["changes_learning"]) is None:
                 words = self._needed(_with_all_of_a_backend(_knob_by_knob(found["change"])), best.trial)
@@ -266,7 +266,7 @@ class TuneSearch:
         yield from ((change, None) for change in self._new(best, words, "what looked better within noise, together"))
 
     def _has_won_nothing(self, words: tuple[str, ...], trial: Trial) -> bool:
-        """With these words nothing was better, and what they were tried behind was hardly worse than this trial."""
+        """Returns whether these overrides won nothing on a configuration about as good as this trial's."""
         tried = [step for step in self.steps if step.change.turned == words and step.gain is not None]
         if not tried or (tried[-1].gain or 0.0) >= LEAST_GAIN or tried[-1].before is None or trial.figure is None:
             return False
@@ -274,14 +274,14 @@ class TuneSearch:
 
     @property
     def _backends_are_timed(self) -> bool:
-        """A plan has timed what builds batches fastest: its choice is among what was tried."""
+        """Whether a plan has timed the backends, so that the fastest was tried."""
         return any(step.trial.is_timed("loader.backend") for step in self.steps if step.trial.is_measured)
 
     def _has_tried(self, words: tuple[str, ...]) -> bool:
         return any(step.change.turned == words and step.trial.is_measured for step in self.steps)
 
     def _needed(self, words: Sequence[str], trial: Trial) -> tuple[str, ...]:
-        """Without what leaves to the plan what is left to it already, or is fixed."""
+        """Returns the overrides without those that leave a fixed or unset knob to the plan."""
         return tuple(
             word
             for word in words
@@ -290,19 +290,21 @@ class TuneSearch:
         )
 
     def _doubtful(self, best: Step) -> tuple[str, ...]:
-        """All that looked better, but not beyond noise: each alone may be lost in it, and they add up."""
+        """Returns the overrides of all that looked better within noise: together they may exceed it."""
         words: list[str] = []
         taken = {knob_of(word) for word in best.change.overrides}
         latest = {word: step for step in self.steps for word in step.change.turned}
         for step in sorted(self.steps, key=lambda step: -(step.gain or 0.0)):
             knobs = {knob_of(word) for word in step.change.turned}
-            has_failed = any((latest[word].gain or 0.0) < LEAST_GAIN for word in step.change.turned)  # when tried again
+            has_failed = any(
+                (latest[word].gain or 0.0) < LEAST_GAIN for word in step.change.turned
+            )  # at its latest trial
             if step.is_doubtful and not (has_failed or knobs & taken):
                 words, taken = [*words, *step.change.turned], taken | knobs
         return tuple(words)
 
     def _new(self, best: Step, words: tuple[str, ...], because: str, finding: str | None = None) -> Iterator[Change]:
-        """The words behind those of the best; nothing where that is known to be what was measured before."""
+        """Yields the overrides behind those of the best, unless that equals what was measured before."""
         overrides = typed_behind(best.change.overrides, words)
         planned = _planned_with(best.trial, words)
         is_known = planned is not None and self.measured_alike(planned) is not None
@@ -311,7 +313,7 @@ class TuneSearch:
             yield Change(overrides, because, words, finding)
 
     def _why_not(self, words: Sequence[str], *, changes_learning: bool) -> str | None:
-        """Why these overrides are left to people; None: they may be tried."""
+        """Returns why these overrides are left to the user; None: they may be tried."""
         knobs = [knob_of(word) for word in _knob_by_knob(words)]
         if changes_learning:
             return "changes what is learned"
@@ -335,7 +337,7 @@ class TuneSearch:
             return Step(change, trial, not self.steps, None, None, "the start", (trial.figure,))
         alike = self.measured_alike({knob: entry["value"] for knob, entry in trial.plan.items()})
         is_same = alike is not None and set(_unplanned(change)) == set(_unplanned(alike.change))
-        # What looked better before, and was not kept for noise alone, is measured twice then.
+        # A change that looked better within noise may be measured a second time.
         is_same = is_same and not (alike is not None and alike.is_doubtful)
         changed = self._changed_though_fixed(trial)
         step = self._compared(Step(change, trial, False, None, None, "", (trial.figure,)), best)
@@ -348,7 +350,7 @@ class TuneSearch:
         return replace(step, is_kept=False, why=why, is_out=True)
 
     def _sure(self, step: Step, best: Step) -> Step:
-        """A step that looks better, judged after it and the best were measured again as often as it takes."""
+        """Returns the judged step, after it and the best were measured again as often as it takes."""
         place = self.steps.index(best)
         while self.again is not None:
             best = self.steps[place]
@@ -372,13 +374,13 @@ class TuneSearch:
         return self._compared(step, self.steps[place])
 
     def _runs_left(self, step: Step) -> int:
-        """Of the budget."""
+        """Returns the number of runs left in the budget."""
         done = sum(max(1, len(each.figures)) for each in (*self.steps, step))
         is_time_left = self.used_seconds + 2 * step.trial.seconds <= self.budget.max_seconds
         return self.budget.max_trials - done if is_time_left else 0
 
     def _measured_again(self, step: Step) -> Step | None:
-        """With one run more; None where that did not end well."""
+        """Returns the step with one run more; None where that did not end well."""
         assert self.again is not None
         trial, old = self.again(step.change, len(step.figures)), step.trial.figure
         if not trial.is_measured or trial.figure is None or not old:
@@ -391,7 +393,7 @@ class TuneSearch:
         return replace(step, figures=figures, again_seconds=seconds, trial=replace(step.trial, figure=mean, ci95=ci95))
 
     def _replace_best(self, place: int, best: Step) -> None:
-        """With its new figure, by which all are compared again that were compared with the old one."""
+        """Replaces the best by its new figure; compares again what was compared with the old one."""
         old = self.steps[place].trial.figure
         self.steps[place] = best
         for at, step in enumerate(self.steps):
@@ -404,7 +406,7 @@ class TuneSearch:
         return self.objective.goodness(trial.figure) / self.objective.goodness(best.trial.figure)
 
     def _noise_of(self, step: Step, best: Step) -> float:
-        """Half of the interval of the gain's logarithm, by the steps within runs and by runs that were repeated."""
+        """Returns the half width of the gain's logarithm, by steps within runs and by repeated runs."""
         counts = [max(1, len(each.figures)) for each in (step, best)]
         within = math.hypot(*(_relative_half(each.trial) for each in (step, best)))
         if self.again is None:
@@ -416,7 +418,7 @@ class TuneSearch:
         return max(within, between)
 
     def _compared(self, step: Step, best: Step) -> Step:
-        """Kept where it is better beyond noise."""
+        """Returns the step compared with the best; it is kept where it is better beyond noise."""
         gain, noise = self._gain(step.trial, best), self._noise_of(step, best)
         runs = f", {len(step.figures)} runs against {len(best.figures)}" if self.again is not None else ""
         is_kept = False
@@ -430,39 +432,41 @@ class TuneSearch:
         return replace(step, before=best.trial.figure, gain=gain, is_kept=is_kept, why=why)
 
     def _changed_though_fixed(self, trial: Trial) -> list[str]:
-        """Fixed knobs that the plan has decided otherwise than for the start, where they do anything in both."""
+        """Returns fixed knobs whose planned value differs from the start's, where they matter in both."""
         mine, starts = dict(_plan_of(trial)), dict(_plan_of(self.steps[0].trial))
         return sorted(knob for knob in self.fixed & mine.keys() & starts.keys() if mine[knob] != starts[knob])
 
 
 def _group(words: Sequence[str]) -> str | None:
-    """That of all knobs; None where they are of several."""
+    """Returns the one group of all knobs; None where there are several."""
     groups = {knob_of(word).partition(".")[0] for word in words}
     return groups.pop() if len(groups) == 1 else None
 
 
 def _in_order(findings: Sequence[FindingEntry]) -> list[FindingEntry]:
-    """As they come; but what leaves the loader to the plan comes before all else about it, which it may settle too."""
+    """Returns the findings in order; leaving the loader to the plan comes first among those about the loader."""
     of_loader = [found for found in findings if _group(found["change"]) == "loader"]
     left_first = iter(sorted(of_loader, key=lambda found: _LEFT_TO_THE_PLAN not in _knob_by_knob(found["change"])))
     return [next(left_first) if found in of_loader else found for found in findings]
 
 
 def _with_all_of_a_backend(words: Sequence[str]) -> tuple[str, ...]:
-    """With a backend that is left to the plan all that another was told is, too."""
+    """Returns the overrides; a backend left to the plan leaves all its knobs to the plan."""
     turned = {knob_of(word) for word in words}
     more = built_by("auto", None) if _LEFT_TO_THE_PLAN in words else ()
     return (*words, *(word for word in more if knob_of(word) not in turned))
 
 
 def _knob_by_knob(words: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of knobs alone: the option loader=auto would take away what the start's own option has beside those
-    that are turned, samples that are left out among it."""
+    """Returns overrides of knobs alone.
+
+    The option loader=auto would also drop what else the start's option sets, such as samples that are left out.
+    """
     return tuple(part for word in words for part in (built_by("auto", None) if word == "loader=auto" else (word,)))
 
 
 def _relative_half(trial: Trial) -> float:
-    """Half of the 95 % interval over the figure."""
+    """Returns half of the 95 % interval relative to the figure."""
     if trial.ci95 is None or not trial.figure:
         return _UNKNOWN_FRAC
     return (trial.ci95[1] - trial.ci95[0]) / 2 / trial.figure
@@ -473,15 +477,15 @@ def _plan_of(trial: Trial) -> Knobs:
 
 
 def _unplanned(change: Change) -> Iterator[str]:
-    """Overrides of knobs that no plan tells, which two equal plans may differ in."""
+    """Yields overrides of knobs that no plan has, in which two equal plans may differ."""
     return (word for word in change.overrides if knob_of(word) in ("gpu.channels_last", "gpu.cudnn_benchmark"))
 
 
 def _has_chosen(step: Step, words: Sequence[str], overrides: Sequence[str]) -> bool:
-    """Whether the plan of a step that left these knobs open has chosen these very values, all else being the same.
+    """Returns whether the plan of a step that left these knobs open chose these values, all else being equal.
 
     Args:
-        overrides: what would be typed, ``words`` among it.
+        overrides: all overrides, ``words`` included.
     """
     turned = {knob_of(word): word.partition("=")[2] for word in words}
     rest = [{word for word in typed if knob_of(word) not in turned} for typed in (step.change.overrides, overrides)]
@@ -494,12 +498,12 @@ def _has_chosen(step: Step, words: Sequence[str], overrides: Sequence[str]) -> b
 
 
 def _planned_with(trial: Trial, words: Sequence[str]) -> dict[str, object] | None:
-    """What the plan will be with these overrides; None where it can't be told before it is made."""
+    """Returns the plan expected with these overrides; None where it can't be known before it is made."""
     planned: dict[str, object] = {knob: entry["value"] for knob, entry in trial.plan.items()}
     turned = {knob_of(word): word.partition("=")[2] for word in words}
     if not turned.keys() <= planned.keys():
         return None
-    if turned.get("loader.backend") == "inline":  # nothing that is for workers does anything
+    if turned.get("loader.backend") == "inline":  # knobs of workers do nothing
         turned = {
             "loader.num_workers": "0",
             **{knob: text for knob, text in turned.items() if knob not in _FOR_WORKERS},
