@@ -26,8 +26,8 @@ from wellfed.study.sweep.grid import SweepFile
 from wellfed.study.sweep.ledger import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-PLANTED = ROOT / "tests" / "sweep" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 OTHER = "0123456789+abcdef"
 """A version of the code."""
 LR = "workload.optimizer.lr"

@@ -27,8 +27,8 @@ from wellfed.study.sweep import ledger
 from wellfed.study.sweep.ledger import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-PLANTED = ROOT / "tests" / "sweep" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 FAULT = "workload.model.fault"
 NAME = "mine"
 
