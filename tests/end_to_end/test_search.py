@@ -26,7 +26,7 @@ from wellfed.study.row import Row
 pytest.importorskip("optuna")
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
 PLANTED = ROOT / "tests" / "study" / "search" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 TOP = "workload.model.top"
 FAULT = "workload.model.fault"
 OPTUNA = ("search=optuna", f"{TOP}=interval(0.1,0.9)")
@@ -350,7 +350,7 @@ def test_no_trial_begins_when_the_minutes_are_over(tmp_path: Path) -> None:
 
 def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda) -> None:
     cards = fake_cuda.environment(cards=2, mib=8192)
-    cards["PYTHONPATH"] = os.pathsep.join([str(PLANTED), cards["PYTHONPATH"]])
+    cards["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "kit"), cards["PYTHONPATH"]])
     slow = ("trainer.max_epochs=4", "workload.model.pause_s=0.1", "search.max_trials=6")
     done = run("train.py", "-m", *fixed(tmp_path), *OPTUNA, *slow, cwd=tmp_path, **cards)
     assert done.code == 0, done.text

@@ -27,7 +27,7 @@ from wellfed.study.study_files import SweepFile
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 OTHER = "0123456789+abcdef"
 """A version of the code."""
 LR = "workload.optimizer.lr"

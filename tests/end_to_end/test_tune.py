@@ -28,7 +28,7 @@ from wellfed.study.row import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 FAULT = "workload.model.fault"
 NAME = "mine"
 
