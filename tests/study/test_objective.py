@@ -20,7 +20,7 @@ from wellfed.study.board.files import to_csv, to_html, to_markdown
 from wellfed.study.board.terminal import show
 from wellfed.study.ledger import Read, append, read
 from wellfed.study.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
 from wellfed.study.row import Row

@@ -18,14 +18,14 @@ from wellfed.study.points.grid import Grid
 from wellfed.study.points.optuna_study import JOURNAL, OptunaStudy
 from wellfed.study.points.space import Choices, Numbers, Space
 from wellfed.study.proposals import AskedPoints, GridPoints, Points, Proposal
-from wellfed.study.row import Metric, Row
+from wellfed.study.row import Row, TrialMetric
 from wellfed.study.study_screen import StudyScreen
 
 FINITE: Space = {"dim": Choices(("1", "2", "3")), "loader": Choices(("a", "b"))}
 ENDLESS: Space = {"lr": Numbers(0.1, 0.9)}
 
 
-SCORE = Metric("score", "max")
+SCORE = TrialMetric("score", "max")
 
 
 def kept(folder: Path, retry: tuple[str, ...] = ()) -> Ledger:

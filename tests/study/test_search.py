@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from wellfed.study.executors.tasks import MachineSeen, MetricSeen
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
-from wellfed.study.row import Metric, Row
+from wellfed.study.row import Row, TrialMetric
 from wellfed.study.search import SearchStudy
 from wellfed.study.search_request import SearchRequest
 from wellfed.study.study_files import SearchFile
@@ -89,7 +89,7 @@ class Searching:
         file = self.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
         self.kept = Ledger(
             folder, screen, file.ranked_by, "abc", [each.value for each in search.retry], file.ids or None,
-            Metric("score", "max"),
+            TrialMetric("score", "max"),
         )  # fmt: skip
         self.study._file, self.study._kept = file, self.kept
         self.played = PlayedTrials(play)
@@ -165,8 +165,12 @@ def test_a_sampler_whose_first_trials_all_fail_stops(tmp_path: Path, capsys: pyt
 
 
 def test_a_sampler_goes_on_where_one_trial_ended_well(tmp_path: Path) -> None:
-    ends: Iterable[Callable[[Trial], Row]] = iter([failed, good, *[failed] * 9])
-    searching = Searching(tmp_path, lambda trial: next(ends)(trial), space={LR: Numbers(0.1, 0.9)}, max_trials=9)
+    ends: Iterator[Callable[[Trial], Row]] = iter([failed, good, *[failed] * 9])
+
+    def play(trial: Trial) -> Row:
+        return next(ends)(trial)
+
+    searching = Searching(tmp_path, play, space={LR: Numbers(0.1, 0.9)}, max_trials=9)
     assert searching.run() == 0
     assert len(searching.rows) == 9
 

@@ -17,7 +17,7 @@ from wellfed.masking import masked_override
 from wellfed.record import Status, bounded
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.row import Metric, Row, RowKind
+from wellfed.study.row import Row, RowKind, TrialMetric
 from wellfed.study.trial_end import recorded_row, refused_row
 from wellfed.units import counted
 
@@ -156,7 +156,7 @@ class Ledger:
     """Statuses whose trials are run again."""
     ids: Collection[str] | None = None
     """Points of the grid that is asked for now; None = all points of the ledger."""
-    metric: Metric | None = None
+    metric: TrialMetric | None = None
     """Ranks whole trainings; None = trials are timed."""
     keeps_code: bool = False
     """Rows made of trials' own records get `code`, not that of their record."""

@@ -18,8 +18,8 @@ Outcome = Literal["complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
-class Metric:
-    """Metric of validation that ranks whole trainings."""
+class TrialMetric:
+    """TrialMetric of validation that ranks whole trainings."""
 
     name: str
     """Without ``val/``."""

@@ -36,9 +36,9 @@ from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Choices, describe
 from wellfed.study.proposals import AskedPoints, GridPoints, Points, Proposal
-from wellfed.study.ranking.entry import Leaderboard
+from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import search_board
-from wellfed.study.row import Metric, Row
+from wellfed.study.row import Row, TrialMetric
 from wellfed.study.search_request import SearchRequest, asked_for
 from wellfed.study.study import Study, masked_values, scratch_folder
 from wellfed.study.study_files import SearchFile
@@ -164,7 +164,7 @@ class SearchStudy(Study):
                 self._file = file = self._search_file(settings.code, machine, seen)
                 if earlier is not None and self.is_grid:
                     _check_same(earlier, file, self._another())
-                maker.metric = metric = Metric(seen.name, seen.mode)
+                maker.metric = metric = TrialMetric(seen.name, seen.mode)
                 self.screen.objective = file.ranked_by
                 retry = [status.value for status in options.retry]
                 self._kept = kept = Ledger(

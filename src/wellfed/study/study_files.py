@@ -21,7 +21,7 @@ from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_met
 from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of
 from wellfed.study.points.space import Axis
-from wellfed.study.row import Metric
+from wellfed.study.row import TrialMetric
 
 SCHEMA = 1
 SWEEP = FolderKind("sweep", "sweep.json", f"{command('train')} -m sweep=quick")
@@ -152,7 +152,7 @@ class SearchFile(StudyFile):
     folder_kind = SEARCH
 
     metric: str
-    """Metric of validation that ranks, without ``val/``."""
+    """TrialMetric of validation that ranks, without ``val/``."""
     mode: Literal["max", "min"]
     space: Mapping[str, Axis]
     """Axes, with secrets as ``***``."""
@@ -166,9 +166,9 @@ class SearchFile(StudyFile):
         return self.mode == "max"
 
     @property
-    def ranks_by_metric(self) -> Metric:
+    def ranks_by_metric(self) -> TrialMetric:
         """The metric with its direction."""
-        return Metric(self.metric, self.mode)
+        return TrialMetric(self.metric, self.mode)
 
     @property
     def axis_names(self) -> list[str]:

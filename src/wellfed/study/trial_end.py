@@ -21,7 +21,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, ErrorKind
 from wellfed.masking import hidden
 from wellfed.record import EngineState, ErrorEntry, GitState, RunRecord, Status, engine_version
 from wellfed.study.learning_curve import best_point, read_curve
-from wellfed.study.row import Metric, Outcome, Row
+from wellfed.study.row import Outcome, Row, TrialMetric
 
 if TYPE_CHECKING:
     from wellfed.study.executors.executor import TrialEnd
@@ -45,7 +45,7 @@ class RowMaker:
 
     group: str = "sweep"
     """Group of knobs that advice names."""
-    metric: Metric | None = None
+    metric: TrialMetric | None = None
     """Ranks whole trainings; None = trials are timed."""
 
     def __call__(self, row: Row, end: TrialEnd, study: Path) -> Row:
@@ -72,7 +72,7 @@ def ended_row(
     *,
     timed_out: bool,
     group: str = "sweep",
-    metric: Metric | None = None,
+    metric: TrialMetric | None = None,
 ) -> Row:
     """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing.
 
@@ -98,7 +98,7 @@ def ended_row(
     return ended if found is None else _with_curve(with_figures(ended, found), folder, found, metric)
 
 
-def _with_curve(row: Row, folder: Path, found: RunRecord, metric: Metric | None) -> Row:
+def _with_curve(row: Row, folder: Path, found: RunRecord, metric: TrialMetric | None) -> Row:
     """Returns the row of a whole training with what it has learned."""
     if metric is None:
         return row
@@ -143,7 +143,7 @@ def with_figures(row: Row, found: RunRecord) -> Row:
     )
 
 
-def recorded_row(row: Row, study: Path, metric: Metric | None = None) -> Row | None:
+def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Row | None:
     """Returns the row of a trial that has ended and is not in the ledger; None if it left no complete record.
 
     The study was killed just then, or another launcher ran the trial.

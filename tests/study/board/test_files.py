@@ -13,7 +13,7 @@ import pytest
 from tests.kit import made
 from wellfed.study.board.files import CSV, to_csv, to_markdown, write
 from wellfed.study.ledger import Read
-from wellfed.study.ranking.entry import Leaderboard
+from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile

@@ -14,7 +14,7 @@ from tests.kit.page_reader import Page, read_page
 from wellfed.study.board.files import to_html, write
 from wellfed.study.board.sweep_pictures import MOST_MAPS
 from wellfed.study.ledger import Read
-from wellfed.study.ranking.entry import Leaderboard
+from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile

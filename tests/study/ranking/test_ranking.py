@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.kit import made
 from wellfed.study.board.columns import columns
 from wellfed.study.ledger import Read, read
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile

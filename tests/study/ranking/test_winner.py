@@ -7,7 +7,7 @@ import pytest
 from tests.kit import made
 from wellfed.errors import ConfigError
 from wellfed.study.ledger import Read
-from wellfed.study.ranking.entry import Leaderboard
+from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.ranking.winner import RecordedKnob, chosen, in_words, recorded_knobs, tie_in_words
 from wellfed.study.row import Row

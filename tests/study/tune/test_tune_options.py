@@ -20,7 +20,7 @@ from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.tune_search import Step
-from wellfed.study.points.guided.tune_trial import Change, Trial, typed_behind
+from wellfed.study.points.guided.tune_trial import Change, TuneTrial, typed_behind
 from wellfed.study.tune.tune_options import MARK, TuneOptions, WrittenOptions, name_of, train_command
 
 SURE, DOUBTFUL = TuneGain(1.5, (1.4, 1.6), 5), TuneGain(1.5, (0.9, 2.1), 5)
@@ -29,7 +29,7 @@ NOTHING_AHEAD = ("loader.prefetch_factor=null", "loader.persistent_workers=null"
 
 
 def step(*turned: str) -> Step:
-    return Step(Change(turned, "49 % waits", turned), Trial("ok", 2.0), True, 1.0, 1.5, "1.5 times as good")
+    return Step(Change(turned, "49 % waits", turned), TuneTrial("ok", 2.0), True, 1.0, 1.5, "1.5 times as good")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
-from wellfed.study.points.guided.tune_trial import Change, Trial
+from wellfed.study.points.guided.tune_trial import Change, TuneTrial
 from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured
 from wellfed.study.tune.tune_options import WrittenOptions
 from wellfed.study.tune.tune_report import TuneReport, TuneScreen
@@ -34,13 +34,13 @@ ADVICE: FindingEntry = {
 def search() -> TuneSearch:
     """Of a start, a change that was kept, and one that failed."""
     made = TuneSearch(SAMPLES_PER_S, TuneBudget(3, 60.0), TuneMachine(2, False))
-    made.tell(Change((), "the start"), Trial("ok", 100.0, (99.0, 101.0), 5.0))
+    made.tell(Change((), "the start"), TuneTrial("ok", 100.0, (99.0, 101.0), 5.0))
     turned = ("loader=auto",)
     made.tell(
-        Change(turned, "half of each step waits", turned), Trial("ok", 200.0, (199.0, 201.0), 4.0, None, [ADVICE])
+        Change(turned, "half of each step waits", turned), TuneTrial("ok", 200.0, (199.0, 201.0), 4.0, None, [ADVICE])
     )
     more = ("gpu.compile=default",)
-    made.tell(Change((*turned, *more), "it computes", more), Trial("timeout", seconds=6.0, error="had not\nended"))
+    made.tell(Change((*turned, *more), "it computes", more), TuneTrial("timeout", seconds=6.0, error="had not\nended"))
     assert made.propose() is None
     return made
 

@@ -17,7 +17,7 @@ from wellfed.config.files.folder_lookup import find
 from wellfed.config.files.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.record import RunRecord
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
 from wellfed.study.study_files import SWEEP

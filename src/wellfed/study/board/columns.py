@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import BASELINE
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile

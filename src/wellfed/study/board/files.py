@@ -19,7 +19,7 @@ from wellfed.record import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval
 from wellfed.study.points.space import show_value
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.units import spreadsheet_cell
 
 CSV = "leaderboard.csv"

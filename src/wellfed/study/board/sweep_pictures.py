@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from wellfed.explain.pages.picture import ACCENT, INK, no_pictures, picture
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import show_gib
 

@@ -14,7 +14,7 @@ from wellfed.command_line import command
 from wellfed.study.board.columns import columns
 from wellfed.study.board.files import again
 from wellfed.study.points.space import show_value
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.knob_effects import Effects
 from wellfed.units import counted, show_percent
 

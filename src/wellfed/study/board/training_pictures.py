@@ -7,7 +7,7 @@ from markupsafe import Markup
 from wellfed.explain.pages.picture import ACCENT, INK, picture
 from wellfed.study.board.columns import figure_text
 from wellfed.study.points.space import Numbers
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SearchFile
 from wellfed.units import show_text
 

@@ -19,7 +19,7 @@ from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.ranking.entry import ORDER, Entry, Leaderboard, empty_row
+from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, empty_row
 from wellfed.study.ranking.knob_effects import knob_effects
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile, load

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from wellfed.command_line import command
 from wellfed.errors import ConfigError, Fault
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
-from wellfed.study.ranking.entry import Entry, Leaderboard
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import counted
 

@@ -43,7 +43,7 @@ from wellfed.study.objective import OBJECTIVES
 from wellfed.study.points.guided.gain import TuneGain, gain_in_turns
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
-from wellfed.study.points.guided.tune_trial import Change, Trial
+from wellfed.study.points.guided.tune_trial import Change, TuneTrial
 from wellfed.study.row import Row
 from wellfed.study.study import Study, TimedTrials, scratch_folder
 from wellfed.study.trial_end import RowMaker
@@ -248,10 +248,10 @@ class TuneStudy(Study):
         """Runs trials until the search proposes nothing more."""
         search = self.search
 
-        def again(change: Change, number: int) -> Trial:
+        def again(change: Change, number: int) -> TuneTrial:
             self.screen.say(f"Measured again, against noise: {' '.join(change.turned) or 'the start'}")
             row = trials.measure_again(change.overrides, number)
-            return Trial.of(row, trials.record(row), self.search.objective)
+            return TuneTrial.of(row, trials.record(row), self.search.objective)
 
         search.again = again
         while (change := self._proposed()) is not None:
@@ -259,7 +259,7 @@ class TuneStudy(Study):
             row = trials.measure(change.overrides)
             # A trial of an earlier command takes no time now, and counts as it did then.
             beside_s = max(time.monotonic() - began_at_s - row.seconds, self._beside_s.get(change.overrides, 0.0))
-            trial = replace(Trial.of(row, trials.record(row), self.search.objective), beside_seconds=beside_s)
+            trial = replace(TuneTrial.of(row, trials.record(row), self.search.objective), beside_seconds=beside_s)
             step = search.tell(change, trial)
             self.screen.step(len(search.steps), step)
             self._write(status="running")
@@ -300,7 +300,7 @@ class TuneStudy(Study):
             about = show_duration(missing * (start.trial.seconds + best.trial.seconds))
             self.screen.say(f"Measuring start and result again, {counted(missing, 'round')} in turn: about {about}")
         rows = trials.compare(best.change.overrides, rounds)
-        pairs = [tuple(Trial.of(row, None, self.search.objective) for row in round_) for round_ in rows]
+        pairs = [tuple(TuneTrial.of(row, None, self.search.objective) for row in round_) for round_ in rows]
         before, after = [first.figure for first, _ in pairs], [second.figure for _, second in pairs]
         problems = [
             f"The {name} did not end well in round {number}: {trial.status}, {trial.error}"

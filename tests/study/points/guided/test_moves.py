@@ -4,14 +4,14 @@ from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.moves import Move, TuneMachine, moves
-from wellfed.study.points.guided.tune_trial import Trial
+from wellfed.study.points.guided.tune_trial import TuneTrial
 
 CPU, CARD = TuneMachine(4, on_gpu=False), TuneMachine(8, on_gpu=True)
 
 
-def trial(wait: float, compute: float, *, copy: float | None = None, ceiling: float = 1.0, **knobs: Any) -> Trial:
+def trial(wait: float, compute: float, *, copy: float | None = None, ceiling: float = 1.0, **knobs: Any) -> TuneTrial:
     planned = {"loader.backend": "inline", "loader.num_workers": 0, "gpu.compile": "none", **knobs}
-    return Trial(
+    return TuneTrial(
         "ok",
         100.0,
         plan={knob: {"value": value, "because": "", "source": "predicted"} for knob, value in planned.items()},
@@ -24,7 +24,7 @@ def trial(wait: float, compute: float, *, copy: float | None = None, ceiling: fl
     )
 
 
-def listed(found: Trial, around: TuneMachine = CPU, **known: bool) -> list[Move]:
+def listed(found: TuneTrial, around: TuneMachine = CPU, **known: bool) -> list[Move]:
     return [*moves(found, around, SAMPLES_PER_S, **known)]
 
 
@@ -77,7 +77,7 @@ def test_of_backends_that_a_plan_has_timed_one_other_is_tried() -> None:
 
 
 def test_workers_are_tried_around_the_number_of_cores_and_beyond_where_batches_wait_for_a_disk() -> None:
-    def counts(found: Trial) -> list[str]:
+    def counts(found: TuneTrial) -> list[str]:
         return [word for move in listed(found) for word in move.words if word.startswith("loader.num_workers=")]
 
     fed = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 2, "loader.prefetch_factor": 2})

@@ -13,7 +13,7 @@ from wellfed.explain.diagnosis.judge import judge
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
-from wellfed.study.points.guided.tune_trial import Change, Trial
+from wellfed.study.points.guided.tune_trial import Change, TuneTrial
 
 TRACES = Path(__file__).parents[3] / "traces"
 LEADS = {
@@ -40,7 +40,7 @@ def begun_with(name: str, tmp_path: Path) -> TuneSearch:
         (tmp_path / file).write_text(text)
     evidence = Evidence.read(tmp_path)
     record = evidence.record
-    start = Trial(
+    start = TuneTrial(
         *("ok", 100.0, (99.0, 101.0), 1.0, None),
         [finding.entry() for finding in judge(evidence)],
         *(record.plan, record.config, record.time, record.loading),
@@ -72,4 +72,4 @@ def test_a_run_that_is_fed_is_asked_for_no_other_loader(name: str, tmp_path: Pat
     search = begun_with(name, tmp_path)
     while (change := search.propose()) is not None:
         assert not any(word.startswith("loader.backend") for word in change.turned), change
-        search.tell(change, Trial("failed", seconds=1.0))
+        search.tell(change, TuneTrial("failed", seconds=1.0))

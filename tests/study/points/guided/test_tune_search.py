@@ -18,7 +18,7 @@ from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
-from wellfed.study.points.guided.tune_trial import Change, Trial, knob_of, same_plan, typed_behind
+from wellfed.study.points.guided.tune_trial import Change, TuneTrial, knob_of, same_plan, typed_behind
 
 ROOM = TuneBudget(20, 3600.0)
 SEEDS = st.integers(0, 10**6)
@@ -64,7 +64,7 @@ def test_it_does_so_on_hundreds_of_machines() -> None:
     assert sum(good) >= 0.95 * len(good)
 
 
-def working(trial: Trial) -> dict[str, Any]:
+def working(trial: TuneTrial) -> dict[str, Any]:
     """Planned values of the knobs that do anything."""
     return dict(same_plan({knob: entry["value"] for knob, entry in trial.plan.items()}))
 
@@ -116,11 +116,11 @@ def finding(*change: str, learns: bool = False, name: str = "too_few_workers") -
     }  # type: ignore[typeddict-item]
 
 
-def measured(figure: float, *findings: FindingEntry, half: float = 0.01, **more: Any) -> Trial:
-    return Trial("ok", figure, (figure * (1 - half), figure * (1 + half)), 1.0, findings=findings, **more)
+def measured(figure: float, *findings: FindingEntry, half: float = 0.01, **more: Any) -> TuneTrial:
+    return TuneTrial("ok", figure, (figure * (1 - half), figure * (1 + half)), 1.0, findings=findings, **more)
 
 
-def begun(start: Trial, objective: Objective = SAMPLES_PER_S, **more: Any) -> TuneSearch:
+def begun(start: TuneTrial, objective: Objective = SAMPLES_PER_S, **more: Any) -> TuneSearch:
     search = TuneSearch(objective, more.pop("budget", ROOM), TuneMachine(2, on_gpu=False), **more)
     change = search.propose()
     assert change == Change((), "the start")
@@ -128,7 +128,7 @@ def begun(start: Trial, objective: Objective = SAMPLES_PER_S, **more: Any) -> Tu
     return search
 
 
-def tell_next(search: TuneSearch, trial: Trial) -> Change:
+def tell_next(search: TuneSearch, trial: TuneTrial) -> Change:
     change = search.propose()
     assert change is not None
     search.tell(change, trial)
@@ -200,7 +200,7 @@ def test_where_nearly_all_that_could_be_won_looks_won_no_more_of_the_kind_is_tri
     data = []
     while change is not None and not search.steps[-1].is_kept:
         data += [word for word in change.turned if word.startswith("loader.num_workers")]
-        search.tell(change, Trial("failed", seconds=1.0))
+        search.tell(change, TuneTrial("failed", seconds=1.0))
         change = search.propose()
     assert bool(data) is comes
 
@@ -211,7 +211,7 @@ def test_when_a_plan_has_timed_the_backends_one_other_is_tried() -> None:
     time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
     start = measured(100, plan=plan, time=time, config={"loader": {"backend": "torch"}}, loading={"has_fetch": True})
     search = begun(start)
-    assert tell_next(search, Trial("failed", seconds=1.0)).turned[0] == "loader.backend=auto"
+    assert tell_next(search, TuneTrial("failed", seconds=1.0)).turned[0] == "loader.backend=auto"
     without = [word for change in changes_to_come(search) for word in change.turned if "backend" in word]
     search = begun(start)
     timed = plan_of(loader__backend="inline", loader__num_workers=0)
@@ -244,7 +244,7 @@ def test_a_plan_that_looked_better_within_noise_and_comes_again_is_measured_twic
         "memory.features=null",
     )
     while (change := search.propose()) is not None:
-        search.tell(change, Trial("failed", seconds=1.0))
+        search.tell(change, TuneTrial("failed", seconds=1.0))
     assert search.steps[3].is_kept is is_kept
     assert search.best is search.steps[3 if is_kept else 2]
 
@@ -270,7 +270,7 @@ def changes_to_come(search: TuneSearch) -> Iterator[Change]:
     """All that would be tried if nothing of it ran."""
     while (change := search.propose()) is not None:
         yield change
-        search.tell(change, Trial("failed", seconds=1.0))
+        search.tell(change, TuneTrial("failed", seconds=1.0))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_no_move_of_the_table_does_so_either(fixed: str) -> None:
     tried = []
     while (change := search.propose()) is not None:
         tried += map(knob_of, change.turned)
-        search.tell(change, Trial("failed", seconds=1.0))
+        search.tell(change, TuneTrial("failed", seconds=1.0))
     assert tried
     assert not {fixed, other} & set(tried)
 
@@ -381,14 +381,14 @@ def test_a_compile_that_failed_never_rides_along() -> None:
 
 def test_a_change_that_fails_is_taken_back_with_its_reason() -> None:
     search = begun(measured(100, finding("memory.micro_batch=64"), finding("loader.num_workers=2")))
-    tell_next(search, Trial("oom", seconds=3.0, error="CUDA out of memory"))
+    tell_next(search, TuneTrial("oom", seconds=3.0, error="CUDA out of memory"))
     assert not search.steps[-1].is_kept
     assert search.steps[-1].why == "oom: CUDA out of memory"
     assert tell_next(search, measured(150)).overrides == ("loader.num_workers=2",)
 
 
 def test_a_start_that_does_not_run_ends_the_search_with_its_reason() -> None:
-    search = begun(Trial("failed", error="no such file"))
+    search = begun(TuneTrial("failed", error="no such file"))
     assert search.best is None
     assert search.propose() is None
     assert search.ended_because == "the start could not be measured: failed: no such file"
@@ -409,8 +409,8 @@ def test_no_trial_is_begun_that_would_end_after_the_budget() -> None:
 
 def test_less_memory_counts_as_better_where_memory_is_the_objective() -> None:
     plan: Any = {"memory.features": {"value": "cache", "because": "", "source": "predicted"}}
-    search = begun(Trial("ok", 4.0, plan=plan, findings=[finding("loader.num_workers=8")]), PEAK_MEMORY)
-    assert tell_next(search, Trial("ok", 2.0)).overrides == ("memory.features=dynamic",)
+    search = begun(TuneTrial("ok", 4.0, plan=plan, findings=[finding("loader.num_workers=8")]), PEAK_MEMORY)
+    assert tell_next(search, TuneTrial("ok", 2.0)).overrides == ("memory.features=dynamic",)
     assert search.best is search.steps[1]
     assert search.best.gain == pytest.approx(2.0)
 
@@ -483,7 +483,7 @@ def searched_in_noise(seed: int, noise: float, gains: Callable[[Change], float])
     made, dice = MadeMachine.draw(seed), random.Random(seed)
     start = [*made.starts()][seed % 5]
 
-    def run(change: Change, number: int = 0) -> Trial:
+    def run(change: Change, number: int = 0) -> TuneTrial:
         trial = made.run(typed_behind(start, change.overrides))
         if trial.figure is None:
             return trial

@@ -12,7 +12,7 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
 from wellfed.study.objective import PEAK_MEMORY, Objective
-from wellfed.study.points.guided.tune_trial import Trial
+from wellfed.study.points.guided.tune_trial import TuneTrial
 from wellfed.units import show_percent
 
 _MESSAGE_MS = 1.0
@@ -60,7 +60,7 @@ class Move:
 
 
 def moves(
-    best: Trial, around: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
+    best: TuneTrial, around: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
 ) -> Iterator[Move]:
     """Yields what to try from the best configuration so far, the most promising first.
 
@@ -76,27 +76,27 @@ def moves(
     yield from _compiled(best)
 
 
-def _data_frac(best: Trial) -> float:
+def _data_frac(best: TuneTrial) -> float:
     """Returns the share of a step that waits for its batch, or for its copy to the device."""
     return 0.0 if best.time is None else best.time["wait_frac"] + (best.time["copy_frac"] or 0.0)
 
 
-def _step_frac(best: Trial) -> float:
+def _step_frac(best: TuneTrial) -> float:
     return 0.0 if best.time is None else best.time["compute_frac"] + best.time["host_frac"]
 
 
-def _of_waiting(best: Trial) -> float:
+def _of_waiting(best: TuneTrial) -> float:
     """Returns the possible gain if batches were always ready."""
     return 1 / max(1 - _data_frac(best), 0.01)
 
 
-def _of_data(best: Trial) -> float:
+def _of_data(best: TuneTrial) -> float:
     """Returns the possible gain if feeding the step cost nothing, cores of the CPU included."""
     ceiling = best.ceiling_factor or 1.0
     return max(_of_waiting(best), ceiling if ceiling > CEILING_FACTOR else 1.0)
 
 
-def _loader(best: Trial, around: TuneMachine, backends_are_timed: bool) -> Iterator[Move]:
+def _loader(best: TuneTrial, around: TuneMachine, backends_are_timed: bool) -> Iterator[Move]:
     backend, workers = best.value("loader.backend"), int(best.value("loader.num_workers") or 0)
     if backend is None or backend == "own":
         return
@@ -142,7 +142,7 @@ def built_by(backend: str, workers: int | None) -> tuple[str, ...]:
     return (f"{_BACKEND}={backend}", f"loader.num_workers={count}", *(f"loader.{knob}=null" for knob in _LEFT))
 
 
-def _features(best: Trial) -> Iterator[Move]:
+def _features(best: TuneTrial) -> Iterator[Move]:
     """Yields keeping frozen features, which saves the step an encoder or the loader its batches."""
     features = best.value("memory.features")
     if features in ("dynamic", "cache_host") and best.value("memory.stages") is None:
@@ -151,7 +151,7 @@ def _features(best: Trial) -> Iterator[Move]:
         yield Move("step", (f"memory.features={kept}",), why, _UNKNOWN_BOUND)
 
 
-def _steps(best: Trial, around: TuneMachine) -> Iterator[Move]:
+def _steps(best: TuneTrial, around: TuneMachine) -> Iterator[Move]:
     """Yields ways to spend memory for a faster step."""
     why = f"{show_percent(_step_frac(best))} of the time is in the step itself"
     bound = 1 / max(1 - _step_frac(best), 0.05)
@@ -168,7 +168,7 @@ def _steps(best: Trial, around: TuneMachine) -> Iterator[Move]:
         yield Move("step", words, f"{why}: parts that the caches of the CPU hold", min(bound, _UNKNOWN_BOUND))
 
 
-def _compiled(best: Trial) -> Iterator[Move]:
+def _compiled(best: TuneTrial) -> Iterator[Move]:
     """Yields compiling, which comes last: it costs seconds to minutes at the start."""
     if best.value("gpu.compile") == "none" and best.asked("gpu.compile") in (None, "none"):  # else it has failed
         bound = 1 / (1 - _COMPILED_FRAC * min(_step_frac(best), 1.0))
@@ -180,7 +180,7 @@ def _compiled(best: Trial) -> Iterator[Move]:
         )
 
 
-def _smaller(best: Trial, around: TuneMachine) -> Iterator[Move]:
+def _smaller(best: TuneTrial, around: TuneMachine) -> Iterator[Move]:
     """Yields what needs less memory."""
     why, bound = "less memory is asked for", _UNKNOWN_BOUND
     if best.value("memory.features") in ("cache", "cache_host") and best.value("memory.stages") is None:

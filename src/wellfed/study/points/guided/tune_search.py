@@ -24,7 +24,7 @@ from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY, Objective
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import Move, TuneMachine, built_by, moves
-from wellfed.study.points.guided.tune_trial import Change, Knobs, Trial, knob_of, same_plan, typed_behind
+from wellfed.study.points.guided.tune_trial import Change, Knobs, TuneTrial, knob_of, same_plan, typed_behind
 from wellfed.study.repeats import MeasuredRun, Noise, pooled_noise
 from wellfed.units import counted, show_duration, show_factor
 
@@ -82,7 +82,7 @@ class Step:
     """A configuration that was tried."""
 
     change: Change
-    trial: Trial
+    trial: TuneTrial
     is_kept: bool
     before: float | None
     """Figure of the best before it; None for the start."""
@@ -112,7 +112,7 @@ class TuneSearch:
     around: TuneMachine
     fixed: frozenset[str] = frozenset()
     """Knobs and groups that are never turned: ``loader.num_workers``, ``memory``."""
-    again: Callable[[Change, int], Trial] | None = None
+    again: Callable[[Change, int], TuneTrial] | None = None
     """Measures a configuration for the n-th time beyond the first. None: the intervals of single runs decide."""
     steps: list[Step] = field(default_factory=list)
     ended_because: str | None = None
@@ -181,7 +181,7 @@ class TuneSearch:
         self.ended_because = said if change is None else None
         return change
 
-    def tell(self, change: Change, trial: Trial) -> Step:
+    def tell(self, change: Change, trial: TuneTrial) -> Step:
         """Takes the result of the proposed change; returns its step."""
         best = self.best
         step = self._judged(change, trial, best)
@@ -265,7 +265,7 @@ class TuneSearch:
         words = self._doubtful(best)
         yield from ((change, None) for change in self._new(best, words, "what looked better within noise, together"))
 
-    def _has_won_nothing(self, words: tuple[str, ...], trial: Trial) -> bool:
+    def _has_won_nothing(self, words: tuple[str, ...], trial: TuneTrial) -> bool:
         """Returns whether these overrides won nothing on a configuration about as good as this trial's."""
         tried = [step for step in self.steps if step.change.turned == words and step.gain is not None]
         if not tried or (tried[-1].gain or 0.0) >= LEAST_GAIN or tried[-1].before is None or trial.figure is None:
@@ -280,7 +280,7 @@ class TuneSearch:
     def _has_tried(self, words: tuple[str, ...]) -> bool:
         return any(step.change.turned == words and step.trial.is_measured for step in self.steps)
 
-    def _needed(self, words: Sequence[str], trial: Trial) -> tuple[str, ...]:
+    def _needed(self, words: Sequence[str], trial: TuneTrial) -> tuple[str, ...]:
         """Returns the overrides without those that leave a fixed or unset knob to the plan."""
         return tuple(
             word
@@ -328,7 +328,7 @@ class TuneSearch:
             return "no knob of the loader, the memory or the GPU"
         return None
 
-    def _judged(self, change: Change, trial: Trial, best: Step | None) -> Step:
+    def _judged(self, change: Change, trial: TuneTrial, best: Step | None) -> Step:
         if not trial.is_measured:
             why = f"{trial.status}: {trial.error}" if trial.error else f"ended as {trial.status}"
             return Step(change, trial, False, None if best is None else best.trial.figure, None, why)
@@ -400,7 +400,7 @@ class TuneSearch:
             if step.before == old and not step.is_kept and step.trial.figure is not None:
                 self.steps[at] = replace(step, before=best.trial.figure, gain=self._gain(step.trial, best))
 
-    def _gain(self, trial: Trial, best: Step) -> float:
+    def _gain(self, trial: TuneTrial, best: Step) -> float:
         assert trial.figure is not None
         assert best.trial.figure is not None
         return self.objective.goodness(trial.figure) / self.objective.goodness(best.trial.figure)
@@ -431,7 +431,7 @@ class TuneSearch:
             is_kept, why = True, f"{show_factor(gain)} times as good{runs}"
         return replace(step, before=best.trial.figure, gain=gain, is_kept=is_kept, why=why)
 
-    def _changed_though_fixed(self, trial: Trial) -> list[str]:
+    def _changed_though_fixed(self, trial: TuneTrial) -> list[str]:
         """Returns fixed knobs whose planned value differs from the start's, where they matter in both."""
         mine, starts = dict(_plan_of(trial)), dict(_plan_of(self.steps[0].trial))
         return sorted(knob for knob in self.fixed & mine.keys() & starts.keys() if mine[knob] != starts[knob])
@@ -465,14 +465,14 @@ def _knob_by_knob(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(part for word in words for part in (built_by("auto", None) if word == "loader=auto" else (word,)))
 
 
-def _relative_half(trial: Trial) -> float:
+def _relative_half(trial: TuneTrial) -> float:
     """Returns half of the 95 % interval relative to the figure."""
     if trial.ci95 is None or not trial.figure:
         return _UNKNOWN_FRAC
     return (trial.ci95[1] - trial.ci95[0]) / 2 / trial.figure
 
 
-def _plan_of(trial: Trial) -> Knobs:
+def _plan_of(trial: TuneTrial) -> Knobs:
     return same_plan({knob: entry["value"] for knob, entry in trial.plan.items()})
 
 
@@ -497,7 +497,7 @@ def _has_chosen(step: Step, words: Sequence[str], overrides: Sequence[str]) -> b
     )
 
 
-def _planned_with(trial: Trial, words: Sequence[str]) -> dict[str, object] | None:
+def _planned_with(trial: TuneTrial, words: Sequence[str]) -> dict[str, object] | None:
     """Returns the plan expected with these overrides; None where it can't be known before it is made."""
     planned: dict[str, object] = {knob: entry["value"] for knob, entry in trial.plan.items()}
     turned = {knob_of(word): word.partition("=")[2] for word in words}

@@ -32,7 +32,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuneTrial:
     """Result of a trial; figures are None, and the rest empty, where the trial did not come to them."""
 
     status: Status
