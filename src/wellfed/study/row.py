@@ -19,7 +19,7 @@ Outcome = Literal["complete", "pruned", "failed"]
 
 @dataclass(frozen=True)
 class TrialMetric:
-    """TrialMetric of validation that ranks whole trainings."""
+    """Metric of validation that ranks whole trainings."""
 
     name: str
     """Without ``val/``."""

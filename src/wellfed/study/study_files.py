@@ -152,7 +152,7 @@ class SearchFile(StudyFile):
     folder_kind = SEARCH
 
     metric: str
-    """TrialMetric of validation that ranks, without ``val/``."""
+    """Metric of validation that ranks, without ``val/``."""
     mode: Literal["max", "min"]
     space: Mapping[str, Axis]
     """Axes, with secrets as ``***``."""
