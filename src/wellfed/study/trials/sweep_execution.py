@@ -12,6 +12,7 @@ from wellfed.study.trials.sweep_ledger import SweepLedger
 from wellfed.study.trials.sweep_screen import SweepScreen
 from wellfed.study.trials.trial_ledger import TrialLedger
 from wellfed.study.trials.trial_setup import ReadyPoint
+from wellfed.units import counted
 
 
 class SweepExecution:
@@ -59,16 +60,20 @@ class SweepExecution:
             row = replace(self._ledger.begin(ready.point, kind), host="", machine="")
             host = self._ledger.host_of(point) if kind == "confirm" else ""
             trials.append(Trial(ready.composed, ready.point.overrides, row, host=host))
-        all_well = True
+        all_well, num_refused, num_run = True, 0, 0
         try:
             for _, row in self._executor.run(trials, alone=kind == "confirm"):
                 add_or_refuse(self._ledger, self._ready[row.point], row)
+                num_refused, num_run = num_refused + (not row.folder), num_run + bool(row.folder)
                 if self._fail_fast and row.status != "ok":
                     self._executor.start_no_more()
                     all_well = False
         except ExecutorLost as lost:
             self._screen.say(f"{lost} The same command again runs what is missing.")
             return False
+        if not all_well and not num_run:
+            refused = counted(num_refused, "point")
+            self._screen.say(f"sweep.fail_fast=true, and {refused} can't be run: none is started.")
         return all_well
 
 
