@@ -15,20 +15,20 @@ from hydra_plugins.wellfed_sweep.launcher import WellfedLauncher
 
 
 class WellfedSweeper(Sweeper):
-    """With an option of ``sweep`` short trials that are timed, else whole trainings; each is a row of a ledger."""
+    """Runs short timed trials with an option of ``sweep``, else whole trainings."""
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keeps what Hydra hands over before `sweep`, and makes the chosen launcher."""
+        """Keeps what Hydra passes before `sweep`, and makes the chosen launcher."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """The exit code of the sweep or the search."""
+        """Runs the sweep or the search; returns its exit code."""
         from wellfed.config.multirun import Multirun
         from wellfed.errors import ConfigError
         from wellfed.process import MAY_FORK
@@ -66,7 +66,7 @@ class WellfedSweeper(Sweeper):
         return run_search(multirun, settings, launch)
 
     def _launch_in_this_process(self) -> None:
-        """Where nothing can be forked, a plain multirun is what it is in Hydra."""
+        """Chooses Hydra's own launcher where nothing can be forked."""
         assert self.hydra_context is not None
         assert self.config is not None
         if isinstance(self.launcher, WellfedLauncher):

@@ -26,7 +26,7 @@ from wellfed.run.ranks.announce import announce
 from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
-from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, StudySettings, Trial
+from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
@@ -147,21 +147,11 @@ class SearchStudy(Study):
         announce("Search: importing PyTorch, reading data, building the model")
         with scratch_folder(self.folder / ".scratch") as scratch:
             maker = RowMaker("search")
-            settings = StudySettings(
-                folder=self.folder,
-                scratch=scratch,
-                timeout_s=math.inf if options.timeout_s is None else options.timeout_s,
-                prepare_s=options.timeout_s or _PREPARE_S,
-                group="search",
-                code=code_version(own_git_state(), engine_state()),
-                row_of=maker,
-                say=self.screen.say,
-                tick=self._tick,
-                stop=self.stop,
-            )
+            code = code_version(own_git_state(), engine_state())
+            settings = self.settings(scratch, options.timeout_s, code, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
                 machine, seen = self._see(here)
-                self._file = file = self._search_file(settings.code, machine, seen)
+                self._file = file = self._search_file(code, machine, seen)
                 if earlier is not None and self.is_grid:
                     _check_same(earlier, file, self._another())
                 maker.metric = metric = TrialMetric(seen.name, seen.mode)
@@ -362,7 +352,7 @@ class SearchStudy(Study):
             why = message or row.status
             raise _HopelessError(f"Stopped: all of the first {_HOPELESS} trials failed, the last with: {why}")
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         """Keeps the leaderboard on disk up to date, and other machines to the time."""
         if self._kept is not None and len(self._kept.found.rows) != self._rows_shown:
             self._write()

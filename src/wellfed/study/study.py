@@ -10,6 +10,7 @@ Every trial leaves a row, however it ends. The same command again runs what is m
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import signal
@@ -27,11 +28,13 @@ from wellfed.errors import EXIT_FAILED, ConfigError
 from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder.lock import made, only_one
-from wellfed.study.executors.executor import Executor, ExecutorLost, Trial
+from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
+from wellfed.study.executors.tasks import MachineSeen
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.row import Row, RowKind
 from wellfed.study.study_screen import StudyScreen
+from wellfed.study.trial_end import RowMaker
 from wellfed.units import counted
 
 _MANY = 20
@@ -68,6 +71,32 @@ class Study(ABC):
 
     def publish(self) -> None:  # noqa: B027  not every study has it
         """Copies a finished study into wandb."""
+
+    def settings(
+        self, scratch: Path, limit_s: float | None, code: str, row_of: RowMaker, prepare_s: float | None = None
+    ) -> StudySettings:
+        """Returns the settings of an executor; ``limit_s`` is the time of a trial, None = none."""
+        timeout_s = math.inf if limit_s is None else limit_s
+        return StudySettings(
+            folder=self.folder,
+            scratch=scratch,
+            timeout_s=timeout_s,
+            prepare_s=prepare_s or timeout_s,
+            group=row_of.group,
+            code=code,
+            row_of=row_of,
+            say=self.screen.say,
+            tick=self.tick,
+            stop=self.stop,
+            see_machine=self.see_machine,
+        )
+
+    def tick(self) -> None:
+        """Does what has to be done a few times a second."""
+        self.screen.tick()
+
+    def see_machine(self, seen: MachineSeen) -> None:  # noqa: B027  only a sweep compares machines
+        """Takes the machine that runs the trials, before the first of them."""
 
     @property
     def has_nothing(self) -> bool:

@@ -26,9 +26,10 @@ from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
 from wellfed.study.energy import check_energy
-from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, StudySettings
+from wellfed.study.executors.executor import Executor, ExecutorLost, Launch
 from wellfed.study.executors.launchers import executor_of, is_remote
 from wellfed.study.executors.local import prepare_to_fork
+from wellfed.study.executors.tasks import MachineSeen
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import Grid
 from wellfed.study.ranking.ranking import leaderboard
@@ -94,22 +95,15 @@ class SweepStudy(Study):
         prepare_to_fork(self.config)
         announce(f"Sweep of {counted(self.grid.size, 'point')}: importing PyTorch, reading data, building the model")
         with scratch_folder(self.folder / ".scratch") as scratch:
-            settings = StudySettings(
-                folder=self.folder,
-                scratch=scratch,
-                timeout_s=options.timeout_s,
-                prepare_s=options.timeout_s,
-                group="sweep",
-                code=self.file.code,
-                row_of=RowMaker(),
-                say=self.screen.say,
-                tick=self.screen.tick,
-                stop=self.stop,
-                see_machine=lambda seen: kept.note_machine(seen.description),
-            )
+            settings = self.settings(scratch, options.timeout_s, self.file.code, RowMaker())
             with executor_of(self.launcher, self.launch, settings) as executor:
                 self._current_file().write(self.folder)
                 self._measure(trials, executor)
+
+    def see_machine(self, seen: MachineSeen) -> None:
+        """Compares the machine that runs the trials with that of before."""
+        if self._ledger is not None:
+            self._ledger.note_machine(seen.description)
 
     @property
     def _measures_again(self) -> bool:

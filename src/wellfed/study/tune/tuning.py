@@ -34,7 +34,6 @@ from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
 from wellfed.run.ranks.announce import announce
 from wellfed.study.energy import check_energy
-from wellfed.study.executors.executor import StudySettings
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.tasks import in_words
@@ -196,7 +195,7 @@ class TuneStudy(Study):
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
-        extra, timeout_s, objective = places(words()), self.config.sweep.timeout_s, self.search.objective
+        extra, objective = places(words()), self.search.objective
         retry = [status.value for status in self.config.sweep.retry]
         kept = Ledger(self.folder, self.screen, objective, self.file.code, retry, keeps_code=True)
         self._begin(kept)
@@ -205,18 +204,7 @@ class TuneStudy(Study):
             return replace(compose(overrides, "train", **extra), run_dir=folder)
 
         with scratch_folder(self.folder / ".scratch") as scratch:
-            settings = StudySettings(
-                folder=self.folder,
-                scratch=scratch,
-                timeout_s=timeout_s,
-                prepare_s=timeout_s,
-                group="sweep",
-                code=self.file.code,
-                row_of=RowMaker(),
-                say=self.screen.say,
-                tick=self.screen.tick,
-                stop=self.stop,
-            )
+            settings = self.settings(scratch, self.config.sweep.timeout_s, self.file.code, RowMaker())
             with LocalExecutor(settings) as executor:
                 of_all = of_trials(self.start.overrides, self.start.config)
                 self._trials = TuneTrials(of_all, TimedTrials(kept, self.screen, compose_point), executor)
