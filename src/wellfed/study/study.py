@@ -2,7 +2,7 @@
 
     propose a point ── run a trial ── record a row ── rank
     sweep.py             executors/     ledger.py       ranking/, board/
-    search.py
+    search/search_study.py
     tune/tuning.py
 
 Every trial leaves a row, however it ends. The same command again runs what is missing.

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any
 
 from wellfed.command_line import words
-from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
@@ -27,19 +25,19 @@ from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal
 from wellfed.study.executors.executor import Executor, ExecutorLost, Launch, Trial
-from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.executors.tasks import MachineSeen, MetricSeen, SeeMetric, shared_key
+from wellfed.study.executors.tasks import MachineSeen, MetricSeen
 from wellfed.study.learning_curve import CurvePoint, read_curve, reported_metrics
 from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Choices, describe
-from wellfed.study.proposals import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import search_board
 from wellfed.study.row import Row, TrialMetric
-from wellfed.study.search_request import SearchRequest, asked_for
+from wellfed.study.search.metric_probes import MetricProbes
+from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
+from wellfed.study.search.search_request import SearchRequest, asked_for
 from wellfed.study.study import Study, masked_values, scratch_folder
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
@@ -50,8 +48,6 @@ _PREPARE_S = 3600
 """Seconds that data and model of a whole training may take."""
 _HOPELESS = 5
 """Trials of a sampler that may fail before one has ended well."""
-_MOST_PROBES = 5
-"""Points whose data and model are made to find the metric, before the search gives up."""
 
 
 def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, launch: Launch | None = None) -> int:
@@ -67,9 +63,9 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
     base = multirun.base()
     asked = asked_for(multirun, base, launch)
     screen = StudyScreen(of_metric("", higher_is_better=True), list(asked.space))
-    search = SearchStudy(asked.folder, screen, StopRequest(), multirun, base.config, asked, launcher, launch)
-    search.compose_one()
-    return search.go()
+    probes = MetricProbes(asked, multirun.compose, is_grid=base.config.search.sampler is SearchSampler.grid)
+    study = SearchStudy(asked.folder, screen, StopRequest(), multirun, base.config, asked, probes, launcher, launch)
+    return study.go()
 
 
 class _HopelessError(Exception):
@@ -84,10 +80,9 @@ class SearchStudy(Study):
     config: RunConfig
     """Configuration that all points share."""
     asked: SearchRequest
+    probes: MetricProbes
     launcher: Mapping[str, Any] | None
     launch: Launch | None
-    _probes: Iterator[Composed[RunConfig]] = field(default_factory=lambda: iter(()), init=False)
-    """Configurations of points; data and model of the first that has some give the metric."""
     _kept: Ledger | None = field(default=None, init=False)
     _file: SearchFile | None = field(default=None, init=False)
     _curves: dict[str, list[CurvePoint]] = field(default_factory=dict, init=False)
@@ -111,35 +106,6 @@ class SearchStudy(Study):
         """Whether every combination is tried, without Optuna."""
         return self.config.search.sampler is SearchSampler.grid
 
-    # -- before the first trial ------------------------------------------------------------------------------------
-
-    def compose_one(self) -> None:
-        """Composes the first point that can be.
-
-        Raises:
-            ConfigError: there is none; the faults of the first.
-        """
-        faults: list[ConfigError] = []
-        composed = self._composed(faults)
-        try:
-            one = next(composed)
-        except StopIteration:
-            raise faults[0] from None
-        self._probes = islice(chain([one], composed), _MOST_PROBES)
-
-    def _composed(self, faults: list[ConfigError]) -> Iterator[Composed[RunConfig]]:
-        """Yields points that compose, one of each data and model."""
-        seen = set()
-        for point in self.asked.grid.points() if self.is_grid else self.asked.probes():
-            try:
-                composed = self.multirun.compose(point.overrides, self.folder / point.id)
-            except ConfigError as error:
-                faults.append(error)
-                continue
-            if (shared := shared_key(composed.config)) not in seen:
-                seen.add(shared)
-                yield composed
-
     def run(self) -> None:
         """Runs trials until nothing is left to try, the time is over, or nothing can be won any more."""
         earlier, options = self._earlier(), self.config.search
@@ -150,7 +116,7 @@ class SearchStudy(Study):
             code = code_version(own_git_state(), engine_state())
             settings = self.settings(scratch, options.timeout_s, code, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
-                machine, seen = self._see(here)
+                machine, seen = self.probes.see(here)
                 self._file = file = self._search_file(code, machine, seen)
                 if earlier is not None and self.is_grid:
                     _check_same(earlier, file, self._another())
@@ -192,31 +158,6 @@ class SearchStudy(Study):
 
     def _another(self) -> str:
         return f"Give this one a folder of its own: search.name={self.asked.name}_2."
-
-    def _see(self, here: LocalExecutor) -> tuple[MachineSeen, MetricSeen]:
-        """Returns the machine, and the metric that ranks.
-
-        Raises:
-            ConfigError: no data and model could be made; the fault of the first.
-        """
-        first: ConfigError | None = None
-        for probe in self._probes:
-            try:
-                answers = here.ask(probe.config, SeeMetric(probe.config))
-            except ForkServerFailed as failed:
-                first = first or ConfigError.of("data and model", str(failed), "")
-                continue
-            if len(answers) != 1 or here.machine is None:
-                way_out = f"See the files in {self.folder}."
-                raise ConfigError.of("data and model", "could not be looked at.", way_out)
-            metric: MetricSeen = answers[0]
-            if not metric.is_validated:
-                problem = "has no validation split: there is no metric to rank trainings by."
-                way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
-                raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
-            return here.machine, metric
-        assert first is not None
-        raise first
 
     def _search_file(self, code: str, machine: MachineSeen, metric: MetricSeen) -> SearchFile:
         options, asked = self.config.search, self.asked

@@ -17,8 +17,8 @@ from wellfed.study.objective import of_metric
 from wellfed.study.points.grid import Grid
 from wellfed.study.points.optuna_study import JOURNAL, OptunaStudy
 from wellfed.study.points.space import Choices, Numbers, Space
-from wellfed.study.proposals import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.row import Row, TrialMetric
+from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
 from wellfed.study.study_screen import StudyScreen
 
 FINITE: Space = {"dim": Choices(("1", "2", "3")), "loader": Choices(("a", "b"))}

@@ -24,8 +24,8 @@ from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
 from wellfed.study.row import Row, TrialMetric
-from wellfed.study.search import SearchStudy
-from wellfed.study.search_request import SearchRequest
+from wellfed.study.search.search_request import SearchRequest
+from wellfed.study.search.search_study import SearchStudy
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
 
@@ -36,6 +36,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LR, KEY = "workload.optimizer.lr", "workload.data.api_key"
+ANY: Any = None
 COMPOSED: Any = None
 """Configuration of trials that are only played."""
 
@@ -85,7 +86,7 @@ class Searching:
         asked = SearchRequest("mine", folder, space, ("seed=1",), "The same command")
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
-        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, None, None)
+        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, ANY, None, None)
         file = self.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
         self.kept = Ledger(
             folder, screen, file.ranked_by, "abc", [each.value for each in search.retry], file.ids or None,
