@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -12,7 +12,6 @@ from wellfed.record import RunRecord
 from wellfed.study.sweep.grid import GridPoint, point_id
 from wellfed.study.sweep.ledger import Row, append
 from wellfed.study.sweep.objective import SAMPLES_PER_S
-from wellfed.study.trials.trial_pool import ForkServers
 from wellfed.study.trials.trial_setup import TrialSetup
 from wellfed.study.trials.tune_screen import TuneScreen
 from wellfed.study.trials.tune_trials import TuneLedger, TuneTrials
@@ -84,10 +83,13 @@ def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "before1", "before2"}
 
 
+NOBODY: Any = None
+"""No executor: what is tested here runs nothing, or `Machine` runs it."""
+
+
 def test_the_words_of_a_point_are_those_of_the_start_with_the_turned_behind(tmp_path: Path) -> None:
-    setup = TrialSetup(lambda words, folder: 1 / 0, kept(tmp_path), SCREEN, tmp_path, 1.0)  # type: ignore[arg-type]
-    servers = ForkServers(lambda config: None, lambda shared, task: 0, lambda number: tmp_path, 1.0)
-    trials = TuneTrials(("loader=baseline", "seed=2", "telemetry=default"), setup, setup.ledger, servers)  # type: ignore[arg-type]
+    setup = TrialSetup(lambda words, folder: 1 / 0, kept(tmp_path), SCREEN)  # type: ignore[arg-type]
+    trials = TuneTrials(("loader=baseline", "seed=2", "telemetry=default"), setup, setup.ledger, NOBODY)  # type: ignore[arg-type]
     assert trials.point(()).overrides == ("loader=baseline", "seed=2", "telemetry=default")
     turned = trials.point(("loader=auto", "loader.num_workers=2"))
     assert turned.overrides == ("seed=2", "telemetry=default", "loader=auto", "loader.num_workers=2")
@@ -101,9 +103,8 @@ class Machine:
         self.ran: list[tuple[str, str]] = []
         self.ends: dict[str, list[str]] = {}
         """Of a configuration's trials, in order; ``ok`` beyond them."""
-        setup = TrialSetup(lambda words, folder: 1 / 0, kept(folder, retry=retry), SCREEN, folder, 1.0)  # type: ignore[arg-type]
-        servers = ForkServers(lambda config: None, lambda shared, task: 0, lambda number: folder, 1.0)
-        self.trials = TuneTrials(("seed=2",), setup, setup.ledger, servers)  # type: ignore[arg-type]
+        setup = TrialSetup(lambda words, folder: 1 / 0, kept(folder, retry=retry), SCREEN)  # type: ignore[arg-type]
+        self.trials = TuneTrials(("seed=2",), setup, setup.ledger, NOBODY)  # type: ignore[arg-type]
 
     def plays(self, monkeypatch: pytest.MonkeyPatch) -> TuneTrials:
         def run(trials: TuneTrials, point: GridPoint, kind: Literal["trial", "confirm"]) -> None:
