@@ -54,7 +54,7 @@ def run_process(start: ProcessStart, trial: bytes) -> Answer:
     searched = [folder for folder in start.python_path if os.path.isdir(folder)]
     environment["PYTHONPATH"] = os.pathsep.join([*searched, *filter(None, [environment.get("PYTHONPATH")])])
     with tempfile.TemporaryFile() as printed:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-c", start.program],
             cwd=start.folder,
             env=environment,
@@ -62,12 +62,12 @@ def run_process(start: ProcessStart, trial: bytes) -> Answer:
             stdout=subprocess.PIPE,
             stderr=printed,
             start_new_session=True,
-        )
-        try:
-            content, _ = process.communicate(trial)
-        except BaseException:  # the job is cancelled
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+        ) as process:
+            try:
+                content, _ = process.communicate(trial)
+            except BaseException:  # the job is cancelled
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
         lines = [line for line in printed.read().decode("utf-8", "replace").splitlines() if line.strip()]
     if process.returncode < 0:
