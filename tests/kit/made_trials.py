@@ -12,10 +12,11 @@ from omegaconf import DictConfig
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import StopRequest
-from wellfed.study.executors.executor import StudySettings, Trial, row_of_end
+from wellfed.study.executors.executor import StudySettings, Trial
 from wellfed.study.executors.node import process_start
 from wellfed.study.executors.trial_process import ProcessStart
-from wellfed.study.sweep.ledger import Row
+from wellfed.study.row import Row
+from wellfed.study.trial_end import RowMaker
 
 _PROGRAM = """
 import dataclasses, os, pickle, sys, time
@@ -44,7 +45,7 @@ def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> S
         prepare_s=60,
         group="sweep",
         code="abc",
-        row_of=row_of_end,
+        row_of=RowMaker(),
         say=told.append,
         tick=lambda: None,
         stop=StopRequest(),
