@@ -19,7 +19,7 @@ from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrit
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_search import Step
+from wellfed.study.points.guided.tune_steps import Step
 from wellfed.study.points.guided.tune_trial import Change, TuneTrial, typed_behind
 from wellfed.study.tune.tune_options import MARK, TuneOptions, WrittenOptions, name_of, train_command
 

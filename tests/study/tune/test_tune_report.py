@@ -10,7 +10,8 @@ from wellfed.record import FindingEntry
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import TuneBudget
 from wellfed.study.points.guided.tune_trial import Change, TuneTrial
 from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured
 from wellfed.study.tune.tune_options import WrittenOptions

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_search import Advice, Step
+from wellfed.study.points.guided.tune_search import Advice
+from wellfed.study.points.guided.tune_steps import Step
 from wellfed.study.points.guided.tune_trial import Change, TuneTrial
 from wellfed.study.tune.tune_report import advice_in_words, as_markdown, as_text, gain_in_words
 

@@ -17,7 +17,8 @@ from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import TuneBudget
 from wellfed.study.row import Row
 from wellfed.study.tune.tune_file import TuneFile
 from wellfed.study.tune.tune_options import TuneOptions

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from wellfed.record import plain, write_atomically
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_search import Step, TuneSearch
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import Step
 
 FILE_NAME = "tune.json"
 SCHEMA = 1

@@ -21,7 +21,7 @@ from wellfed.masking import masked_override
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.record import plain
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_search import Step
+from wellfed.study.points.guided.tune_steps import Step
 from wellfed.study.points.guided.tune_trial import knob_of, typed_behind
 from wellfed.study.tune.written_options import OF_THE_DATA, free_paths, option_text, option_values, words_beside
 

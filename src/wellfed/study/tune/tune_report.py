@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from wellfed.study.objective import OBJECTIVES, Objective
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_search import Advice, Step, TuneSearch
+from wellfed.study.points.guided.tune_search import Advice, TuneSearch
+from wellfed.study.points.guided.tune_steps import Step
 from wellfed.study.row import Row
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured

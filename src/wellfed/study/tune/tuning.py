@@ -41,7 +41,8 @@ from wellfed.study.ledger import Ledger
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.points.guided.gain import TuneGain, gain_in_turns
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import TuneBudget
 from wellfed.study.points.guided.tune_trial import Change, TuneTrial
 from wellfed.study.row import Row
 from wellfed.study.study import Study, TimedTrials, scratch_folder

@@ -17,7 +17,8 @@ from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneBudget, TuneSearch
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import TuneBudget
 from wellfed.study.points.guided.tune_trial import Change, TuneTrial, knob_of, same_plan, typed_behind
 
 ROOM = TuneBudget(20, 3600.0)
