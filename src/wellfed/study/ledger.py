@@ -130,7 +130,7 @@ def missing(points: Iterable[str], found: Read, retry: Sequence[str] = ()) -> li
 
 
 class TrialScreen(Protocol):
-    """What a ledger shows of its rows."""
+    """Screen that shows the rows of a ledger."""
 
     def say(self, text: str) -> None:
         """Prints one line."""

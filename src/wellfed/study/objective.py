@@ -25,7 +25,7 @@ class Objective:
     title: str
     """Its name in a heading: Throughput."""
     noun: str
-    """One word for it in a sentence: rate."""
+    """Its noun in a sentence: rate."""
     best: str
     """Adjective of the first rank: fastest."""
     unit: str

@@ -33,12 +33,12 @@ class TrialMetric:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one trial. Figures are None where they were not measured."""
+    """Result of one trial. Figures are None where they were not measured."""
 
     point: str
     kind: RowKind
     overrides: tuple[str, ...]
-    """As typed, those that all points share first."""
+    """Overrides as typed, those that all points share first."""
     status: Status
     attempt: int
     """Counts the rows of this point and kind, from 1."""

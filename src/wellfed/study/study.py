@@ -149,7 +149,7 @@ class TimedTrials:
     """Points that compose and were not found infeasible, by id."""
 
     def compose(self, points: Sequence[GridPoint]) -> None:
-        """Composes each point's configuration, or writes the row that says why it can't be.
+        """Composes each point's configuration, or writes a row with the reason why it can't be.
 
         Raises:
             ConfigError: all points share one fault, which no axis can cure.

@@ -30,7 +30,7 @@ SEARCH = FolderKind("search", "search.json", f"{command('train')} -m workload.op
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """What the trials of a study have in common."""
+    """Facts that the trials of a study share."""
 
     folder_kind: ClassVar[FolderKind]
 
@@ -45,7 +45,7 @@ class StudyFile:
     machine: str = ""
     """Processor and GPUs."""
     flags: tuple[str, ...] = ()
-    """Flags of the command line that say where configurations are searched."""
+    """Flags of the command line that set where configurations are searched."""
 
     def write(self, folder: Path) -> None:
         """Replaces the file as a whole."""
@@ -57,7 +57,7 @@ class StudyFile:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Returns what a folder's file says.
+        """Returns the content of a folder's file.
 
         Raises:
             OSError: there is no such file.
@@ -95,7 +95,7 @@ class StudyFile:
 
     @property
     def ranked_by(self) -> Objective:
-        """What ranks the points."""
+        """Figure that ranks the points."""
         raise NotImplementedError
 
     @property
@@ -106,7 +106,7 @@ class StudyFile:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFile(StudyFile):
-    """``sweep.json``: what a sweep's timed trials have in common."""
+    """``sweep.json``: facts that a sweep's timed trials share."""
 
     folder_kind = SWEEP
 
@@ -116,7 +116,7 @@ class SweepFile(StudyFile):
     trial_steps: int = 0
     """Most steps measured; 0 = unknown."""
     objective: str = SAMPLES_PER_S.name
-    """What ranks the points: a name in `OBJECTIVES`."""
+    """Name in `OBJECTIVES` of the figure that ranks."""
 
     @property
     def axis_names(self) -> list[str]:
@@ -130,7 +130,7 @@ class SweepFile(StudyFile):
 
     @property
     def ranked_by(self) -> Objective:
-        """What ranks the points."""
+        """Figure that ranks the points."""
         return OBJECTIVES[self.objective]
 
     @classmethod
@@ -147,7 +147,7 @@ class SweepFile(StudyFile):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFile(StudyFile):
-    """``search.json``: what a search's whole trainings have in common."""
+    """``search.json``: facts that a search's whole trainings share."""
 
     folder_kind = SEARCH
 
@@ -182,12 +182,12 @@ class SearchFile(StudyFile):
 
     @property
     def ranked_by(self) -> Objective:
-        """What ranks the points."""
+        """Figure that ranks the points."""
         return of_metric(self.metric, higher_is_better=self.higher_is_better)
 
     @property
     def identity(self) -> dict[str, str]:
-        """What all trials share beside the axes; another one makes another search.
+        """Facts that all trials share beside the axes; others make another search.
 
         Overrides about watching trials or where they write don't count.
         """

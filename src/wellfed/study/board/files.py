@@ -127,6 +127,6 @@ def _page(
 
 
 def again(board: Leaderboard) -> list[str]:
-    """Returns the words of the command that trains the best once more; empty without one."""
+    """Returns the command that trains the best once more; empty without one."""
     best = board.best
     return [] if best is None else [*command("train").split(), *board.file.flags, *best.overrides]

@@ -20,7 +20,7 @@ class Choices:
     """Values without an order."""
 
     values: tuple[str, ...]
-    """As typed."""
+    """Values as typed."""
 
     @property
     def size(self) -> int | None:
@@ -42,7 +42,7 @@ class Numbers:
     low: float
     high: float
     is_log: bool = False
-    """As many trials between 0.001 and 0.01 as between 0.01 and 0.1."""
+    """Logarithmic: as many trials between 0.001 and 0.01 as between 0.01 and 0.1."""
     step: int | None = None
     """Distance of whole numbers; None = any number."""
 

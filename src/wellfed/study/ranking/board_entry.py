@@ -42,7 +42,7 @@ class Entry:
     row: Row
     """Last trial of the point; without one an empty row."""
     rank: int | None = None
-    """1 = best. Entries of one rank can't be told apart; None without a figure that ranks."""
+    """1 = best. Entries of one rank tie; None without a figure that ranks."""
     tie: Literal["", "=", "?"] = ""
     """``=``: shares its rank by overlapping intervals. ``?``: its noise is unknown."""
     score: float | None = None
@@ -70,7 +70,7 @@ class Entry:
     on_front: bool = False
     """No other point is as good with less memory, or better with as little (`Objective.beside_memory`)."""
     marks: tuple[str, ...] = ()
-    """What differs from most others: version of the code, device or machine."""
+    """Differences from most others: version of the code, device or machine."""
     curve: tuple[CurvePoint, ...] = ()
     """Metric at each validation of a whole training."""
     why: str = ""
@@ -109,7 +109,7 @@ class Leaderboard:
     file: SweepFile | SearchFile
     entries: tuple[Entry, ...]
     notes: tuple[str, ...]
-    """What a reader of the figures must know."""
+    """Notes for readers of the figures."""
     effects: Effects | None = None
     """Share of each knob; None for whole trainings."""
     noise: Noise | None = None
@@ -122,7 +122,7 @@ class Leaderboard:
 
     @property
     def objective(self) -> Objective:
-        """What ranks."""
+        """Figure that ranks."""
         return self.file.ranked_by
 
     @property

@@ -68,7 +68,7 @@ class GridPoints:
         return self._left.pop() if self._left else None
 
     def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
-        """Never ends a trial."""
+        """Returns None: a grid ends no trial."""
         return None
 
     def ended(self, proposal: Proposal, row: Row) -> None:

@@ -44,14 +44,14 @@ class TuneFile:
     workload: str
     sample_unit: str
     start: tuple[str, ...]
-    """As typed, with secrets as ``***``."""
+    """Overrides as typed, with secrets as ``***``."""
     objective: str
     trial_steps: int
     code: str
     """Version of the code, as in the ledger."""
     machine: str
     flags: tuple[str, ...] = ()
-    """Flags of the command line that say where configurations are searched."""
+    """Flags of the command line that set where configurations are searched."""
     status: Literal["running", "done", "stopped"] = "running"
     """``running`` without a process: it was killed, and the same command goes on."""
     ended_because: str | None = None

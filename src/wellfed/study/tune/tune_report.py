@@ -32,7 +32,7 @@ class StepLine:
     why: str
     """Why it was kept or dropped."""
     because: str
-    """What led to it."""
+    """Reason for the change."""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -101,10 +101,10 @@ def gain_in_words(gain: TuneGain | None, objective: Objective) -> str:
 
 
 class TuneScreen(StudyScreen):
-    """A line for each trial, when the search has judged it."""
+    """A line for each trial, when it is compared with the best."""
 
     def refused(self, row: Row) -> None:
-        """Shows nothing: the step's line says why."""
+        """Shows nothing: the step's line has the reason."""
 
     def ended(self, row: Row, best: Row | None) -> None:
         """Shows nothing: the step's line has the figure."""
@@ -114,7 +114,7 @@ class TuneScreen(StudyScreen):
         self.say(f"Going on with {number}. {' '.join(step.change.turned)}: {show_line(step.why)}")
 
     def step(self, number: int, step: Step) -> None:
-        """Shows a trial that has been judged."""
+        """Shows a trial that was compared with the best."""
         trial, shown = step.trial, list[str]()
         if trial.figure is not None:
             shown.append(self.objective.show(trial.figure, self.sample_unit))
@@ -128,7 +128,7 @@ class TuneScreen(StudyScreen):
 
 @dataclass(frozen=True)
 class TuneReport:
-    """What is shown and written at the end."""
+    """Lines and page that are made at the end."""
 
     file: TuneFile
     search: TuneSearch

@@ -99,7 +99,7 @@ class TuneTrials:
         return 0 if _has_failed(found) else max(0, rounds - len(found))
 
     def _run(self, point: GridPoint, kind: RowKind) -> None:
-        """Runs a trial if the point composes; else its row says why not."""
+        """Runs a trial if the point composes; else its row has the reason."""
         if point.id not in self.trials.ready:
             self.trials.compose([point])
         if point.id in self.trials.ready:

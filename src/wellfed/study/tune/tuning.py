@@ -155,7 +155,7 @@ class _StartFailedError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        """That of a run of the start."""
+        """Exit code of a run of the start."""
 
 
 @dataclass

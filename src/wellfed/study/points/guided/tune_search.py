@@ -60,7 +60,7 @@ class Advice:
 
 @dataclass
 class TuneSearch(TuneSteps):
-    """A search: `propose` a change, run it, `tell` the result, until nothing is proposed."""
+    """A search: `propose` a change, run it, pass the result to `tell`, until nothing is proposed."""
 
     ended_because: str | None = None
     """Why nothing more is proposed; None while there may be more to try."""
@@ -72,7 +72,7 @@ class TuneSearch(TuneSteps):
     """Possible gain of each move when it was tried, raised by how much worse it was."""
 
     def propose(self) -> Change | None:
-        """Returns what to run next, the same until its result is told; None: `ended_because` has the reason."""
+        """Returns what to run next, the same until its result is known; None: `ended_because` has the reason."""
         if not self.steps and self.budget.max_trials > 0:
             return Change((), "the start")
         change, self._move, said = None, None, "nothing that is left to try is likely to win 2 %"

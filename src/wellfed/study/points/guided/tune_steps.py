@@ -140,7 +140,7 @@ class TuneSteps:
         return replace(step, is_kept=False, why=why, is_out=True)
 
     def _sure(self, step: Step, best: Step) -> Step:
-        """Returns the judged step, after it and the best were measured again as often as it takes."""
+        """Returns the compared step, after it and the best were measured again as often as it takes."""
         place = self.steps.index(best)
         while self.again is not None:
             best = self.steps[place]
