@@ -19,7 +19,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import DataError
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import JobEnd
-from wellfed.study.executors.pool import ForkServers, Place, QueuedTrial, Slots, TrialPool, visible
+from wellfed.study.executors.pool import ForkServers, QueuedTrial, Slot, Slots, TrialPool, visible
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 
@@ -206,7 +206,7 @@ def test_those_that_run_are_heard_and_ended_while_another_s_data_is_made(tmp_pat
     assert ended == {"first": 0 if waits_for == "reply" else -signal.SIGKILL, "second": 1}
 
 
-# -- places ---
+# -- slots ---
 
 UUIDS = [f"GPU-{number}" for number in range(8)]
 CPUS = st.none() | st.sets(st.integers(0, 200), min_size=1, max_size=64).map(frozenset)
@@ -244,7 +244,7 @@ def test_no_gpu_has_two_trials_and_all_come_back(num_gpus: int, cpus: frozenset[
         assert whole.gpus == tuple(range(num_gpus))
 
 
-def assert_shares_apart(out: list[Place]) -> None:
+def assert_shares_apart(out: list[Slot]) -> None:
     shares = [place.cpus for place in out if place.cpus is not None]
     assert sum(map(len, shares)) == len(frozenset().union(*shares))
 
@@ -307,7 +307,7 @@ def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(
         return runs.trial(str(asked), asked, num_gpus=min(gpus, 1))
 
     trials = TrialPool(runs.servers, Slots([str(gpu) for gpu in range(gpus)], None), 60, Path.mkdir)
-    for finished in trials.run(more=more, needs=min(gpus, 1)):
+    for finished in trials.run(more=more):
         ended.append(finished.trial.key)  # noqa: PERF401  `more` looks at it meanwhile
     assert sorted(ended) == ["1", "2", "3", "4", "5", "6"]
     assert all(begun - over < most for begun, over in known if begun < 6)

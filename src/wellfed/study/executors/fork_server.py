@@ -1,12 +1,12 @@
-"""Forks a process for each trial from one that has prepared what they share: imports, data, model.
+"""Forks a process for each trial from one that has made what trials share: imports, data, model.
 
-    sweep --- Job --> fork server --- fork --> process of a job
+    study --- Job --> fork server --- fork --> process of a job
           <- JobEnd -             <- answers -
           <--------------- Said --------------
           --------------- reply ------------->
 
-The sweep's own process runs no user code: whatever data, model or driver do to a server or to a job, it is told. A
-server never touches CUDA, and runs what it prepares with one thread: neither survives a fork.
+The study's own process runs no user code. It is told about everything that data, model or driver do to a server or to
+a job. A server never touches CUDA and has one thread, since neither survives a fork.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from wellfed.record import Status
 from wellfed.study.trial_end import ERR, OUT, last_lines
 
 Work = Callable[..., "int | Iterator[object]"]
-"""Does a task with what was prepared; gives an exit code, or answers. Of a `Job` that asks it is given ``ask``, too:
-says something to the sweep, and waits for its reply."""
+"""Does a task with the prepared objects. Returns an exit code, or yields answers. For a `Job` that asks, the third
+argument is a function that sends a message to the study and returns its reply."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one forked process has to do."""
+    """Task of one forked process."""
 
     key: str
     folder: Path
-    """There already; gets `OUT` and `ERR`."""
+    """Existing folder for `OUT` and `ERR`."""
     task: Any = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set before the work begins."""
+    """Variables that are set before the work begins."""
     cpus: frozenset[int] | None = None
-    """That it may run on; None = all."""
+    """CPUs that it may run on; None = all."""
     asks: bool = False
-    """Its work speaks with the sweep while it lasts."""
+    """Its work sends messages to the study and waits for replies."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a job that asks says; it waits until `ForkServer.reply`."""
+    """Message of a job that asks. The job waits until `ForkServer.reply`."""
 
     key: str
     what: Any
@@ -76,30 +76,33 @@ class JobEnd:
     """Exit code; negative: the signal that ended it."""
     seconds: float
     answers: tuple[Any, ...] = ()
-    """What its work gave before."""
+    """Answers that its work yielded."""
 
 
 class ForkServerFailed(Exception):
-    """What jobs share could not be prepared, or the process that holds it has died."""
+    """Raised when data and model could not be made, or the process that holds them has died."""
 
     def __init__(self, problem: str, status: Status = "failed") -> None:
         super().__init__(problem)
         self.status = status
-        """Of the trials that can't be started."""
+        """Status of the trials that can't be started."""
 
 
 class ForkServer:
-    """One such process: calls ``prepare`` once, and ``work`` for each job in a process of its own.
+    """Process that calls ``prepare`` once, and ``work`` for each job in a forked process.
 
     Args:
-        log: gets what ``prepare`` prints.
-        siblings: whose connections it must not keep: it would hide from them that the sweep is over.
+        prepare: makes the objects that jobs share.
+        work: does the task of a job.
+        log: gets everything that ``prepare`` prints.
+        siblings: other servers. This one closes its copies of their connections; else they would not notice the end of
+            the study.
     """
 
     def __init__(self, prepare: Callable[[], Any], work: Work, log: Path, siblings: Iterable[ForkServer] = ()) -> None:
         self._log = log
         self.connection, other = Pipe()
-        """Readable when there is something to `take`."""
+        """Connection that is readable when `take` has something to return."""
         parent, self._began_s, self._is_ready = os.getpid(), time.monotonic(), False
         with held_signals() as let_through:
             self._pid = fork()
@@ -110,10 +113,14 @@ class ForkServer:
         other.close()
 
     def is_ready(self, timeout_s: float, way_out: str = "") -> bool:
-        """Whether the shared part is there; does not wait. ``way_out`` ends the message if it is not in time.
+        """Returns whether the shared objects are made; does not wait.
+
+        Args:
+            timeout_s: time limit since the server was started.
+            way_out: advice at the end of the message if the limit is over.
 
         Raises:
-            ForkServerFailed: it could not be made, or not in ``timeout_s`` since it was begun.
+            ForkServerFailed: they could not be made, or not in time.
         """
         if self._is_ready:
             return True
@@ -130,12 +137,12 @@ class ForkServer:
         return self._is_ready
 
     def wait_ready(self, timeout_s: float, way_out: str = "") -> None:
-        """As `is_ready`, until it is."""
+        """Waits until `is_ready`, and raises as it does."""
         while not self.is_ready(timeout_s, way_out):
             self.connection.poll(max(0.0, self._began_s + timeout_s - time.monotonic()))
 
     def start(self, job: Job) -> None:
-        """Fork a process for a job.
+        """Forks a process for a job.
 
         Raises:
             ForkServerFailed: the server is dead.
@@ -146,26 +153,28 @@ class ForkServer:
             raise self._dead() from error
 
     def kill(self, key: str) -> None:
-        """End a job's process and all it has started; it is then told as ended by SIGKILL."""
+        """Ends a job's process and all that it has started. `take` then returns its end by SIGKILL."""
         with contextlib.suppress(OSError):
             self.connection.send(key)
 
     def reply(self, key: str, what: Any) -> None:
-        """To what a job has said."""
+        """Replies to the message of a job."""
         with contextlib.suppress(OSError):
             self.connection.send(_Reply(key, what))
 
     def take(self) -> JobEnd | Said:
-        """The next job that has ended, or says something; blocks.
+        """Returns the next end or message of a job; blocks.
 
         Raises:
-            ForkServerFailed: the server is dead, and with it all its jobs.
+            ForkServerFailed: the server is dead, and all its jobs are.
         """
         end: JobEnd | Said = self._receive()
         return end
 
     def ask(self, job: Job, timeout_s: float) -> tuple[Any, ...]:
-        """The answers of a job that is the only one and does not ask; those until then if it dies, or takes longer.
+        """Runs a job that does not ask and returns its answers, fewer if it dies or takes longer than ``timeout_s``.
+
+        No other job may run in this server.
 
         Raises:
             ForkServerFailed: the server is dead.
@@ -178,17 +187,17 @@ class ForkServer:
         return end.answers
 
     def close(self) -> None:
-        """End the server and what it has started."""
+        """Ends the server and all that it has started."""
         if self.connection.closed:
             return
         self.connection.close()
         limit_s = time.monotonic() + 2
         with contextlib.suppress(ChildProcessError):
-            # It ends its jobs when it notices, unless user code is at work in it.
+            # It notices the closed connection and ends its jobs, unless user code keeps it busy.
             while not _has_ended(self._pid) and time.monotonic() <= limit_s:
                 time.sleep(0.005)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)  # itself if it is stuck, and what the data has started
+            os.killpg(self._pid, signal.SIGKILL)  # a busy server, and processes that the data has started
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -205,7 +214,7 @@ class ForkServer:
 
 
 def _has_ended(pid: int) -> bool:
-    """Its number is not free before it is waited for."""
+    """Returns whether a child process has ended. Its id stays reserved until it is waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
@@ -215,11 +224,11 @@ class _RunningJob:
     began_s: float
     connection: Connection
     pass_on: Callable[[Said], None] | None
-    """Where what it says goes at once; None = what it says are answers, which come with its end."""
+    """Passes a message of the job on; None = its messages are answers, which are sent with its end."""
     answers: list[Any] = field(default_factory=list)
 
-    def hear(self) -> bool:
-        """Takes what has come; False when no more can come."""
+    def receive(self) -> bool:
+        """Receives the messages that have come. Returns False if no more can come."""
         try:
             while self.connection.poll():
                 said = self.connection.recv()
@@ -233,7 +242,7 @@ class _RunningJob:
 
 
 class _ServerProcess:
-    """The server's own side."""
+    """Code that runs in the server's process."""
 
     def __init__(self, connection: Connection, work: Work) -> None:
         self._connection, self._work = connection, work
@@ -241,10 +250,10 @@ class _ServerProcess:
         """By process id."""
 
     def live(self, parent: int, prepare: Callable[[], Any], log: Path, let_through: Callable[[], None]) -> NoReturn:
-        """All of its life."""
+        """Prepares, then serves until the study is over."""
         code = 1
         try:
-            os.setsid()  # the terminal's Ctrl-C is for the sweep, which then ends this
+            os.setsid()  # the terminal's Ctrl-C goes to the study, which then ends this
             die_with_parent(parent)
             end_by_signals()
             let_through()
@@ -265,7 +274,7 @@ class _ServerProcess:
             if failed is None:
                 self._serve(prepared)
             code = 0
-        except BaseException:  # noqa: BLE001  into the log; the sweep sees the connection close
+        except BaseException:  # noqa: BLE001  into the log; the study sees the connection close
             traceback.print_exc()
         finally:
             for pid in self._running:
@@ -283,7 +292,7 @@ class _ServerProcess:
             while True:
                 ready = {key.fileobj: key.data for key, _ in selector.select()}
                 for connection, job in ready.items():
-                    if job is not None and not job.hear():
+                    if job is not None and not job.receive():
                         selector.unregister(connection)
                 if reading in ready:
                     os.read(reading, 4096)
@@ -291,7 +300,7 @@ class _ServerProcess:
                 if self._connection in ready:
                     try:
                         asked = self._connection.recv()
-                    except (EOFError, OSError):  # the sweep is over
+                    except (EOFError, OSError):  # the study is over
                         return
                     if isinstance(asked, Job):
                         self._fork(asked, prepared, selector)
@@ -305,28 +314,26 @@ class _ServerProcess:
 
     def _fork(self, job: Job, prepared: Any, selector: selectors.BaseSelector) -> None:
         server, began_s = os.getpid(), time.monotonic()
-        hearing, telling = Pipe(duplex=job.asks)
+        own, other = Pipe(duplex=job.asks)
         pid = fork()
         if pid == 0:
             self._connection.close()
-            hearing.close()
-            _do(job, lambda *task: self._work(prepared, *task), server, telling)
-        telling.close()
-        with contextlib.suppress(OSError):  # both set it: whoever is first
+            own.close()
+            _do(job, lambda *task: self._work(prepared, *task), server, other)
+        other.close()
+        with contextlib.suppress(OSError):  # parent and child both set it, whichever is first
             os.setpgid(pid, pid)
-        self._running[pid] = running = _RunningJob(
-            job.key, began_s, hearing, self._connection.send if job.asks else None
-        )
-        selector.register(hearing, selectors.EVENT_READ, running)
+        self._running[pid] = running = _RunningJob(job.key, began_s, own, self._connection.send if job.asks else None)
+        selector.register(own, selectors.EVENT_READ, running)
 
     def _reap(self, selector: selectors.BaseSelector) -> None:
         for pid in list(self._running):  # not any child: user code may have started some of its own
             if not _has_ended(pid):
                 continue
-            _kill_group(pid)  # what it has left behind, loader workers above all
+            _kill_group(pid)  # processes that it has left, mostly loader workers
             _, status = os.waitpid(pid, 0)
             job = self._running.pop(pid)
-            job.hear()
+            job.receive()
             if job.connection in selector.get_map():
                 selector.unregister(job.connection)
             job.connection.close()
@@ -334,12 +341,12 @@ class _ServerProcess:
             self._connection.send(JobEnd(job.key, code, seconds, tuple(job.answers)))
 
 
-def _do(job: Job, work: Callable[..., int | Iterator[object]], server: int, telling: Connection) -> NoReturn:
-    """A job's whole process."""
+def _do(job: Job, work: Callable[..., int | Iterator[object]], server: int, study: Connection) -> NoReturn:
+    """Runs a job in its forked process."""
 
     def ask(what: Any) -> Any:
-        telling.send(what)
-        return telling.recv()
+        study.send(what)
+        return study.recv()
 
     code = 1
     try:
@@ -354,7 +361,7 @@ def _do(job: Job, work: Callable[..., int | Iterator[object]], server: int, tell
         done = work(job.task, ask) if job.asks else work(job.task)
         if isinstance(done, Iterator):
             for answer in done:
-                telling.send(answer)
+                study.send(answer)
         code = 0 if isinstance(done, Iterator) else done
     except SystemExit as ended:
         code = exit_code(ended)
@@ -365,13 +372,13 @@ def _do(job: Job, work: Callable[..., int | Iterator[object]], server: int, tell
 
 
 def _print_to(out: Path, err: Path) -> None:
-    """Standard output and error of this process, and of what it starts, go to files."""
+    """Redirects standard output and error of this process and its children to files."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, out, append), (2, err, append)):
         descriptor = os.open(path, flags, 0o666)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    # What the parent has replaced (a test's capture) would go elsewhere.
+    # The parent may have replaced these objects, as a test's capture does.
     for name, number in (("stdout", 1), ("stderr", 2)):
         file = os.fdopen(number, "wb", closefd=False)
         setattr(sys, name, MaskedStream(file, encoding="utf-8", errors="backslashreplace", line_buffering=True))

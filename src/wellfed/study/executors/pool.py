@@ -1,7 +1,4 @@
-"""Runs trials in fork servers, each where there is a place for it, and yields each as it ends.
-
-A place is a GPU or several, or the whole of a machine without one, with a share of the processors.
-"""
+"""Runs queued trials in fork servers as GPUs become free, and yields each as it ends."""
 
 from __future__ import annotations
 
@@ -18,27 +15,29 @@ from wellfed.config.schema import RunConfig
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Work
 
 _MOST_SERVERS = 3
-"""That hold their data and model at one time."""
+"""Fork servers that hold their data and model at one time."""
 _TICK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Place:
-    """What one trial is given."""
+class Slot:
+    """GPUs and CPUs of one trial."""
 
     gpus: tuple[int, ...]
-    """Indices into the sweep's own list; empty for a trial on the processor."""
+    """Indices into the list of GPUs; empty for a trial on the processor."""
     environment: Mapping[str, str]
     cpus: frozenset[int] | None
-    """None = all."""
+    """CPUs that the trial may run on; None = all."""
 
 
 class Slots:
-    """Which GPUs are free. Trials on the processor run alone, so that none disturbs another's figures.
+    """GPUs of this machine and which of them are free.
+
+    A trial on the processor runs alone, since it would disturb the figures of others.
 
     Args:
-        gpus: as CUDA_VISIBLE_DEVICES names them: indices or UUIDs; empty on a machine without.
-        cpus: that this process may run on; shared out evenly, so that loaders of neighbours don't take each other's.
+        gpus: GPUs as CUDA_VISIBLE_DEVICES names them, by index or UUID; empty on a machine without.
+        cpus: CPUs that this process may run on. Each GPU has an even share, so that loaders don't compete for CPUs.
     """
 
     def __init__(self, gpus: Sequence[str], cpus: frozenset[int] | None) -> None:
@@ -47,26 +46,26 @@ class Slots:
         self._is_alone = False
         self._busy = 0
 
-    def take(self, num_gpus: int) -> Place | None:
-        """A place for a trial on so many GPUs; 0 = on the processor. None = not now."""
-        if not self.has_place(num_gpus):
+    def take(self, num_gpus: int) -> Slot | None:
+        """Returns a slot for a trial on ``num_gpus`` GPUs (0 = on the processor), or None if there is none now."""
+        if not self.has_room(num_gpus):
             return None
         self._busy += 1
         if num_gpus == 0:
             self._is_alone = True
-            return Place((), {}, None)
+            return Slot((), {}, None)
         taken, self._free = tuple(self._free[:num_gpus]), self._free[num_gpus:]
         named = ",".join(self._gpus[index] for index in taken)
-        return Place(taken, {"CUDA_VISIBLE_DEVICES": named}, self._share(taken))
+        return Slot(taken, {"CUDA_VISIBLE_DEVICES": named}, self._share(taken))
 
-    def has_place(self, num_gpus: int) -> bool:
-        """Whether `take` would give one."""
+    def has_room(self, num_gpus: int) -> bool:
+        """Returns whether `take` would return a slot."""
         return not self._is_alone and len(self._free) >= num_gpus and not (num_gpus == 0 and self._busy > 0)
 
-    def give_back(self, place: Place) -> None:
-        """Its trial has ended."""
+    def give_back(self, slot: Slot) -> None:
+        """Frees a slot."""
         self._busy -= 1
-        self._free = sorted([*self._free, *place.gpus])
+        self._free = sorted([*self._free, *slot.gpus])
         self._is_alone = False
 
     def _share(self, taken: Sequence[int]) -> frozenset[int] | None:
@@ -78,35 +77,38 @@ class Slots:
 
 
 def visible(environment: Mapping[str, str], num_gpus: int) -> list[str]:
-    """How to name each of the ``num_gpus`` that CUDA shows in this environment to a child, in CUDA's order."""
+    """Returns a name for each of the ``num_gpus`` that CUDA shows in this environment, in CUDA's order.
+
+    A child process sees the same GPUs by these names in CUDA_VISIBLE_DEVICES.
+    """
     entries = [entry.strip() for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     return entries[:num_gpus] if len(entries) >= num_gpus else [str(index) for index in range(num_gpus)]
 
 
 @dataclass(frozen=True)
 class QueuedTrial:
-    """One process to be."""
+    """A trial that waits for its process."""
 
     key: str
-    """Tells trials apart."""
+    """Name that no other trial of the pool has."""
     shared: str
-    """Trials of the same data and model have it in common."""
+    """Key of its data and model: trials with the same one share a fork server."""
     config: RunConfig
     task: Any
     folder: Path
     num_gpus: int = 0
     """0 = it trains on the processor."""
     asks: bool = False
-    """It speaks with the sweep: `TrialPool.said` replies."""
+    """It sends messages and waits for the replies of `TrialPool.said`."""
 
 
 @dataclass(frozen=True)
 class FinishedTrial:
-    """What became of one."""
+    """A trial and how it ended."""
 
     trial: QueuedTrial
     end: JobEnd | ForkServerFailed
-    """Failed: it was not started."""
+    """`ForkServerFailed`: it was not started."""
     timed_out: bool = False
 
 
@@ -114,32 +116,31 @@ class FinishedTrial:
 class _RunningTrial:
     trial: QueuedTrial
     server: ForkServer
-    place: Place
+    slot: Slot
     began_s: float
     timed_out: bool = False
 
 
 @dataclass
 class ForkServers:
-    """A fork server for each data and model, made when first asked for; the oldest goes where there are too many.
-
-    ``log`` names that of a server by its number; preparing may take ``timeout_s``.
-    """
+    """One fork server for each data and model, started when first needed. The oldest ends if there are too many."""
 
     prepare: Callable[[RunConfig], Any]
     work: Work
     log: Callable[[int], Path]
+    """Returns the log file of the n-th server."""
     timeout_s: float
+    """Time limit of preparing data and model."""
     way_out: str = "Raise sweep.timeout_s, with sweep.retry=[timeout]."
-    """Of a server that is not ready by then."""
+    """Advice for a server that is not ready in time."""
     _servers: dict[str, ForkServer] = field(default_factory=dict, init=False)
     _numbers: dict[str, int] = field(default_factory=dict, init=False)
 
     def get(self, shared: str, config: RunConfig) -> ForkServer:
-        """The server of what is shared, when it is ready.
+        """Returns the server of this data and model when it is ready.
 
         Raises:
-            ForkServerFailed: it could not be prepared.
+            ForkServerFailed: data and model could not be made.
         """
         server = self.begin(shared, config)
         try:
@@ -150,10 +151,10 @@ class ForkServers:
         return server
 
     def is_ready(self, server: ForkServer) -> bool:
-        """Whether what it shares is there; does not wait.
+        """Returns whether data and model of a server are made; does not wait.
 
         Raises:
-            ForkServerFailed: it could not be prepared.
+            ForkServerFailed: they could not be made.
         """
         try:
             return server.is_ready(self.timeout_s, self.way_out)
@@ -162,7 +163,7 @@ class ForkServers:
             raise
 
     def begin(self, shared: str, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
-        """The server of what is shared, ready or not; those that are ``busy`` stay."""
+        """Returns the server of this data and model, ready or not. Servers that are ``busy`` are not ended."""
         if shared in self._servers:
             return self._servers[shared]
         for old in list(self._servers)[: max(0, len(self._servers) - _MOST_SERVERS + 1)]:
@@ -175,44 +176,46 @@ class ForkServers:
         return server
 
     def drop(self, server: ForkServer) -> None:
-        """It has died, or is to."""
+        """Ends a server."""
         self._servers = {shared: each for shared, each in self._servers.items() if each is not server}
         server.close()
 
     def close(self) -> None:
-        """End all of them, and with them what they run."""
+        """Ends all servers and the trials that they run."""
         for server in list(self._servers.values()):
             self.drop(server)
 
 
 @dataclass
 class TrialPool:
-    """Takes trials from a queue into the places there are, and calls ``tick`` a few times a second."""
+    """Queue of trials and those that run."""
 
     servers: ForkServers
     slots: Slots
     timeout_s: float
     open_folder: Callable[[Path], None]
     tick: Callable[[], None] = lambda: None
+    """Called a few times a second."""
     said: Callable[[QueuedTrial, Any], Any] = lambda trial, what: None
-    """What is replied to a trial that asks."""
+    """Returns the reply to a message of a trial."""
     _queue: deque[QueuedTrial] = field(default_factory=deque, init=False)
     _running: dict[str, _RunningTrial] = field(default_factory=dict, init=False)
+    _last_num_gpus: int = field(default=0, init=False)
 
     def run(
-        self, trials: Iterable[QueuedTrial] = (), more: Callable[[], QueuedTrial | None] | None = None, needs: int = 0
+        self, trials: Iterable[QueuedTrial] = (), more: Callable[[], QueuedTrial | None] | None = None
     ) -> Iterator[FinishedTrial]:
-        """Each trial when it has ended, until all have.
+        """Yields each trial when it has ended, until all have.
 
         Args:
-            more: gives one trial more, when there is a place for it and no sooner: what to try next may depend on what
-                has ended. None = none now; asked again when a trial has ended, or a moment later while one runs.
-            needs: GPUs of each that ``more`` gives.
+            trials: trials to run, in order.
+            more: returns one more trial. It is called when there is room for one like the last and no sooner, since
+                what to try next may depend on what has ended. None = none now: it is called again later.
         """
         self._queue.extend(trials)
         while True:
             yield from self._start_queued()
-            while not self._queue and more is not None and self.slots.has_place(needs):
+            while not self._queue and more is not None and self.slots.has_room(self._last_num_gpus):
                 asked = more()
                 if asked is None:
                     break
@@ -225,33 +228,34 @@ class TrialPool:
                 yield from self._wait()
 
     def _start_queued(self) -> Iterator[FinishedTrial]:
-        while self._queue and (place := self.slots.take(self._queue[0].num_gpus)) is not None:
-            yield from self._start(self._queue.popleft(), place)
+        while self._queue and (slot := self.slots.take(self._queue[0].num_gpus)) is not None:
+            self._last_num_gpus = self._queue[0].num_gpus
+            yield from self._start(self._queue.popleft(), slot)
 
     def start_no_more(self) -> None:
-        """What runs goes on; what is queued is not started."""
+        """Empties the queue. Trials that run go on."""
         self._queue.clear()
 
-    def _start(self, trial: QueuedTrial, place: Place) -> Iterator[FinishedTrial]:
-        """Yields what ends meanwhile, the trial itself included where it can't be started."""
-        job = Job(trial.key, trial.folder, trial.task, place.environment, place.cpus, trial.asks)
+    def _start(self, trial: QueuedTrial, slot: Slot) -> Iterator[FinishedTrial]:
+        """Starts a trial and yields those that end meanwhile. The trial is one of them if it can't be started."""
+        job = Job(trial.key, trial.folder, trial.task, slot.environment, slot.cpus, trial.asks)
         try:
             server = yield from self._prepared(trial)
             self.open_folder(trial.folder)
             try:
                 server.start(job)
-            except ForkServerFailed:  # it has died since it was last heard of
+            except ForkServerFailed:  # it has died since its last message
                 yield from self._all_died(server)
                 server = yield from self._prepared(trial)
                 server.start(job)
         except ForkServerFailed as failed:
-            self.slots.give_back(place)
+            self.slots.give_back(slot)
             yield FinishedTrial(trial, failed)
             return
-        self._running[trial.key] = _RunningTrial(trial, server, place, time.monotonic())
+        self._running[trial.key] = _RunningTrial(trial, server, slot, time.monotonic())
 
     def _prepared(self, trial: QueuedTrial) -> Generator[FinishedTrial, None, ForkServer]:
-        """Its server. Those that run are heard and held to their time while data and model are made."""
+        """Returns the trial's server. Messages and time limits of running trials are handled while it is prepared."""
         server = self.servers.begin(trial.shared, trial.config, [each.server for each in self._running.values()])
         while not self.servers.is_ready(server):
             self.tick()
@@ -259,7 +263,7 @@ class TrialPool:
         return server
 
     def _wait(self, *preparing: Connection) -> Iterator[FinishedTrial]:
-        """A little, for what ends, or says that it is there."""
+        """Waits up to a tick for messages, and ends trials at their time limit."""
         now_s = time.monotonic()
         for each in self._running.values():
             if now_s >= each.began_s + self.timeout_s and not each.timed_out:
@@ -287,6 +291,6 @@ class TrialPool:
 
     def _ended(self, end: JobEnd) -> FinishedTrial:
         each = self._running.pop(end.key)
-        self.slots.give_back(each.place)
+        self.slots.give_back(each.slot)
         # It may have ended well just then.
         return FinishedTrial(each.trial, end, each.timed_out and end.code == -signal.SIGKILL)

@@ -67,6 +67,7 @@ def run_process(start: ProcessStart, trial: bytes) -> Answer:
                 content, _ = process.communicate(trial)
             except BaseException:  # the job is cancelled
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
                 raise
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
         lines = [line for line in printed.read().decode("utf-8", "replace").splitlines() if line.strip()]
