@@ -10,10 +10,11 @@ import pytest
 
 from tests.kit.made_trials import made_settings, made_trial
 from wellfed.record import RunRecord
-from wellfed.study.executors.executor import TrialEnd, row_of_end
+from wellfed.study.executors.executor import TrialEnd
 from wellfed.study.executors.remote import RemoteExecutor, Sent
 from wellfed.study.executors.trial_process import Answer
-from wellfed.study.sweep.ledger import Row
+from wellfed.study.row import Row
+from wellfed.study.trial_end import RowMaker
 
 LOST = Answer("node7", None, "its worker process was killed")
 
@@ -80,7 +81,7 @@ def test_a_trial_that_is_lost_before_there_was_a_folder_has_none(tmp_path: Path)
 
 def test_a_trial_that_was_not_started_has_no_folder_and_says_why(tmp_path: Path) -> None:
     end = TrialEnd(not_started="infeasible", message="needs 9 GiB", host="node7", predicted_peak_gib=9.0)
-    row = row_of_end(made_trial("p").row, end, tmp_path)
+    row = RowMaker()(made_trial("p").row, end, tmp_path)
     assert (row.status, row.folder, row.host, row.predicted_peak_gib) == ("infeasible", "", "node7", 9.0)
     assert (row.error or {})["message"] == "needs 9 GiB"
 

@@ -130,8 +130,7 @@ class LocalExecutor:
             if self._is_open:
                 settings, slots = self.settings, Slots(self.gpus, wellfed.process.CPUS_AT_START)
                 self._pool = TrialPool(self._servers, slots, settings.timeout_s, self._open_folder, settings.tick, said)
-                needs = min(1, len(self.gpus))  # else one trial at a time, as on the processor
-                for finished in self._pool.run(map(self._queued, together), propose, needs):
+                for finished in self._pool.run(map(self._queued, together), propose):
                     trial = known.pop(finished.trial.key)
                     yield trial, self._row(trial, self._end(finished))
 
