@@ -134,7 +134,7 @@ class SweepStudy(Study):
                 if self.config.sweep.fail_fast and row.status != "ok":
                     executor.start_no_more()
                     all_well = False
-                    refused += row.status == "infeasible"
+                    refused += not row.folder and row.status != "killed"  # refused when it was prepared or planned
         except ExecutorLost:
             return False
         self._says_refused(refused)
