@@ -12,10 +12,10 @@ from tests.kit.made_trials import made_settings, made_trial
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import TrialEnd, row_of_end
 from wellfed.study.executors.remote import RemoteExecutor, Sent
-from wellfed.study.executors.trial_process import Answer
+from wellfed.study.executors.trial_process import ProcessAnswer
 from wellfed.study.sweep.ledger import Row
 
-LOST = Answer("node7", None, "its worker process was killed")
+LOST = ProcessAnswer("node7", None, "its worker process was killed")
 
 
 class Nowhere(RemoteExecutor):
@@ -29,7 +29,7 @@ class Nowhere(RemoteExecutor):
     def _leave(self) -> None:
         pass
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, Answer] | None]:
+    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
         for each in sent:
             yield None
             if each.trial.key in self.begins:
