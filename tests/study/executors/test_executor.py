@@ -12,11 +12,11 @@ from tests.kit.made_trials import made_settings, made_trial
 from wellfed.record import RunRecord
 from wellfed.study.executors.executor import TrialEnd
 from wellfed.study.executors.remote import RemoteExecutor, Sent
-from wellfed.study.executors.trial_process import Answer
+from wellfed.study.executors.trial_process import ProcessAnswer
 from wellfed.study.row import Row
 from wellfed.study.trial_end import RowMaker
 
-LOST = Answer("node7", None, "its worker process was killed")
+LOST = ProcessAnswer("node7", None, "its worker process was killed")
 
 
 class Nowhere(RemoteExecutor):
@@ -30,7 +30,7 @@ class Nowhere(RemoteExecutor):
     def _leave(self) -> None:
         pass
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, Answer] | None]:
+    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
         for each in sent:
             yield None
             if each.trial.key in self.begins:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from wellfed.study.executors import trial_process
-from wellfed.study.executors.trial_process import Answer, ProcessStart, run_process
+from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, run_process
 
 EVALUATE = "import os, sys; answer = str(eval(sys.stdin.buffer.read())); sys.stdout.buffer.write(answer.encode())"
 
@@ -26,7 +26,7 @@ def start(folder: Path, program: str = EVALUATE) -> ProcessStart:
 
 def test_a_trial_goes_in_and_its_answer_comes_back(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("NUMBER = 42")
-    assert run_process(start(tmp_path), b"os.getcwd()") == Answer(socket.gethostname(), str(tmp_path).encode())
+    assert run_process(start(tmp_path), b"os.getcwd()") == ProcessAnswer(socket.gethostname(), str(tmp_path).encode())
     assert run_process(start(tmp_path), b"__import__('own').NUMBER").content == b"42"
 
 

@@ -130,7 +130,7 @@ class LocalExecutor:
             if self._is_open:
                 settings, slots = self.settings, Slots(self.gpus, wellfed.process.CPUS_AT_START)
                 self._pool = TrialPool(self._servers, slots, settings.timeout_s, self._open_folder, settings.tick, said)
-                for finished in self._pool.run(map(self._queued, together), propose):
+                for finished in self._pool.run([self._queued(trial) for trial in together], propose):
                     trial = known.pop(finished.trial.key)
                     yield trial, self._row(trial, self._end(finished))
 

@@ -15,7 +15,7 @@ from wellfed.errors import ConfigError, first_line
 from wellfed.study.executors import trial_process
 from wellfed.study.executors.executor import ExecutorLost, StudySettings
 from wellfed.study.executors.remote import RemoteExecutor, Sent
-from wellfed.study.executors.trial_process import Answer, ProcessStart, run_process
+from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, run_process
 
 _REACH_S = 10
 _TICK_S = 0.5
@@ -75,7 +75,7 @@ class RayExecutor(RemoteExecutor):
             return self._init
         return {"object_store_memory": _STORE_BYTES, "include_dashboard": False, **self._init}
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, Answer] | None]:
+    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
         import ray
 
         for each in sent:
@@ -87,7 +87,7 @@ class RayExecutor(RemoteExecutor):
                 try:
                     node, answer = ray.get(task)
                 except ray.exceptions.RayError as error:
-                    node, answer = "", Answer("", None, _how_lost(error))
+                    node, answer = "", ProcessAnswer("", None, _how_lost(error))
                 if not answer.is_unfit:
                     yield each, answer
                     continue
@@ -122,7 +122,7 @@ class RayExecutor(RemoteExecutor):
         elif self._unfit:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(self._unfit)})"}
 
-        def run_there(start: ProcessStart, order: bytes) -> tuple[str, Answer]:
+        def run_there(start: ProcessStart, order: bytes) -> tuple[str, ProcessAnswer]:
             """Runs in a worker of Ray, and is sent there by value since it is no function of a module."""
             return ray.get_runtime_context().get_node_id(), run_process(start, order)
 

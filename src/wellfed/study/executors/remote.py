@@ -20,7 +20,7 @@ from wellfed.process import Stopped
 from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
 from wellfed.study.executors.node import Needs, closed_by, order_of, process_start
 from wellfed.study.executors.tasks import is_for_cpu
-from wellfed.study.executors.trial_process import Answer
+from wellfed.study.executors.trial_process import ProcessAnswer
 from wellfed.study.row import Row
 from wellfed.study.trial_end import started_at
 
@@ -108,7 +108,7 @@ class RemoteExecutor(ABC):
         """Ends every trial that still runs."""
 
     @abstractmethod
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, Answer] | None]:
+    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
         """Hands trials over and yields each when it has ended, and None a few times a second.
 
         Raises:
@@ -139,7 +139,7 @@ class RemoteExecutor(ABC):
         is_named = config.trainer.accelerator is Accelerator.gpu or config.gpu.memory_gib is not None
         return config.trainer.devices if most or (most is None and is_named) else 0
 
-    def _row(self, sent: Sent, answer: Answer) -> Row:
+    def _row(self, sent: Sent, answer: ProcessAnswer) -> Row:
         if answer.content is not None:
             row: Row = pickle.loads(answer.content)
             return row

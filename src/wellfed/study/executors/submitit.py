@@ -18,7 +18,7 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.study.executors import trial_process
 from wellfed.study.executors.executor import ExecutorLost, StudySettings
 from wellfed.study.executors.remote import RemoteExecutor, Sent
-from wellfed.study.executors.trial_process import Answer, run_process
+from wellfed.study.executors.trial_process import ProcessAnswer, run_process
 
 _TICK_S = 0.5
 _GRACE_S = 10
@@ -80,7 +80,7 @@ class SubmititExecutor(RemoteExecutor):
                 time.sleep(0.05)
             _remove_pickles(job)
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, Answer] | None]:
+    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
         self._waiting, lost, not_run = list(sent), None, 0
         while self._waiting or self._jobs:
             if self._waiting and not (self._kind == "local" and self._jobs):
@@ -162,17 +162,17 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _answer(job: Any) -> Answer:
+def _answer(job: Any) -> ProcessAnswer:
     """Returns the answer of a job that has ended."""
     import submitit
 
     state = job.state
     try:
-        answer: Answer = job.result()
+        answer: ProcessAnswer = job.result()
     except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
         reason = next((line for line in reversed(str(error).splitlines()) if "Error: " in line), "")
         problem = f"its job has ended without a result (job {job.job_id}, {state})"
-        return Answer("", None, f"{problem}: {reason}" if reason else problem)
+        return ProcessAnswer("", None, f"{problem}: {reason}" if reason else problem)
     finally:
         _remove_pickles(job)
     return answer

@@ -35,7 +35,7 @@ class ProcessStart:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProcessAnswer:
     """What came of a trial's process. Without ``content`` either the trial is lost or the machine is unfit."""
 
     host: str
@@ -45,11 +45,11 @@ class Answer:
     """The trial was not started: this machine can't run trials of the study."""
 
 
-def run_process(start: ProcessStart, trial: bytes) -> Answer:
+def run_process(start: ProcessStart, trial: bytes) -> ProcessAnswer:
     """Runs a trial and returns the answer of its process; blocks."""
     host = socket.gethostname()
     if not os.path.isdir(start.folder):
-        return Answer(host, None, f"there is no folder {start.folder}", is_unfit=True)
+        return ProcessAnswer(host, None, f"there is no folder {start.folder}", is_unfit=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
     searched = [folder for folder in start.python_path if os.path.isdir(folder)]
     environment["PYTHONPATH"] = os.pathsep.join([*searched, *filter(None, [environment.get("PYTHONPATH")])])
@@ -74,8 +74,8 @@ def run_process(start: ProcessStart, trial: bytes) -> Answer:
     if process.returncode < 0:
         names = {number.value: number.name for number in signal.Signals}
         name = names.get(-process.returncode, -process.returncode)
-        return Answer(host, None, f"the process that watched the trial was ended by {name}")
+        return ProcessAnswer(host, None, f"the process that watched the trial was ended by {name}")
     if process.returncode > 0:
         problem = lines[-1] if lines else f"its process ended with exit code {process.returncode}"
-        return Answer(host, None, problem, is_unfit=True)
-    return Answer(host, content)
+        return ProcessAnswer(host, None, problem, is_unfit=True)
+    return ProcessAnswer(host, content)
