@@ -5,17 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from wellfed.errors import ConfigError
-from wellfed.process import StopRequest
+from wellfed.process import STOPS, StopRequest
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.study import Study, scratch_folder
 from wellfed.study.study_screen import StudyScreen
+
+
+@pytest.fixture(autouse=True)
+def signals_of_before() -> Iterator[None]:
+    """A study that was stopped ignores further signals until its process ends; here the process goes on."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @dataclass
