@@ -26,8 +26,8 @@ DOORS = {
     "hydra": ("wellfed/config/", "hydra_plugins/"),
     "omegaconf": ("wellfed/config/", "hydra_plugins/"),
     "optuna": ("wellfed/study/search/study.py",),
-    "ray": ("wellfed/study/clusters/",),
-    "submitit": ("wellfed/study/clusters/",),
+    "ray": ("wellfed/study/executors/",),
+    "submitit": ("wellfed/study/executors/",),
     "pytest": ("wellfed/testing/",),
     "workloads": ("workloads/",),
 }

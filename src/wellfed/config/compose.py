@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -63,6 +64,7 @@ class Composed(Generic[C]):
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(_replaced(tree, shown)), encoding="utf-8")
+        setup_globals()  # a process that has unpickled this has not started Hydra, and ${now:...} is not known there
         many = Path(self._hydra.sweep.dir) / "multirun.yaml"
         if many.exists():  # Hydra's own sweeper has written the configuration of all jobs as it is
             tree = masked(OmegaConf.to_container(OmegaConf.load(many)))
