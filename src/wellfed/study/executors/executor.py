@@ -72,7 +72,7 @@ the trial, so it can be pickled: `wellfed.study.trial_end.RowMaker`."""
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What all trials of a study share."""
+    """Settings that all trials of a study share."""
 
     folder: Path
     """Folder of the study. All machines must see it."""

@@ -247,7 +247,7 @@ class _ServerProcess:
     def __init__(self, connection: Connection, work: Work) -> None:
         self._connection, self._work = connection, work
         self._running: dict[int, _RunningJob] = {}
-        """By process id."""
+        """Process id -> its job."""
 
     def live(self, parent: int, prepare: Callable[[], Any], log: Path, let_through: Callable[[], None]) -> NoReturn:
         """Prepares, then serves until the study is over."""

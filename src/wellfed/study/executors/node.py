@@ -38,7 +38,7 @@ _FREE_WITHIN_S = 60
 
 @dataclass(frozen=True)
 class Needs:
-    """What a machine must have to run trials of a study. The process reads it before it unpickles the trial."""
+    """Requirements of a machine for trials of a study. The process reads them before it unpickles the trial."""
 
     study: str
     """Folder of the study, absolute."""

@@ -24,7 +24,7 @@ _LAST_BYTES = 4096
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """What to start. It is the same on every machine."""
+    """A program to start, the same on every machine."""
 
     program: str
     """Python code. It reads the trial from standard input and writes its answer to standard output."""
@@ -36,7 +36,7 @@ class ProcessStart:
 
 @dataclass(frozen=True)
 class ProcessAnswer:
-    """What came of a trial's process. Without ``content`` either the trial is lost or the machine is unfit."""
+    """The answer of a trial's process. Without ``content`` either the trial is lost or the machine is unfit."""
 
     host: str
     content: bytes | None
