@@ -67,10 +67,14 @@ def test_a_job_that_is_cancelled_ends_its_trial(tmp_path: Path) -> None:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     threading.Thread(target=interrupt).start()
     program = "import os, time; open('new', 'w').write(str(os.getpid())); os.rename('new', 'pid'); time.sleep(600)"
-    with pytest.raises(KeyboardInterrupt):
-        run_process(start(tmp_path, program), b"")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_process(start(tmp_path, program), b"")
+    finally:
+        signal.signal(signal.SIGINT, before)
     process = int((tmp_path / "pid").read_text())
     assert not psutil.pid_exists(process) or psutil.Process(process).wait(10) is not None
 
