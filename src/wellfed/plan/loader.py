@@ -12,7 +12,7 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.settings import MOST_PARTS
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.plan.backend import timeout_for_workers, candidates, plan_backend, to_time
+from wellfed.plan.backend import candidates, plan_backend, timeout_for_workers, to_time
 from wellfed.plan.host_room import NEAR_FRAC, Room
 from wellfed.plan.loader_checks import UNSHARED, cores_of_a_device, loader_faults, loader_warnings
 from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -146,17 +147,18 @@ def _how_lost(error: Exception) -> str:
 
 
 def _check_reached(address: str, where: str) -> None:
-    """Raises ConfigError if no gRPC server answers there. Ray itself would try for minutes."""
+    """Raises ConfigError unless an HTTP/2 server, as Ray is one, listens there. Ray itself would try for minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if not colon or not port.isdigit() or os.environ.get("RAY_USE_TLS") == "1":
+    if not colon or not port.isdigit():
         return
-    import grpc
-
-    with grpc.insecure_channel(f"{host}:{port}") as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=_REACH_S)
-        except grpc.FutureTimeoutError as error:
-            raise ConfigError.of(where, "no Ray cluster can be reached there.", _WAY_OUT) from error
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            is_ray = os.environ.get("RAY_USE_TLS") == "1" or connection.recv(9)[3:4] == b"\4"  # a frame of settings
+    except OSError:
+        is_ray = False
+    if not is_ray:
+        raise ConfigError.of(where, "no Ray cluster can be reached there.", _WAY_OUT)
 
 
 @contextmanager
