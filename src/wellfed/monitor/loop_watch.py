@@ -20,13 +20,11 @@ from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.csv_table import CsvTable
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
-from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import COLUMNS
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, DeviceEvent, StepClock, StepRow
@@ -98,13 +96,11 @@ class LoopWatch:
             self._notes.append(f"No GPU is watched (NVML: {facts.nvml_problem or 'none is used'}).")
         if any(gpu.is_simulated for gpu in facts.gpus):
             self._notes.append("A simulated GPU: figures of speed and utilisation are of no real card.")
-        outlet = Outlet(self._take, self._event)
-        sources: list[Source] = [HostSource()]
-        if gpus:
-            sources.append(GpuSource(gpus, outlet.event))
         self._sampler = Sampler(
-            sources, outlet, interval_s=self._interval_s, progress=self._progress, time_s=self.time_s
-        ).__enter__()
+            self._take, self._event, interval_s=self._interval_s, progress=self._progress, time_s=self.time_s
+        )
+        self._sampler.watch(gpus)
+        self._sampler.__enter__()
 
     def stop(self) -> None:
         """End it; waits for a reading under way for a second at most."""

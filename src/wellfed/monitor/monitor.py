@@ -17,10 +17,8 @@ from wellfed.monitor.seen_gpus import Sight
 from wellfed.monitor.watch_summary import summary_lines
 from wellfed.monitor.whole_host import WholeHostSource
 from wellfed.observe.nvml.session import NvmlSession
-from wellfed.observe.telemetry.gpu import GpuSource
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample
 from wellfed.record import EventKind
 from wellfed.units import gib, show_line
@@ -51,12 +49,10 @@ class Monitor(ExitStack):
         self.board = Board(sight.gpus, num_cores=num_cores, interval_s=interval_s, trained_s=progress.trained_s)
         self.face = Face(self.board, sight.gpus, num_cores, ram_gib, interval_s)
         self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
-        outlet = Outlet(self._take, self._event)
-        sources: list[Source] = [WholeHostSource()]
+        self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
+        self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource(), session=session)
         if sight.gpus:
-            watched = [gpu.watched for gpu in sight.gpus]
-            sources += [GpuSource(watched, outlet.event, session=session), self._processes]
-        self._sampler = Sampler(sources, outlet, interval_s=interval_s, progress=progress, time_s=self.time_s)
+            self._sampler.add(self._processes)
 
     def __enter__(self) -> Self:
         for gpu in self._sight.gpus:

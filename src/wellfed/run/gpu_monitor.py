@@ -16,12 +16,10 @@ import torch
 from wellfed.config.schema import TelemetryConfig
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
-from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import named, of_node
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample
 from wellfed.observe.telemetry.summary import Summary
 from wellfed.plan.run_plan import RunPlan
@@ -31,15 +29,50 @@ from wellfed.units import gib
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """What another node tells rank 0 of itself: readings as (step, phase, GPU, values), or an event."""
+    """Message of another node to rank 0: readings as (step, phase, GPU, values), or an event."""
 
     node: int
     readings: tuple[tuple[int, Phase, int, Mapping[str, float]], ...] = ()
     event: tuple[EventKind, Mapping[str, Any]] | None = None
 
 
-class NodeWatch(ExitStack):
-    """Reads this machine while the ``with`` block lasts, where rank 0 is on another, and tells it."""
+class _Watching(ExitStack):
+    """The sampler of a machine while the ``with`` block lasts. Begins with an event for each card it can't read."""
+
+    def __init__(
+        self,
+        config: TelemetryConfig,
+        facts: MachineFacts,
+        plan: RunPlan,
+        progress: Progress,
+        time_s: Callable[[], float],
+    ) -> None:
+        super().__init__()
+        self._facts, self._progress, self._interval_s = facts, progress, config.interval_s
+        self._sampler = Sampler(
+            self._take, self._event, self._publish, interval_s=config.interval_s, progress=progress, time_s=time_s
+        )
+        self._sampler.watch(gpus_to_watch(facts, plan))
+
+    def __enter__(self) -> Self:
+        failed = [f"NVML: {self._facts.nvml_problem}. GPU figures are absent."] if self._facts.nvml_failed else []
+        for message in (*failed, *self._facts.cards_left_out):
+            self._event("telemetry_trouble", trouble="refused", message=message)
+        self.enter_context(self._sampler)
+        return self
+
+    def _take(self, samples: Sequence[Sample]) -> None:
+        """Gets the samples, one round at a time."""
+
+    def _publish(self, samples: Sequence[Sample]) -> None:
+        """Gets them afterwards, and may block."""
+
+    def _event(self, kind: EventKind, **facts: Any) -> None:
+        raise NotImplementedError
+
+
+class NodeWatch(_Watching):
+    """Reads this machine and sends the readings to rank 0, which is on another machine."""
 
     def __init__(
         self,
@@ -48,83 +81,58 @@ class NodeWatch(ExitStack):
         plan: RunPlan,
         progress: Progress,
         node: int,
-        tell: Callable[[NodeMessage], None],
+        send: Callable[[NodeMessage], None],
     ) -> None:
-        super().__init__()
-        self._facts, self._node, self._tell = facts, node, tell
-        outlet = Outlet(lambda samples: None, self._event, self._send)
-        sources = _sources(facts, plan, outlet)
-        self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=time.monotonic)
+        super().__init__(config, facts, plan, progress, time.monotonic)
+        self._node, self._send = node, send
 
-    def __enter__(self) -> Self:
-        for message in _refusals(self._facts):
-            self._event("telemetry_trouble", trouble="refused", message=message)
-        self.enter_context(self._sampler)
-        return self
-
-    def _send(self, samples: Sequence[Sample]) -> None:
+    def _publish(self, samples: Sequence[Sample]) -> None:
         readings = tuple((one.step, one.phase, of_node(self._node, one.gpu), dict(one.values)) for one in samples)
-        self._tell(NodeMessage(self._node, readings))
+        self._send(NodeMessage(self._node, readings))
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         where = {"gpu": named(of_node(self._node, facts["gpu"]))} if "gpu" in facts else {"node": self._node}
-        self._tell(NodeMessage(self._node, event=(kind, {**facts, **where})))
+        self._send(NodeMessage(self._node, event=(kind, {**facts, **where})))
 
 
-def _sources(facts: MachineFacts, plan: RunPlan, outlet: Outlet) -> list[Source]:
-    watched = gpus_to_watch(facts, plan)
-    return [HostSource(), *([GpuSource(watched, outlet.event)] if watched else [])]
-
-
-def _refusals(facts: MachineFacts) -> list[str]:
-    refusals = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-    return [*refusals, *facts.cards_left_out]
-
-
-class MachineWatch(ExitStack):
-    """Rows of telemetry.csv and curves for the sink while the ``with`` block lasts; figures at any time."""
+class MachineWatch(_Watching):
+    """Reads this machine for telemetry.csv and the sink. Figures can be asked for at any time."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
     ) -> None:
-        super().__init__()
-        self._config, self._facts, self._journal, self._progress = config, facts, journal, progress
+        super().__init__(config, facts, plan, progress, journal.time_s)
+        self._journal = journal
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
-        outlet = Outlet(self._take, self._event, journal.publish)
-        sources = _sources(facts, plan, outlet)
-        self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=journal.time_s)
-
-    def __enter__(self) -> Self:
-        for message in _refusals(self._facts):
-            self._event("telemetry_trouble", trouble="refused", message=message)
-        self.enter_context(self._sampler)
-        return self
 
     def hear(self, told: NodeMessage) -> None:
-        """Of another node, at the time at which it comes."""
+        """Takes the message of another node, at the time at which it comes."""
         if told.event is not None:
             kind, facts = told.event
-            self._sampler.outlet.event(kind, **facts)
+            self._sampler.event(kind, **facts)
 
         def stamped() -> list[Sample]:
             time_s = self._journal.time_s()
             return [Sample(time_s, *reading) for reading in told.readings]
 
-        self._sampler.outlet.take(stamped)
+        self._sampler.take(stamped)
 
     def gpus(self) -> dict[str, Any]:
-        """``gpus`` of the record."""
+        """Returns ``gpus`` of the record."""
         trained_s = self._progress.trained_s(0.0, self._journal.time_s())
         return self._summary.entry(self._journal.record.samples - self._samples_before, trained_s)
 
     def cost(self) -> TelemetryEntry:
-        """``telemetry`` of the record."""
-        return {"interval_s": self._config.interval_s, "cpu_frac": self._sampler.cpu_frac()}
+        """Returns ``telemetry`` of the record."""
+        return {"interval_s": self._interval_s, "cpu_frac": self._sampler.cpu_frac()}
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self._journal.telemetry(samples)
         self._summary.add(samples)
+
+    def _publish(self, samples: Sequence[Sample]) -> None:
+        self._journal.publish(samples)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self._journal.event(kind, self._progress.step, **facts)

@@ -9,15 +9,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
+from wellfed.observe.nvml.session import NvmlSession
+from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
+from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample
 from wellfed.observe.telemetry.ticker import Ticker
+from wellfed.record import EventKind, OnEvent
 
 _LOG = logging.getLogger(__name__)
+PATIENCE_S = 1.0
+"""Seconds that an event, or the end of a run, waits for a thread that hands over samples."""
 STUCK_S = 5.0
 """A reading that takes so long becomes an event; nothing waits for it."""
 STOP_S = 1.0
@@ -48,16 +53,18 @@ class Source(Protocol):
 
 
 class Sampler:
-    """Samples its sources while the ``with`` block lasts. Nothing of it ever waits in the training loop.
+    """Reads its sources while the ``with`` block lasts, a thread each. The training loop never waits for it.
 
-    A sample tells of the time that ends with it: when training begins or ends, a round is taken at once, and counts to
-    the phase that is over; so does one that is under way then.
+    A sample describes the time that ends with it. When training begins or ends, a round is taken at once and counts to
+    the phase that is over. So does a round that is under way then. After the block nothing is handed over: a thread
+    that the driver held up may come back when the run has ended.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
-        outlet: Outlet,
+        take: Callable[[Sequence[Sample]], None],
+        on_event: OnEvent,
+        publish: Callable[[Sequence[Sample]], None] = lambda samples: None,
         *,
         interval_s: float,
         progress: Progress,
@@ -66,14 +73,30 @@ class Sampler:
     ) -> None:
         """
         Args:
-            outlet: closed at the end of the block.
+            take: gets the samples, never from two threads at once; must not block.
+            publish: gets them afterwards, from any thread; may block, which delays its own source alone.
             time_s: seconds since the run first started.
         """
-        self.outlet, self.progress, self.interval_s = outlet, progress, interval_s
-        self.time_s, self.now_s = time_s, now_s
-        self.watches = [_Watch(source, self) for source in sources]
+        self._take, self._on_event, self._publish = take, on_event, publish
+        self.progress, self.interval_s, self.time_s, self.now_s = progress, interval_s, time_s, now_s
+        self.watches: list[_Watch] = []
+        self._turn, self._is_closed = threading.RLock(), False
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
+
+    def watch(
+        self,
+        gpus: Sequence[WatchedGpu],
+        *,
+        host: Source | None = None,
+        session: Callable[[], NvmlSession] = NvmlSession,
+    ) -> None:
+        """Adds the host, and these GPUs if there are any; ``host``: None = this process."""
+        self.add(host or HostSource(), *([GpuSource(gpus, self.event, session=session)] if gpus else []))
+
+    def add(self, *sources: Source) -> None:
+        """Adds sources; to be called before the block."""
+        self.watches += [_Watch(source, self) for source in sources]
 
     def __enter__(self) -> Self:
         self._began_at_s = self.now_s()
@@ -96,8 +119,32 @@ class Sampler:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
                     watch.report_left_behind()
         finally:  # a second signal may come while it waits
-            self.outlet.close()
+            self.close()
             self._ended_at_s = self.now_s()
+
+    def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
+        """Hands over the samples of one round, stamped in turn, so that times never decrease from row to row."""
+        with self._turn:
+            samples = [] if self._is_closed else stamped()
+            if samples:
+                self._take(samples)
+        if samples and not self._is_closed:
+            self._publish(samples)
+
+    def event(self, kind: EventKind, **facts: Any) -> None:
+        """Hands over an event of the run."""
+        if self._turn.acquire(timeout=PATIENCE_S):
+            try:
+                if not self._is_closed:
+                    self._on_event(kind, **facts)
+            finally:
+                self._turn.release()
+
+    def close(self) -> None:
+        """Hands over nothing more; waits a moment for what is under way."""
+        self._is_closed = True
+        if self._turn.acquire(timeout=PATIENCE_S):
+            self._turn.release()
 
     def cpu_frac(self) -> float:
         """Returns the CPU time of the threads over the time they have run."""
@@ -118,7 +165,7 @@ class _Watch:
     """One source and its thread."""
 
     def __init__(self, source: Source, sampler: Sampler) -> None:
-        self._source, self._sampler, self._outlet = source, sampler, sampler.outlet
+        self._source, self._sampler = source, sampler
         self._interval_s, self._progress, self._now_s = sampler.interval_s, sampler.progress, sampler.now_s
         self.ticker = Ticker(source.name, self._interval_s, self._round, self._close, now_s=self._now_s)
         self._edges: deque[tuple[Phase, int]] = deque()
@@ -186,7 +233,7 @@ class _Watch:
             return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
 
         if readings:
-            self._outlet.take(stamped)
+            self._sampler.take(stamped)
 
     def _close(self) -> None:
         while self._edges:  # training ended just now: its last stretch counts
@@ -210,4 +257,4 @@ class _Watch:
             is_new = trouble not in self._reported
             self._reported.add(trouble)
         if is_new:
-            self._outlet.event("telemetry_trouble", trouble=trouble, message=message)
+            self._sampler.event("telemetry_trouble", trouble=trouble, message=message)
