@@ -2,6 +2,7 @@ import time
 
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeGpu, FakeMig, Lost, Scenario
 from tests.kit.watched import h200, until
+from wellfed.monitor.live_table import plain_line
 from wellfed.monitor.monitor import Monitor
 from wellfed.monitor.seen_gpus import Sight, look_around
 from wellfed.observe.telemetry.machines import HOST
@@ -27,7 +28,7 @@ def test_gpus_and_host_are_read_and_summed_up(fake_driver):
     assert "GPU 0 NVIDIA H200: utilisation 60 % on average: room left." in summary
     assert any(line.startswith("  power: mean 350 W, peak 350 of 700 W; ") for line in summary)
     assert any(line.startswith("  CPU: mean ") for line in summary)
-    assert monitor.face.line(monitor.time_s()).startswith("gpu0 util 60 %, ")
+    assert plain_line(monitor.board, monitor.time_s()).startswith("gpu0 util 60 %, ")
     assert 0 <= monitor.cpu_frac() < 1
 
 
@@ -65,7 +66,7 @@ def test_an_instance_is_watched_beside_its_card(fake_driver):
     card = FakeGpu("GPU-1", gpm=True, util=70, mig=[FakeMig("MIG-1", util=40, used_gib=3)])
     with fake_driver.load(Scenario([card])), Monitor(look_around(), interval_s=0.1) as monitor:
         until(lambda: monitor.board.curve(1)[0].size)
-    assert "gpu1 SM 40 %, memory 3.0/16.0 GiB" in monitor.face.line(monitor.time_s())
+    assert "gpu1 SM 40 %, memory 3.0/16.0 GiB" in plain_line(monitor.board, monitor.time_s())
 
 
 def test_without_gpus_the_host_is_watched():

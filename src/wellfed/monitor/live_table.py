@@ -1,4 +1,4 @@
-"""Words what is read at the moment: as a table with curves for a terminal, as one plain line for a file or a pipe."""
+"""Shows the latest readings: as a table with curves for a terminal, as one plain line for a file or a pipe."""
 
 from __future__ import annotations
 
@@ -70,80 +70,73 @@ _SHOWN = (
 """The most important first: what does not fit into a narrow terminal is left out."""
 
 
-@dataclass(frozen=True)
-class Face:
-    """Text of the monitor's present state."""
+def table(board: Board, now_s: float, until: str, *, width: int, height: int, blocks: str = BLOCKS) -> list[Text]:
+    """Returns lines that fit. Below each GPU and the host is the curve of the last minute, if there is space.
 
-    board: Board
-    gpus: Sequence[SeenGpu]
-    num_cores: int
-    ram_gib: float
-    interval_s: float
+    Args:
+        until: when the monitor ends.
+    """
+    shown = [one for place, one in enumerate(_SHOWN) if _INDENT + _width(place) <= width]
+    head = "".join(one.head.rjust(one.width) for one in shown)
+    passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
+    lines = [Text(f"{passed}{until}. Curves: utilisation, the last minute.", "dim")]
+    if board.gpus:
+        lines.append(Text("GPU".ljust(_INDENT) + head, "bold"))
+    num_gpus, num_free = len(board.gpus), height - len(lines) - 2
+    has_curves = 2 * num_gpus <= num_free
+    num_shown = num_gpus if has_curves or num_gpus <= num_free else max(0, num_free - 1)
+    for gpu in board.gpus[:num_shown]:
+        lines.append(_row(board, gpu, shown, now_s))
+        if has_curves:
+            lines.append(_curve(board, gpu.index, now_s, width, blocks))
+    if num_shown < num_gpus:
+        lines.append(Text(f"and {num_gpus - num_shown} more: a taller window shows them", "dim"))
+    lines += [Text(f"host {_host_text(board)}"), _curve(board, HOST, now_s, width, blocks)]
+    for line in lines:
+        line.truncate(width)
+    return lines
 
-    def table(self, now_s: float, until: str, *, width: int, height: int, blocks: str = BLOCKS) -> list[Text]:
-        """Lines that fit; the curve of the last minute below each GPU and the host, where there is room for them.
 
-        Args:
-            until: when the monitor ends.
-        """
-        shown = [one for place, one in enumerate(_SHOWN) if _INDENT + _width(place) <= width]
-        head = "".join(one.head.rjust(one.width) for one in shown)
-        passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
-        lines = [Text(f"{passed}{until}. Curves: utilisation, the last minute.", "dim")]
-        if self.gpus:
-            lines.append(Text("GPU".ljust(_INDENT) + head, "bold"))
-        num_places = height - len(lines) - 2
-        has_curves = 2 * len(self.gpus) <= num_places
-        room = len(self.gpus) if has_curves or len(self.gpus) <= num_places else max(0, num_places - 1)
-        for gpu in self.gpus[:room]:
-            lines.append(self._row(gpu, shown, now_s))
-            if has_curves:
-                lines.append(self._curve(gpu.index, now_s, width, blocks))
-        if room < len(self.gpus):
-            lines.append(Text(f"and {len(self.gpus) - room} more: a taller window shows them", "dim"))
-        lines += [Text(f"host {self._host_words()}"), self._curve(HOST, now_s, width, blocks)]
-        for line in lines:
-            line.truncate(width)
-        return lines
+def plain_line(board: Board, now_s: float) -> str:
+    """Returns the same as one line of text, without the curves."""
+    texts = []
+    for gpu in board.gpus:
+        values = board.latest(gpu.index)
+        figures = [f"{one.label} {text} {one.unit}" for one in _SHOWN if (text := one.show(gpu, values))]
+        text = board.trouble(gpu.index, now_s) or ", ".join(figures) or "no reading yet"
+        texts.append(f"gpu{gpu.index} {text}")
+    return "; ".join([*texts, f"host {_host_text(board)}"])
 
-    def line(self, now_s: float) -> str:
-        """The same in words, without the curves."""
-        parts = []
-        for gpu in self.gpus:
-            trouble = self.board.trouble(gpu.index, now_s)
-            values = self.board.latest(gpu.index)
-            texts = [(one, one.show(gpu, values)) for one in _SHOWN]
-            words = trouble or ", ".join(f"{one.label} {text} {one.unit}" for one, text in texts if text)
-            parts.append(f"gpu{gpu.index} {words or 'no reading yet'}")
-        return "; ".join([*parts, f"host {self._host_words()}"])
 
-    def _row(self, gpu: SeenGpu, shown: Sequence[_Cell], now_s: float) -> Text:
-        number = f"{gpu.index}".rjust(3).ljust(_INDENT)
-        if (trouble := self.board.trouble(gpu.index, now_s)) is not None:
-            return Text(f"{number} {trouble}", "red")
-        values, row = self.board.latest(gpu.index), Text(number)
-        for one in shown:
-            style = _style(values["util_pct"]) if one is _SHOWN[0] and "util_pct" in values else ""
-            row.append((one.show(gpu, values) or "-").rjust(one.width), style)
-        return row
+def _row(board: Board, gpu: SeenGpu, shown: Sequence[_Cell], now_s: float) -> Text:
+    number = f"{gpu.index}".rjust(3).ljust(_INDENT)
+    if (trouble := board.trouble(gpu.index, now_s)) is not None:
+        return Text(f"{number} {trouble}", "red")
+    values, row = board.latest(gpu.index), Text(number)
+    for one in shown:
+        style = _style(values["util_pct"]) if one is _SHOWN[0] and "util_pct" in values else ""
+        row.append((one.show(gpu, values) or "-").rjust(one.width), style)
+    return row
 
-    def _curve(self, gpu: int, now_s: float, width: int, blocks: str) -> Text:
-        cell_s = max(1.0, self.interval_s)
-        cells = self.board.cells(gpu, now_s, cell_s, max(1, min(int(CURVE_S / cell_s), width - _INDENT)))
-        line = Text(" " * _INDENT)
-        for style, run in groupby(cells, key=lambda value: "" if value is None or gpu == HOST else _style(value)):
-            line.append("".join(" " if value is None else block(value, blocks) for value in run), style)
-        return line
 
-    def _host_words(self) -> str:
-        host = self.board.latest(HOST)
-        cpu = f"{host['cpu_pct']:.0f} %" if "cpu_pct" in host else "-"
-        memory = f"{host['mem_used_gib']:.1f}" if "mem_used_gib" in host else "-"
-        return f"CPU {cpu} of {self.num_cores} cores, memory {memory}/{self.ram_gib:.1f} GiB"
+def _curve(board: Board, gpu: int, now_s: float, width: int, blocks: str) -> Text:
+    cell_s = max(1.0, board.interval_s)
+    cells = board.cells(gpu, now_s, cell_s, max(1, min(int(CURVE_S / cell_s), width - _INDENT)))
+    line = Text(" " * _INDENT)
+    for style, run in groupby(cells, key=lambda value: "" if value is None or gpu == HOST else _style(value)):
+        line.append("".join(" " if value is None else block(value, blocks) for value in run), style)
+    return line
+
+
+def _host_text(board: Board) -> str:
+    host = board.latest(HOST)
+    cpu = f"{host['cpu_pct']:.0f} %" if "cpu_pct" in host else "-"
+    memory = f"{host['mem_used_gib']:.1f}" if "mem_used_gib" in host else "-"
+    return f"CPU {cpu} of {board.num_cores} cores, memory {memory}/{board.ram_gib:.1f} GiB"
 
 
 def block(value: float, blocks: str) -> str:
-    """The character whose height is nearest to so many percent."""
+    """Returns the character whose height is nearest to this percentage."""
     return blocks[min(len(blocks) - 1, max(0, round(value / 100 * (len(blocks) - 1))))]
 
 

@@ -86,11 +86,7 @@ class LoopWatch:
         """Begin to read. Asks NVML what there is, which takes milliseconds, and 15 s where the driver is stuck."""
         facts = machine(torch_cuda() if _uses_cuda() else None)
         self._cores = facts.cpu_quota_cores
-        gpus = [
-            WatchedGpu(gpu.index, gpu.uuid, gpu.is_mig)
-            for gpu in facts.gpus
-            if gpu.uuid is not None and gpu.nvml_index is not None and (self._only is None or gpu.index in self._only)
-        ]
+        gpus = WatchedGpu.of(gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only)
         self._gpus = [gpu.index for gpu in gpus]
         if not gpus:
             self._notes.append(f"No GPU is watched (NVML: {facts.nvml_problem or 'none is used'}).")

@@ -1,4 +1,4 @@
-"""Watches all GPUs and the host beside whatever runs there, and keeps what it has read."""
+"""Watches all GPUs and the host beside other programs, and keeps the readings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any, Self
 import psutil
 
 from wellfed.monitor.board import Board
-from wellfed.monitor.live_table import Face
 from wellfed.monitor.processes import ProcessSource
 from wellfed.monitor.seen_gpus import Sight
 from wellfed.monitor.watch_summary import summary_lines
-from wellfed.monitor.whole_host import WholeHostSource
 from wellfed.observe.nvml.session import NvmlSession
+from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample
@@ -25,9 +24,9 @@ from wellfed.units import gib, show_line
 
 
 class Monitor(ExitStack):
-    """Reads while the ``with`` block lasts, in threads of its own: a driver that hangs holds up its figures alone.
+    """Reads while the ``with`` block lasts, in its own threads, so that a driver that hangs delays its figures alone.
 
-    `told`, `face` and `summary` are for one thread.
+    `told` and `summary` are for one thread.
     """
 
     def __init__(
@@ -45,9 +44,13 @@ class Monitor(ExitStack):
         self._takers: list[Callable[[Sequence[Sample]], None]] = []
         progress = Progress(time_s=self.time_s)
         progress.enter("train")  # what a summary is over
-        num_cores, ram_gib = psutil.cpu_count() or 1, gib(psutil.virtual_memory().total)
-        self.board = Board(sight.gpus, num_cores=num_cores, interval_s=interval_s, trained_s=progress.trained_s)
-        self.face = Face(self.board, sight.gpus, num_cores, ram_gib, interval_s)
+        self.board = Board(
+            sight.gpus,
+            num_cores=psutil.cpu_count() or 1,
+            ram_gib=gib(psutil.virtual_memory().total),
+            interval_s=interval_s,
+            trained_s=progress.trained_s,
+        )
         self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
         self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource(), session=session)
@@ -65,15 +68,15 @@ class Monitor(ExitStack):
         return self
 
     def time_s(self) -> float:
-        """Seconds since it began."""
+        """Returns the seconds since the start."""
         return self._now_s() - self._began_at_s
 
     def also(self, take: Callable[[Sequence[Sample]], None]) -> None:
-        """Give the readings to this, too; to be called before the block begins."""
+        """Adds a taker of the readings; to be called before the block."""
         self._takers.append(take)
 
     def tell(self, text: str) -> None:
-        """Something to be shown once, from any thread."""
+        """Adds a line to be shown once, from any thread."""
         self._told.put(show_line(text))
 
     def told(self) -> list[str]:
@@ -87,15 +90,7 @@ class Monitor(ExitStack):
 
     def summary(self) -> list[str]:
         """Returns the summary of each GPU since the start."""
-        face = self.face
-        return summary_lines(
-            self.board,
-            face.gpus,
-            self.time_s(),
-            num_cores=face.num_cores,
-            ram_gib=face.ram_gib,
-            problem=self._sight.problem,
-        )
+        return summary_lines(self.board, self.time_s(), self._sight.problem)
 
     def cpu_frac(self) -> float:
         """Returns the CPU time of reading, as a share of one core."""

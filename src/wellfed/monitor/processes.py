@@ -12,7 +12,7 @@ from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.hardware.detect import holder_facts
 from wellfed.observe.nvml.devices import Holder, list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib, show_line
 
 CHANGE_GIB = 0.25
@@ -26,12 +26,11 @@ _RANKS = {
 """Variables in which launchers tell a process its number, and what it is called."""
 
 
-class ProcessSource:
+class ProcessSource(Source):
     """Asks which processes have memory of a GPU when the memory in use has changed, every 5 s at most: drivers take
     long over that list, and it is not part of the readings."""
 
     name = "processes"
-    waits_for_step_end = False
 
     def __init__(
         self,
@@ -70,9 +69,6 @@ class ProcessSource:
             with contextlib.suppress(NvmlError), self._session() as nvml:
                 self._name(gpu, list_holders(nvml, nvml.ask("nvmlDeviceGetHandleByUUID", gpu.device.uuid)))
         return []
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _name(self, gpu: SeenGpu, holders: Sequence[Holder]) -> None:
         new = [holder for holder in holders if (gpu.index, holder.pid) not in self._told]

@@ -1,69 +1,55 @@
-"""Shows a monitor to people: a live table in a terminal, a line a second everywhere else."""
+"""Shows the monitor: a live table in a terminal, a line a second everywhere else."""
 
 from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 
-from wellfed.monitor.live_table import ASCII_BLOCKS, BLOCKS, Face
-
-
-class Screen(Protocol):
-    """Where it is shown; used by one thread."""
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def show(self, face: Face, now_s: float) -> None:
-        """The figures at the moment."""
-
-    def close(self) -> None:
-        """Only lines that stay follow."""
+from wellfed.monitor.board import Board
+from wellfed.monitor.live_table import ASCII_BLOCKS, BLOCKS, plain_line, table
 
 
 class PlainScreen:
-    """One line a call, without control codes."""
+    """Prints one line a call, without control codes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def say(self, text: str) -> None:
-        """Nothing breaks it into lines."""
+        """Prints a line that stays, and does not wrap it."""
         self._console.print(text, soft_wrap=True)
 
-    def show(self, face: Face, now_s: float) -> None:
-        """With the time of day."""
-        self.say(f"{datetime.now():%H:%M:%S} {face.line(now_s)}")
+    def show(self, board: Board, now_s: float) -> None:
+        """Prints the current figures with the time of day."""
+        self.say(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
 
     def close(self) -> None:
-        """Nothing is left to take away."""
+        """Ends the display; only lines that stay follow."""
 
 
-class LiveScreen:
-    """A table that is drawn over again; lines that stay go above it. Nothing is drawn while the shell has the terminal
-    (``&``, Ctrl-Z and ``bg``)."""
+class LiveScreen(PlainScreen):
+    """Redraws a table, with the lines that stay above it.
+
+    Nothing is drawn while the shell has the terminal (``&``, Ctrl-Z and ``bg``).
+    """
 
     def __init__(self, console: Console, until: str) -> None:
         """``until``: when the monitor ends."""
-        self._console, self._until = console, until
+        super().__init__(console)
+        self._until = until
         self._blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
         self._live: Live | None = None
 
-    def say(self, text: str) -> None:
-        """Above the table."""
-        self._console.print(text, soft_wrap=True)
-
-    def show(self, face: Face, now_s: float) -> None:
-        """The table anew, as wide as the terminal is now."""
+    def show(self, board: Board, now_s: float) -> None:
+        """Redraws the table, as wide as the terminal is now."""
         if not _has_terminal(self._console):
             self._leave()
             return
         size = self._console.size
-        lines = face.table(now_s, self._until, width=size.width, height=size.height - 1, blocks=self._blocks)
+        lines = table(board, now_s, self._until, width=size.width, height=size.height - 1, blocks=self._blocks)
         try:
             if self._live is None:
                 self._live = Live(
@@ -81,13 +67,13 @@ class LiveScreen:
             self._console.on_broken_pipe()
 
     def close(self) -> None:
-        """The table goes."""
+        """Removes the table."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def _leave(self) -> None:
-        """Write nothing, and draw the next table below what others have written by then."""
+        """Stops drawing; the next table comes below what others have written by then."""
         if self._live is not None:
             self._live = None
             self._console.pop_render_hook()
@@ -95,7 +81,7 @@ class LiveScreen:
 
 
 def _has_terminal(console: Console) -> bool:
-    """Whether this process is in the foreground."""
+    """Returns whether this process is in the foreground."""
     try:
         return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
     except (AttributeError, OSError, ValueError):  # Windows; no terminal to ask, as in a test

@@ -1,8 +1,8 @@
-"""Says at the end of a watch what each GPU did: mean and peak, a verdict, and what to type next."""
+"""Sums up each GPU at the end of a watch: mean and peak, a verdict, and the command to run next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from wellfed.command_line import command
 from wellfed.explain.diagnosis.curves.level import verdict_of
@@ -13,18 +13,11 @@ from wellfed.units import show_duration, show_energy
 _Figures = Mapping[str, Mapping[str, float]]
 
 
-def summary_lines(
-    board: Board, gpus: Sequence[SeenGpu], now_s: float, *, num_cores: int, ram_gib: float, problem: str | None
-) -> list[str]:
-    """Returns the lines to print at the end.
-
-    Args:
-        now_s: how long was watched.
-        problem: why there are no GPUs, if there are none.
-    """
-    figures, host = board.gpus(now_s), board.host()
+def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
+    """Returns the lines to print at the end, ``now_s`` seconds after the start; ``problem``: why there are no GPUs."""
+    figures = board.gpu_figures(now_s)
     lines, advised = [f"Watched for {show_duration(now_s)}."], dict[str, list[str]]()
-    for gpu in gpus:
+    for gpu in board.gpus:
         of_gpu = figures.get(str(gpu.index), {})
         (verdict, *more), advice = _verdict(board, gpu)
         trouble = board.trouble(gpu.index, now_s)
@@ -32,18 +25,18 @@ def summary_lines(
         lines += [f"  {line}" for line in [*more, *_gpu_lines(gpu, of_gpu)]]
         if advice:
             advised.setdefault(advice, []).append(f"GPU {gpu.index}")
-    if any(gpu.is_simulated for gpu in gpus):
+    if any(gpu.is_simulated for gpu in board.gpus):
         lines.append("A simulated GPU's figures of speed, memory and power are of no real card.")
     if problem is not None:
         lines.append(f"How busy a GPU was is not known (NVML: {problem}).")
         advised[f"What is missing: {command('doctor')}"] = []
     lines.append("Host:")
-    lines += [f"  {line}" for line in _host_lines(host, num_cores, ram_gib)] or ["  nothing was read"]
-    return lines + [f"{', '.join(of)}: {advice}" if len(gpus) > 1 else advice for advice, of in advised.items()]
+    lines += [f"  {line}" for line in _host_lines(board)] or ["  nothing was read"]
+    return lines + [f"{', '.join(of)}: {advice}" if len(board.gpus) > 1 else advice for advice, of in advised.items()]
 
 
 def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str | None]:
-    """A line or two, and what to type next; None where there is nothing to find out."""
+    """Returns a line or two, and the command to run next; None if there is none."""
     if not gpu.has_utilisation:
         where = "an instance" if gpu.device.is_mig else "a split card"
         return [f"NVML gives no utilisation of {where}"], None
@@ -67,10 +60,10 @@ def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
     return lines
 
 
-def _host_lines(host: _Figures, num_cores: int, ram_gib: float) -> list[str]:
-    lines = []
+def _host_lines(board: Board) -> list[str]:
+    lines, host = [], board.host_figures()
     if cpu := host.get("cpu_pct"):
-        lines.append(f"CPU: mean {cpu['mean']:.0f} %, peak {cpu['max']:.0f} % of {num_cores} cores")
+        lines.append(f"CPU: mean {cpu['mean']:.0f} %, peak {cpu['max']:.0f} % of {board.num_cores} cores")
     if memory := host.get("mem_used_gib"):
-        lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f} of {ram_gib:.1f} GiB")
+        lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f} of {board.ram_gib:.1f} GiB")
     return lines

@@ -20,8 +20,7 @@ from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import named, of_node
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Phase, Sample
-from wellfed.observe.telemetry.summary import Summary
+from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.units import gib
@@ -139,11 +138,8 @@ class MachineWatch(_Watching):
 
 
 def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
-    """Those that the run trains on; where it trains on the CPU, all that CUDA would show it."""
-    known = [gpu for gpu in facts.gpus if gpu.uuid is not None and gpu.nvml_index is not None]
-    if plan.on_gpu:
-        known = [gpu for gpu in known if gpu.index < plan.trainer.devices]
-    return [WatchedGpu(gpu.index, str(gpu.uuid), gpu.is_mig) for gpu in known]
+    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
+    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices)
 
 
 class Usage:

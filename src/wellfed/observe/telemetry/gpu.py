@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wellfed.observe.hardware.facts import GpuFacts
 from wellfed.observe.nvml.readings import CONFIRMING_TRIES, Offer
 from wellfed.observe.nvml.session import (
     GpuLostError,
@@ -18,7 +19,7 @@ from wellfed.observe.nvml.session import (
     NvmlSession,
 )
 from wellfed.observe.telemetry.metrics import Ask, GpuReaders, Rate, gpm, gpu_questions, power
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record import EventKind, OnEvent
 
 RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
@@ -37,6 +38,13 @@ class WatchedGpu:
     uuid: str
     is_mig: bool = False
 
+    @classmethod
+    def of(cls, gpus: Iterable[GpuFacts]) -> list[WatchedGpu]:
+        """Returns those of these GPUs that NVML can read."""
+        return [
+            cls(gpu.index, gpu.uuid, gpu.is_mig) for gpu in gpus if gpu.uuid is not None and gpu.nvml_index is not None
+        ]
+
 
 @dataclass
 class _Question:
@@ -48,7 +56,7 @@ class _Question:
     offer: Offer = field(default_factory=Offer)
 
 
-class GpuSource:
+class GpuSource(Source):
     """Reads all GPUs of a run, one after the other. To be used by one thread, which may be held up by the driver."""
 
     name = "gpu"

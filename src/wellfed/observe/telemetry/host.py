@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib
 
 SHORTEST_S = 0.05
@@ -45,11 +45,10 @@ def _started() -> set[int]:
     return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
 
 
-class HostSource:
+class HostSource(Source):
     """CPU time and resident memory by psutil; processes that come and go are noticed within seconds."""
 
     name = "host"
-    waits_for_step_end = False
 
     def __init__(
         self,
@@ -110,9 +109,6 @@ class HostSource:
                 values["iowait_pct"] = 100 * max(0.0, now.iowait - before.iowait) / passed_s
         return values
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _meet_loaders(self) -> None:
         """Data workers that were started since the last search, which may be a minute ago: they are known by name."""
         known = {child.pid for child in self._children}
@@ -139,3 +135,20 @@ class HostSource:
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return found
+
+
+class WholeHostSource(HostSource):
+    """``cpu_pct`` of all processes (100 = one core), ``mem_used_gib`` of the host's memory and ``iowait_pct``."""
+
+    def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
+        """Returns one reading, of the host; none at an edge."""
+        if edge:
+            return []
+        memory = psutil.virtual_memory()
+        values = {"mem_used_gib": gib(memory.total - memory.available)}
+        for reading in super().read(slow=slow):
+            if (others_pct := reading.values.get("others_cpu_pct")) is not None:
+                values["cpu_pct"] = reading.values["cpu_pct"] + others_pct
+            if (iowait_pct := reading.values.get("iowait_pct")) is not None:
+                values["iowait_pct"] = iowait_pct
+        return [Reading(HOST, values)]

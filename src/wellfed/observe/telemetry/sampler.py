@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from wellfed.observe.nvml.session import NvmlSession
 from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample
+from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample, Source
 from wellfed.observe.telemetry.ticker import Ticker
 from wellfed.record import EventKind, OnEvent
 
@@ -33,23 +33,6 @@ STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
 """The most that it waits; less than the end of a run waits for a reading."""
-
-
-class Source(Protocol):
-    """Something to read; always from the one thread that the sampler gives it."""
-
-    name: str
-
-    @property
-    def waits_for_step_end(self) -> bool:
-        """Its figures are means since the reading before, so readings are best taken where steps end."""
-
-    def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
-        """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
-        time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
-
-    def close(self) -> None:
-        """No more readings follow."""
 
 
 class Sampler:
