@@ -7,7 +7,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from wellfed.explain.diagnosis.curves.level import level_of
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD
 from wellfed.monitor.board import Curve
+from wellfed.monitor.curve_file import rows_of
 from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
@@ -179,14 +179,7 @@ class LoopWatch:
                     self._curves[one.gpu, one.phase].add(one.time_s, one.values["util_pct"])
         self.unsent.append(samples)
         if self._table is not None:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._table.append(
-                *(
-                    {**one.values, "timestamp": now, "time_s": one.time_s, "step": one.step}
-                    | {"phase": one.phase, "gpu": one.gpu}
-                    for one in samples
-                )
-            )
+            self._table.append(*rows_of(samples))
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         if "message" in facts and len(self._notes) < _MOST_NOTES:

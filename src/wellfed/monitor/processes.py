@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 
 from wellfed.monitor.seen_gpus import SeenGpu
-from wellfed.observe.hardware.detect import holder_facts
 from wellfed.observe.nvml.devices import Holder, list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
 from wellfed.observe.telemetry.series import Reading, Source
@@ -78,7 +77,7 @@ class ProcessSource(Source):
 
     def _describe(self, holder: Holder) -> str:
         rank = rank_in(self._environ_of(holder))
-        return show_line(holder_facts(holder).describe()) + (f" {rank}" if rank else "")
+        return show_line(holder.describe()) + (f" {rank}" if rank else "")
 
 
 def rank_in(environ: Mapping[str, str]) -> str | None:

@@ -14,9 +14,9 @@ import psutil
 
 from wellfed import __version__
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
-from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, HolderFacts, MachineFacts
+from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, MachineFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda, TorchDevice
-from wellfed.observe.nvml.devices import Device, Devices, Holder, list_devices
+from wellfed.observe.nvml.devices import Device, Devices, list_devices
 from wellfed.observe.nvml.session import START_S, LibraryNotFoundError, NvmlError, NvmlSession, within
 from wellfed.observe.nvml.visible import same_uuid, visible_devices
 from wellfed.units import gib
@@ -171,17 +171,8 @@ def _gpu(index: int, card: Device | None, device: Device | TorchDevice, free_byt
         nvml_index=card.nvml_index if card else None,
         is_mig=card.is_mig if card else False,
         is_simulated=device.name.startswith(SIMULATED),
-        holders=tuple(holder_facts(one) for one in card.holders if one.pid != os.getpid()) if card else (),
+        holders=tuple(one for one in card.holders if one.pid != os.getpid()) if card else (),
     )
-
-
-def holder_facts(held: Holder) -> HolderFacts:
-    """A process with the name that the system gives it, where the driver has none."""
-    name = held.name
-    if name is None:
-        with contextlib.suppress(psutil.Error):  # of another container, or gone since
-            name = psutil.Process(held.pid).name()
-    return HolderFacts(held.pid, name, None if held.memory_bytes is None else gib(held.memory_bytes))
 
 
 def _rlimit_bytes() -> int | None:

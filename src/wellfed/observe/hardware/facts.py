@@ -6,22 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from wellfed.observe.nvml.devices import Holder
+
 SIMULATED = "Simulated "
 """How the name of a card begins that is no real GPU."""
-
-
-@dataclass(frozen=True)
-class HolderFacts:
-    """A process that had memory of a card when asked."""
-
-    pid: int
-    name: str | None
-    memory_gib: float | None
-
-    def describe(self) -> str:
-        """E.g. ``python (pid 4711, 20,480 MiB)``."""
-        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
-        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ class GpuFacts:
     is_mig: bool = False
     is_simulated: bool = False
     """No real GPU (tests/fake_cuda): every figure of it is for learning and demonstration."""
-    holders: tuple[HolderFacts, ...] = ()
+    holders: tuple[Holder, ...] = ()
     """Other processes with memory here, the largest first; empty where the driver does not tell."""
 
     @property
@@ -113,7 +101,7 @@ class MachineFacts:
         """
         lists = {name: tuple(recorded.get(name, ())) for name in ("warnings", "cards_left_out")}
         gpus = (
-            GpuFacts(**{**gpu, "holders": tuple(HolderFacts(**holder) for holder in gpu.get("holders", ()))})
+            GpuFacts(**{**gpu, "holders": tuple(Holder(**holder) for holder in gpu.get("holders", ()))})
             for gpu in recorded.get("gpus", ())
         )
         return cls(**{**recorded, **lists, "gpus": tuple(gpus)})

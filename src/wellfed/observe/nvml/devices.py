@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+import psutil
 
 from wellfed.observe.nvml.session import (
     FunctionNotFoundError,
@@ -15,6 +18,7 @@ from wellfed.observe.nvml.session import (
     NvmlSession,
     VersionMismatchError,
 )
+from wellfed.units import gib
 
 Answer = TypeVar("Answer")
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
@@ -22,14 +26,19 @@ _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphics
 
 @dataclass(frozen=True)
 class Holder:
-    """One process that has memory of a device."""
+    """A process that had memory of a device when asked."""
 
     pid: int
     """Process number on the host; inside a container another process may have that number."""
     name: str | None
-    """None where neither driver nor system tells, as for a process of another container."""
-    memory_bytes: int | None
-    """None where the driver does not say how much (Windows' WDDM, some MIG instances)."""
+    """None if neither driver nor system reports it, as for a process of another container."""
+    memory_gib: float | None
+    """None if the driver does not report it (Windows' WDDM, some MIG instances)."""
+
+    def describe(self) -> str:
+        """Returns a text such as ``python (pid 4711, 20,480 MiB)``."""
+        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
+        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
 
 
 @dataclass(frozen=True)
@@ -183,7 +192,7 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
             known = [size for size in (found.get(int(process.pid)), held) if size is not None]
             found[int(process.pid)] = max(map(int, known), default=None)
     by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
-    return tuple(Holder(pid, _process_name(nvml, pid), held) for pid, held in by_size)
+    return tuple(Holder(pid, _process_name(nvml, pid), None if held is None else gib(held)) for pid, held in by_size)
 
 
 def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
@@ -197,12 +206,14 @@ def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
 
 
 def _process_name(nvml: NvmlSession, pid: int) -> str | None:
-    try:
+    with contextlib.suppress(NvmlError):  # ended since, of another container, or not allowed
         name = nvml.ask("nvmlSystemGetProcessName", pid)
-    except NvmlError:  # gone since, of another container, or not ours to see
-        return None
-    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-    return text.replace("\\", "/").rpartition("/")[2] or None
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        if found := text.replace("\\", "/").rpartition("/")[2]:
+            return found
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).name()
+    return None
 
 
 def _offered(ask: Callable[[], Answer]) -> Answer | None:

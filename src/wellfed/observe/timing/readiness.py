@@ -52,16 +52,7 @@ class StepSummary:
 
     def time(self) -> TimeEntry:
         """Returns the entry of run.json."""
-        return {
-            "wait_frac": self.wait_frac,
-            "copy_frac": self.copy_frac,
-            "compute_frac": self.compute_frac,
-            "host_frac": self.host_frac,
-            "step_ms_mean": self.step_ms_mean,
-            "step_ms_p50": self.step_ms_p50,
-            "step_ms_p95": self.step_ms_p95,
-            "launch_ms_p50": self.launch_ms_p50,
-        }
+        return cast(TimeEntry, {name: getattr(self, name) for name in TimeEntry.__annotations__})
 
     def loading(self) -> LoadingEntry:
         """Returns the entry of run.json on building batches; empty if unknown."""
@@ -75,7 +66,7 @@ class StepSummary:
 
 
 def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
-    """Figures over the rows that are not warm-up; None if there are none."""
+    """Returns the figures of the rows that are not warm-up; None if there are none."""
     kept = [row for row in rows if not row.warmup]
     total_ms = sum(row.step_ms for row in kept)
     if not kept or total_ms <= 0:
@@ -102,7 +93,7 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
 
 
 def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Figures of building, of each batch's time and CPU time."""
+    """Returns the figures of building from each batch's time and CPU time."""
     if not times_ms:
         return {}
     built_ms, cpu_ms = np.array(times_ms).T
@@ -114,7 +105,7 @@ def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def rate_interval(rows: Sequence[StepRow]) -> tuple[float, float] | None:
-    """95 % interval of samples/s, not below 0; None with too few steps (see `interval`)."""
+    """Returns the 95 % interval of samples/s, not below 0; None with too few steps (see `interval`)."""
     times_s = [row.step_ms / 1e3 for row in rows]
     samples = [row.samples for row in rows]
     half = half_width(samples, times_s)
