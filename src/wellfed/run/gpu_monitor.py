@@ -35,75 +35,53 @@ class NodeMessage:
     event: tuple[EventKind, Mapping[str, Any]] | None = None
 
 
-class _Watching(ExitStack):
-    """The sampler of a machine while the ``with`` block lasts. Begins with an event for each card it can't read."""
-
-    def __init__(
-        self,
-        config: TelemetryConfig,
-        facts: MachineFacts,
-        plan: RunPlan,
-        progress: Progress,
-        time_s: Callable[[], float],
-    ) -> None:
-        super().__init__()
-        self._facts, self._progress, self._interval_s = facts, progress, config.interval_s
-        self._sampler = Sampler(
-            self._take, self._event, self._publish, interval_s=config.interval_s, progress=progress, time_s=time_s
-        )
-        self._sampler.watch(gpus_to_watch(facts, plan))
-
-    def __enter__(self) -> Self:
-        failed = [f"NVML: {self._facts.nvml_problem}. GPU figures are absent."] if self._facts.nvml_failed else []
-        for message in (*failed, *self._facts.cards_left_out):
-            self._event("telemetry_trouble", trouble="refused", message=message)
-        self.enter_context(self._sampler)
-        return self
-
-    def _take(self, samples: Sequence[Sample]) -> None:
-        """Gets the samples, one round at a time."""
-
-    def _publish(self, samples: Sequence[Sample]) -> None:
-        """Gets them afterwards, and may block."""
-
-    def _event(self, kind: EventKind, **facts: Any) -> None:
-        raise NotImplementedError
+def _sampler(
+    config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, progress: Progress, *takers: Any, **options: Any
+) -> Sampler:
+    """Returns a sampler of this machine, which first reports what NVML can't read; the rest is for `Sampler`."""
+    sampler = Sampler(*takers, interval_s=config.interval_s, progress=progress, **options)
+    failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
+    sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
+    return sampler
 
 
-class NodeWatch(_Watching):
-    """Reads this machine and sends the readings to rank 0, which is on another machine."""
+def node_watch(
+    config: TelemetryConfig,
+    facts: MachineFacts,
+    plan: RunPlan,
+    progress: Progress,
+    node: int,
+    send: Callable[[NodeMessage], None],
+) -> Sampler:
+    """Returns a sampler of this machine that sends its readings to rank 0, which is on another machine."""
 
-    def __init__(
-        self,
-        config: TelemetryConfig,
-        facts: MachineFacts,
-        plan: RunPlan,
-        progress: Progress,
-        node: int,
-        send: Callable[[NodeMessage], None],
-    ) -> None:
-        super().__init__(config, facts, plan, progress, time.monotonic)
-        self._node, self._send = node, send
+    def publish(samples: Sequence[Sample]) -> None:
+        readings = tuple((one.step, one.phase, of_node(node, one.gpu), dict(one.values)) for one in samples)
+        send(NodeMessage(node, readings))
 
-    def _publish(self, samples: Sequence[Sample]) -> None:
-        readings = tuple((one.step, one.phase, of_node(self._node, one.gpu), dict(one.values)) for one in samples)
-        self._send(NodeMessage(self._node, readings))
+    def event(kind: EventKind, **facts: Any) -> None:
+        where = {"gpu": named(of_node(node, facts["gpu"]))} if "gpu" in facts else {"node": node}
+        send(NodeMessage(node, event=(kind, {**facts, **where})))
 
-    def _event(self, kind: EventKind, **facts: Any) -> None:
-        where = {"gpu": named(of_node(self._node, facts["gpu"]))} if "gpu" in facts else {"node": self._node}
-        self._send(NodeMessage(self._node, event=(kind, {**facts, **where})))
+    return _sampler(config, facts, plan, progress, lambda samples: None, event, publish, time_s=time.monotonic)
 
 
-class MachineWatch(_Watching):
-    """Reads this machine for telemetry.csv and the sink. Figures can be asked for at any time."""
+class MachineWatch(ExitStack):
+    """Reads this machine for telemetry.csv and the sink while the ``with`` block lasts. Has figures at any time."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
     ) -> None:
-        super().__init__(config, facts, plan, progress, journal.time_s)
-        self._journal = journal
+        super().__init__()
+        self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
+        takers = self._take, self._event, journal.publish
+        self._sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
+
+    def __enter__(self) -> Self:
+        self.enter_context(self._sampler)
+        return self
 
     def hear(self, told: NodeMessage) -> None:
         """Takes the message of another node, at the time at which it comes."""
@@ -129,9 +107,6 @@ class MachineWatch(_Watching):
     def _take(self, samples: Sequence[Sample]) -> None:
         self._journal.telemetry(samples)
         self._summary.add(samples)
-
-    def _publish(self, samples: Sequence[Sample]) -> None:
-        self._journal.publish(samples)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self._journal.event(kind, self._progress.step, **facts)

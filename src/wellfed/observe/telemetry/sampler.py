@@ -63,6 +63,7 @@ class Sampler:
         self._take, self._on_event, self._publish = take, on_event, publish
         self.progress, self.interval_s, self.time_s, self.now_s = progress, interval_s, time_s, now_s
         self.watches: list[_Watch] = []
+        self._refused: Sequence[str] = ()
         self._turn, self._is_closed = threading.RLock(), False
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
@@ -73,8 +74,15 @@ class Sampler:
         *,
         host: Source | None = None,
         session: Callable[[], NvmlSession] = NvmlSession,
+        refused: Sequence[str] = (),
     ) -> None:
-        """Adds the host, and these GPUs if there are any; ``host``: None = this process."""
+        """Adds the host, and these GPUs if there are any.
+
+        Args:
+            host: None = this process.
+            refused: messages about what NVML can't read, reported as the block begins.
+        """
+        self._refused = refused
         self.add(host or HostSource(), *([GpuSource(gpus, self.event, session=session)] if gpus else []))
 
     def add(self, *sources: Source) -> None:
@@ -82,6 +90,8 @@ class Sampler:
         self.watches += [_Watch(source, self) for source in sources]
 
     def __enter__(self) -> Self:
+        for message in self._refused:
+            self.event("telemetry_trouble", trouble="refused", message=message)
         self._began_at_s = self.now_s()
         self.progress.on_edge = self._on_edge
         for watch in self.watches:
