@@ -51,7 +51,9 @@ class Monitor(ExitStack):
             interval_s=interval_s,
             trained_s=progress.trained_s,
         )
-        self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
+        self._processes = ProcessSource(
+            sight.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.tell, session=session
+        )
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
         self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource(), session=session)
         if sight.gpus:
@@ -100,9 +102,6 @@ class Monitor(ExitStack):
         self.board.add(samples)
         for take in self._takers:
             take(samples)
-
-    def _memory_used_gib(self, gpu: int) -> float | None:
-        return self.board.latest(gpu).get("mem_used_gib")
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         gpu = facts.get("gpu")

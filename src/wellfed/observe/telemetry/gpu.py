@@ -6,10 +6,10 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wellfed.observe.hardware.facts import GpuFacts
-from wellfed.observe.nvml.readings import CONFIRMING_TRIES, Offer
+from wellfed.observe.nvml.readings import CONFIRMING_TRIES
 from wellfed.observe.nvml.session import (
     GpuLostError,
     NoDataError,
@@ -53,7 +53,8 @@ class _Question:
     names: tuple[str, ...]
     rate: Rate
     ask: Ask
-    offer: Offer = field(default_factory=Offer)
+    is_proven: bool = False
+    """The GPU has answered it."""
 
 
 class GpuSource(Source):
@@ -132,7 +133,7 @@ class _Gpu:
             _Question(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
             for ask, metrics in gpu_questions().items()
         ]
-        self._gpm_offer = next(question.offer for question in self._questions if question.ask is gpm)
+        self._gpm = next(question for question in self._questions if question.ask is gpm)
         self._was_read = False
         self._seen: set[str] = set()
         self._absent: dict[str, str] = {}
@@ -141,7 +142,7 @@ class _Gpu:
     @property
     def has_gpm(self) -> bool:
         """Its multiprocessors can be watched."""
-        return self._gpm_offer.is_proven and not self.is_lost
+        return self._gpm.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:
         """Find it, at first or again."""
@@ -182,13 +183,13 @@ class _Gpu:
         """Add the answer's figures; whether the GPU is still there."""
         if all(name in values for name in question.names):  # GPM has answered already, and cheaper
             return True
-        self._device.session.tries = 1 if question.offer.is_proven else CONFIRMING_TRIES
+        self._device.session.tries = 1 if question.is_proven else CONFIRMING_TRIES
         try:
             answer = question.ask(self._readers)
         except NoDataError:
             pass
         except NvmlAbsentError as error:
-            if question.offer.is_proven:
+            if question.is_proven:
                 self._stumbled(error)
             else:
                 self._questions.remove(question)
@@ -200,10 +201,10 @@ class _Gpu:
             self._stumbled(error)
         else:
             figures = {question.names[0]: answer} if isinstance(answer, float) else answer
-            if question.ask is gpm and not question.offer.is_proven:  # a device may lack some of them
+            if question.ask is gpm and not question.is_proven:  # a device may lack some of them
                 lacking = [name for name in question.names if name not in figures]
                 self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
-            question.offer.answered()
+            question.is_proven = True
             values.update({name: value for name, value in figures.items() if name not in values})
             self._seen.update(figures)
         finally:
@@ -218,7 +219,7 @@ class _Gpu:
 
     def _report_absent(self) -> None:
         """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
-        hoped = {name for question in self._questions if not question.offer.is_proven for name in question.names}
+        hoped = {name for question in self._questions if not question.is_proven for name in question.names}
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in [name for name in self._absent if name not in hoped]:
             reason = self._absent.pop(name)

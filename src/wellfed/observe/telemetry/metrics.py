@@ -59,8 +59,7 @@ def power(gpu: GpuReaders) -> Mapping[str, float]:
 
 
 def _limits(gpu: GpuReaders) -> Mapping[str, float]:
-    limits = readings.clock_limits(gpu.device)
-    return {"power_limited": float(limits.power), "heat_limited": float(limits.heat)}
+    return readings.clock_limits(gpu.device)
 
 
 GPU_METRICS = (
