@@ -2,7 +2,7 @@ import pytest
 
 from tests.kit.seen import board_of, sample, seen
 from wellfed.explain.diagnosis.curves.level import level_of
-from wellfed.monitor.watch_summary import summary_lines
+from wellfed.monitor.monitor import summary_lines
 from wellfed.observe.telemetry.machines import HOST
 
 

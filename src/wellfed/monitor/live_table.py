@@ -33,39 +33,34 @@ class _Cell:
     """Empty where it is not known."""
 
 
-def _whole(name: str) -> Callable[[SeenGpu, Mapping[str, float]], str]:
-    return lambda gpu, values: f"{values[name]:.0f}" if name in values else ""
+def _figure(
+    name: str, digits: int = 0, limit: Callable[[SeenGpu], float | None] = lambda gpu: None
+) -> Callable[[SeenGpu, Mapping[str, float]], str]:
+    """Returns a function that shows a figure, with its limit on a GPU that has one: ``350/700``."""
+
+    def show(gpu: SeenGpu, values: Mapping[str, float]) -> str:
+        known = [one for one in (values.get(name), limit(gpu)) if one is not None]
+        return "/".join(f"{one:.{digits}f}" for one in known) if name in values else ""
+
+    return show
 
 
 def _pair(one: str, other: str) -> Callable[[SeenGpu, Mapping[str, float]], str]:
     def show(gpu: SeenGpu, values: Mapping[str, float]) -> str:
-        texts = [_whole(name)(gpu, values) for name in (one, other)]
+        texts = [_figure(name)(gpu, values) for name in (one, other)]
         return "/".join(text or "-" for text in texts) if any(texts) else ""
 
     return show
 
 
-def _memory(gpu: SeenGpu, values: Mapping[str, float]) -> str:
-    if "mem_used_gib" not in values:
-        return ""
-    return f"{values['mem_used_gib']:.1f}" + ("" if gpu.memory_gib is None else f"/{gpu.memory_gib:.1f}")
-
-
-def _power(gpu: SeenGpu, values: Mapping[str, float]) -> str:
-    if "power_w" not in values:
-        return ""
-    limit_w = gpu.device.power_limit_w
-    return f"{values['power_w']:.0f}" + ("" if limit_w is None else f"/{limit_w:.0f}")
-
-
 _SHOWN = (
-    _Cell("util %", 7, "util", "%", _whole("util_pct")),
-    _Cell("SM %", 6, "SM", "%", _whole("sm_active_pct")),
-    _Cell("memory GiB", 13, "memory", "GiB", _memory),
-    _Cell("power W", 11, "power", "W", _power),
+    _Cell("util %", 7, "util", "%", _figure("util_pct")),
+    _Cell("SM %", 6, "SM", "%", _figure("sm_active_pct")),
+    _Cell("memory GiB", 13, "memory", "GiB", _figure("mem_used_gib", 1, lambda gpu: gpu.memory_gib)),
+    _Cell("power W", 11, "power", "W", _figure("power_w", 0, lambda gpu: gpu.device.power_limit_w)),
     _Cell("SM/mem MHz", 12, "SM/mem", "MHz", _pair("sm_clock_mhz", "mem_clock_mhz")),
     _Cell("PCIe in/out MB/s", 18, "PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
-    _Cell("temp C", 8, "at", "C", _whole("temp_c")),
+    _Cell("temp C", 8, "at", "C", _figure("temp_c")),
 )
 """The most important first: what does not fit into a narrow terminal is left out."""
 

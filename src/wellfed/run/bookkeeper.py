@@ -177,7 +177,7 @@ class Bookkeeper:
         if not self._config.telemetry.enabled:
             return nullcontext()
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
-        return self._watch
+        return self._watch.sampler
 
     def watched_from_afar(
         self, facts: MachineFacts, plan: RunPlan, node: int, tell: Callable[[NodeMessage], None]

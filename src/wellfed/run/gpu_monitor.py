@@ -1,14 +1,13 @@
-"""Watches the machine while a run lasts, and measures what the run takes of memory and host."""
+"""Watches the machine during a run, and measures memory and CPU time of the run."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import torch
@@ -66,34 +65,30 @@ def node_watch(
     return _sampler(config, facts, plan, progress, lambda samples: None, event, publish, time_s=time.monotonic)
 
 
-class MachineWatch(ExitStack):
-    """Reads this machine for telemetry.csv and the sink while the ``with`` block lasts. Has figures at any time."""
+class MachineWatch:
+    """Reads this machine for telemetry.csv and the sink, and sums up the readings for the record."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
     ) -> None:
-        super().__init__()
         self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
         takers = self._take, self._event, journal.publish
-        self._sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
-
-    def __enter__(self) -> Self:
-        self.enter_context(self._sampler)
-        return self
+        self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
+        """Reads while its ``with`` block lasts."""
 
     def hear(self, told: NodeMessage) -> None:
         """Takes the message of another node, at the time at which it comes."""
         if told.event is not None:
             kind, facts = told.event
-            self._sampler.event(kind, **facts)
+            self.sampler.event(kind, **facts)
 
         def stamped() -> list[Sample]:
             time_s = self._journal.time_s()
             return [Sample(time_s, *reading) for reading in told.readings]
 
-        self._sampler.take(stamped)
+        self.sampler.take(stamped)
 
     def gpus(self) -> dict[str, Any]:
         """Returns ``gpus`` of the record."""
@@ -102,7 +97,7 @@ class MachineWatch(ExitStack):
 
     def cost(self) -> TelemetryEntry:
         """Returns ``telemetry`` of the record."""
-        return {"interval_s": self._interval_s, "cpu_frac": self._sampler.cpu_frac()}
+        return {"interval_s": self._interval_s, "cpu_frac": self.sampler.cpu_frac()}
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self._journal.telemetry(samples)
@@ -121,7 +116,7 @@ class Usage:
     """Memory and CPU time of training, from now on.
 
     Args:
-        ballast_bytes: held to make a card smaller; no part of what the run needs.
+        ballast_bytes: held to make a card smaller; not counted.
     """
 
     def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
@@ -131,11 +126,11 @@ class Usage:
         self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
 
     def stop(self) -> None:
-        """Training is over: what comes after is not to be counted."""
+        """Ends the measurement with the training."""
         self._at_the_end = self.entries()
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
-        """``memory`` and ``host`` of the record.
+        """Returns ``memory`` and ``host`` of the record.
 
         On CUDA the peak is what the allocator reserved, else the growth of peak RSS. cpu_pct counts 100 for each core
         kept busy by this process and its workers.
@@ -163,7 +158,7 @@ class Usage:
 
 
 def _peak_rss() -> float:
-    """Bytes; Linux counts in KiB, macOS in bytes. Where there is no such counter, what is resident now."""
+    """Returns the peak in bytes; without such a counter, the resident bytes. Linux counts in KiB, macOS in bytes."""
     if sys.platform == "win32":
         return float(psutil.Process().memory_info().rss)
     import resource
@@ -173,6 +168,6 @@ def _peak_rss() -> float:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of the process and its finished children."""
+    """Returns the CPU seconds of the process and its finished children."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)

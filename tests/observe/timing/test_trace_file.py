@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from wellfed.observe.timing import trace_file
-from wellfed.observe.timing.trace_file import Span, spans
+from wellfed.observe.timing import trace_figures as trace_file
+from wellfed.observe.timing.trace_figures import Span, spans
 
 KERNEL = {
     "ph": "X",
