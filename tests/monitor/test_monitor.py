@@ -1,5 +1,3 @@
-import time
-
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeGpu, FakeMig, Lost, Scenario
 from tests.kit.watched import h200, until
 from wellfed.monitor.live_table import plain_line
@@ -77,7 +75,7 @@ def test_without_gpus_the_host_is_watched():
 
 
 def test_notes_and_words_of_many_threads_are_told_harmlessly(at_once):
-    monitor = Monitor(Sight((), "x"), interval_s=0.1, now_s=time.monotonic)
+    monitor = Monitor(Sight((), "x"), interval_s=0.1)
     at_once(50, *[lambda number: monitor.tell(f"\x1b[31m{number}\n")] * 3)
     told = monitor.told()
     assert len(told) == 150

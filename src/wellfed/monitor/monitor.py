@@ -15,7 +15,6 @@ from wellfed.explain.diagnosis.curves.level import verdict_of
 from wellfed.monitor.board import Board
 from wellfed.monitor.processes import ProcessSource
 from wellfed.monitor.seen_gpus import SeenGpu, Sight
-from wellfed.observe.nvml.session import NvmlSession
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -32,17 +31,9 @@ class Monitor(ExitStack):
     `told` and `summary` are for one thread.
     """
 
-    def __init__(
-        self,
-        sight: Sight,
-        *,
-        interval_s: float,
-        session: Callable[[], NvmlSession] = NvmlSession,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, sight: Sight, *, interval_s: float) -> None:
         super().__init__()
-        self._sight, self._now_s = sight, now_s
-        self._began_at_s = now_s()
+        self._sight, self._began_at_s = sight, time.monotonic()
         self._told: SimpleQueue[str] = SimpleQueue()
         self._takers: list[Callable[[Sequence[Sample]], None]] = []
         progress = Progress(time_s=self.time_s)
@@ -54,11 +45,9 @@ class Monitor(ExitStack):
             interval_s=interval_s,
             trained_s=progress.trained_s,
         )
-        self._processes = ProcessSource(
-            sight.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.tell, session=session
-        )
+        self._processes = ProcessSource(sight.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.tell)
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
-        self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource(), session=session)
+        self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource())
         if sight.gpus:
             self._sampler.add(self._processes)
 
@@ -74,7 +63,7 @@ class Monitor(ExitStack):
 
     def time_s(self) -> float:
         """Returns the seconds since the start."""
-        return self._now_s() - self._began_at_s
+        return time.monotonic() - self._began_at_s
 
     def also(self, take: Callable[[Sequence[Sample]], None]) -> None:
         """Adds a taker of the readings; to be called before the block."""

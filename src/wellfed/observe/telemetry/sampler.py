@@ -1,4 +1,4 @@
-"""Watches a run in threads, one a source, so that a driver that hangs does not stop the rest."""
+"""Watches a run in threads, one per source, so that a driver that hangs does not stop the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from wellfed.observe.nvml.session import NvmlSession
 from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
@@ -24,15 +23,15 @@ _LOG = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """Seconds that an event, or the end of a run, waits for a thread that hands over samples."""
 STUCK_S = 5.0
-"""A reading that takes so long becomes an event; nothing waits for it."""
+"""Seconds after which a reading becomes an event; nothing waits for it."""
 STOP_S = 1.0
-"""How long the end of a run waits for readings under way."""
+"""Seconds for which the end of a run waits for readings under way."""
 LATE_ROUNDS = 3
-"""So many readings in a row that take longer than the interval become an event."""
+"""Number of consecutive readings longer than the interval that becomes an event."""
 STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
-"""The most that it waits; less than the end of a run waits for a reading."""
+"""Maximum seconds of that wait; less than the end of a run waits for a reading."""
 
 
 class Sampler:
@@ -68,14 +67,7 @@ class Sampler:
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
-    def watch(
-        self,
-        gpus: Sequence[WatchedGpu],
-        *,
-        host: Source | None = None,
-        session: Callable[[], NvmlSession] = NvmlSession,
-        refused: Sequence[str] = (),
-    ) -> None:
+    def watch(self, gpus: Sequence[WatchedGpu], *, host: Source | None = None, refused: Sequence[str] = ()) -> None:
         """Adds the host, and these GPUs if there are any.
 
         Args:
@@ -83,7 +75,7 @@ class Sampler:
             refused: messages about what NVML can't read, reported as the block begins.
         """
         self._refused = refused
-        self.add(host or HostSource(), *([GpuSource(gpus, self.event, session=session)] if gpus else []))
+        self.add(host or HostSource(), *([GpuSource(gpus, self.event)] if gpus else []))
 
     def add(self, *sources: Source) -> None:
         """Adds sources; to be called before the block."""
@@ -145,7 +137,7 @@ class Sampler:
         return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
 
     def cpu_s(self) -> float:
-        """CPU time of the threads, up to their latest readings."""
+        """Returns the CPU time of the threads, up to their latest readings."""
         return sum(watch.ticker.cpu_s for watch in self.watches)
 
     def _on_edge(self, left: Phase) -> None:
@@ -168,17 +160,17 @@ class _Watch:
         self._reporting = threading.Lock()
 
     def at_edge(self, left: Phase) -> None:
-        """Take a round for the phase that is over."""
+        """Takes a round for the phase that is over."""
         self._edges.append((left, self._progress.step))
         self.ticker.nudge()
 
     def report_if_stuck(self) -> None:
-        """Report once if the reading under way does not get on."""
+        """Reports once that the reading under way does not progress."""
         if (busy_s := self.ticker.busy_s()) >= STUCK_S:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
 
     def report_left_behind(self) -> None:
-        """The run is over and a reading is still under way."""
+        """Reports that a reading was under way when the run ended."""
         if "slow" not in self._reported:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
@@ -204,7 +196,7 @@ class _Watch:
                 self.ticker.nudge()
 
     def _read(self, is_slow: bool, edge: tuple[Phase, int] | None) -> None:
-        """Hand over what is read: in one go, or piece by piece where the driver takes its time."""
+        """Hands over the readings: at once, or piece by piece if the driver is slow."""
         pending: list[Reading] = []
         handed_over_at_s = self._now_s()
         for reading in self._source.read(slow=is_slow, edge=edge is not None):
@@ -236,7 +228,7 @@ class _Watch:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A fault in here must neither pass unseen nor reach the training."""
+        """Reports an error, and keeps it from the training."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
