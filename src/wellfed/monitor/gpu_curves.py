@@ -14,7 +14,7 @@ from typing import Any
 from wellfed.errors import type_and_line
 from wellfed.monitor.harmless import Harmless, harmless
 from wellfed.monitor.loop_summary import LoopSummary
-from wellfed.monitor.loop_watch import LoopWatch, cuda_events, open_csv_for
+from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
 from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.observe.telemetry.series import Sample
 
@@ -81,16 +81,15 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             return
         is_first, on_cuda = self._origin_s is None, trainer.strategy.root_device.type == "cuda"
         self._origin_s = time.monotonic() if self._origin_s is None else self._origin_s
-        table = None
-        if self._csv is not None:
-            table = open_csv_for(self._csv, trainer.node_rank, self._warn, is_new=is_first)
+        table = open_csv_for(self._csv, trainer.node_rank, self._warn, is_new=is_first)
         self._watch = watch = LoopWatch(
             interval_s=self._interval_s,
             table=table,
             origin_s=self._origin_s,
             only=set(trainer.device_ids) if on_cuda else None,
-            new_event=cuda_events() if on_cuda else None,
         )
+        if on_cuda:
+            watch.use_events()
         workers = getattr(trainer.train_dataloader, "num_workers", None)
         watch.num_workers = workers if isinstance(workers, int) else None
         self._seen, self._sent_steps = None, 0

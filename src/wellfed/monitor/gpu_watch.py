@@ -72,7 +72,7 @@ class GPUWatch(Harmless):
             return
         launch = launched()
         node = 0 if launch is None else launch.node
-        table = None if self._csv is None else open_csv_for(self._csv, node, self._warn)
+        table = open_csv_for(self._csv, node, self._warn)
         self._watch = LoopWatch(interval_s=self._interval_s, table=table)
         self._watch.unknown.add("copy_frac")  # which the body does, as part of the step
         self._watch.start()

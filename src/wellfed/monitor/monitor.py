@@ -86,10 +86,6 @@ class Monitor(ExitStack):
         """Returns the summary of each GPU since the start."""
         return summary_lines(self.board, self.time_s(), self._sight.problem)
 
-    def cpu_frac(self) -> float:
-        """Returns the CPU time of reading, as a share of one core."""
-        return self._sampler.cpu_frac()
-
     def _take(self, samples: Sequence[Sample]) -> None:
         self.board.add(samples)
         for take in self._takers:

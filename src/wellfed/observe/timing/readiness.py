@@ -72,13 +72,15 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
     if not kept or total_ms <= 0:
         return None
     p50, p95 = np.quantile([row.step_ms for row in kept], (0.50, 0.95))
+    rate = 1e3 * sum(row.samples for row in kept) / total_ms
+    half = half_width([row.samples for row in kept], [row.step_ms / 1e3 for row in kept])
     launches = [row.launch_ms for row in kept if row.launch_ms is not None]
     has_copy = any(row.copy_ms is not None for row in kept)
     return StepSummary(
         steps=len(kept),
         warmup_steps=len(rows) - len(kept),
-        samples_per_s=1e3 * sum(row.samples for row in kept) / total_ms,
-        ci95=rate_interval(kept),
+        samples_per_s=rate,
+        ci95=None if half is None else (max(0.0, rate - half), rate + half),
         readiness_frac=sum(row.ready for row in kept) / len(kept),
         wait_frac=sum(row.wait_ms for row in kept) / total_ms,
         copy_frac=sum(row.copy_ms or 0.0 for row in kept) / total_ms if has_copy else None,
@@ -102,14 +104,3 @@ def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
     if built_ms.sum() > 0:
         found["build_cpu_frac"] = cpu_ms.sum() / built_ms.sum()
     return {name: float(value) for name, value in found.items()}
-
-
-def rate_interval(rows: Sequence[StepRow]) -> tuple[float, float] | None:
-    """Returns the 95 % interval of samples/s, not below 0; None with too few steps (see `interval`)."""
-    times_s = [row.step_ms / 1e3 for row in rows]
-    samples = [row.samples for row in rows]
-    half = half_width(samples, times_s)
-    if half is None:
-        return None
-    rate = sum(samples) / sum(times_s)
-    return max(0.0, rate - half), rate + half
