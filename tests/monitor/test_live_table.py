@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.seen import FULL, board_of, filled_board, sample, seen
-from wellfed.monitor.live_table import ASCII_BLOCKS, BLOCKS, block, plain_line, table
+from wellfed.monitor.screens import ASCII_BLOCKS, BLOCKS, block, plain_line, table
 from wellfed.observe.telemetry.machines import HOST
 
 

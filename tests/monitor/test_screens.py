@@ -7,8 +7,7 @@ from rich.console import Console
 
 from tests.kit.seen import filled_board, seen
 from wellfed.monitor import screens
-from wellfed.monitor.live_table import BLOCKS
-from wellfed.monitor.screens import LiveScreen, PlainScreen
+from wellfed.monitor.screens import BLOCKS, LiveScreen, PlainScreen
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 

@@ -90,8 +90,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         )
         if on_cuda:
             watch.use_events()
-        workers = getattr(trainer.train_dataloader, "num_workers", None)
-        watch.num_workers = workers if isinstance(workers, int) else None
+        watch.fed_by(trainer.train_dataloader)
         self._seen, self._sent_steps = None, 0
         self._sent_at_s = self._send_at_s = time.monotonic()
         watch.start()

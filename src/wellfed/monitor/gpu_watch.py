@@ -117,8 +117,7 @@ class GPUWatch(Harmless):
                     "them at once: watch.batches(zip(a, b))."
                 )
             self._pass, self._interrupted = of, self._pass or self._interrupted
-            workers = getattr(loader, "num_workers", None)
-            watch.num_workers = workers if isinstance(workers, int) else None
+            watch.fed_by(loader)
             watch.enter("train")
         watch.use_events()
         watch.ask()

@@ -144,6 +144,11 @@ class LoopWatch:
             sys.modules["torch"].cuda.synchronize()
             self._rows += self.clock.rows(wait=True)
 
+    def fed_by(self, loader: object) -> None:
+        """Takes the number of workers from the loader of the loop, if it has one."""
+        workers = getattr(loader, "num_workers", None)
+        self.num_workers = workers if isinstance(workers, int) else None
+
     def note(self, text: str) -> None:
         """Adds a remark to the last lines."""
         self._notes.append(text)
