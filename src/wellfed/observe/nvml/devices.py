@@ -43,7 +43,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Device:
-    """One card or MIG instance as it was when asked; None where this device does not say."""
+    """One card or MIG instance when asked; None marks what this device does not report."""
 
     nvml_index: int
     """Number of the (parent) card in NVML's order."""
@@ -76,11 +76,11 @@ class Devices:
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
-    """Figures that could not be read or are uncertain, one sentence each."""
+    """Remarks on figures that could not be read or are uncertain, one sentence each."""
 
 
 class Memory(NamedTuple):
-    """Bytes; None where this device does not say."""
+    """Memory in bytes; None if this device does not report it."""
 
     total: int | None
     """Without the driver's reserve."""
@@ -89,12 +89,12 @@ class Memory(NamedTuple):
 
 
 def list_devices(nvml: NvmlSession) -> Devices:
-    """Every card in NVML's order, each followed by its MIG instances.
+    """Returns every card in NVML's order, each followed by its MIG instances.
 
     A card or instance that is lost or refuses is left out with a note.
 
     Raises:
-        NvmlError: the cards can't even be counted.
+        NvmlError: the cards can't be counted.
     """
     driver = _offered(lambda: _text(nvml.ask("nvmlSystemGetDriverVersion")))
     found: list[Device] = []
@@ -120,7 +120,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
 
 
 def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) -> Device:
-    """A card or an instance; ``known`` are the fields that are not asked of it."""
+    """Returns a card or an instance; ``known`` are fields that it is not asked for."""
     total, used, free = memory_bytes(nvml, handle)
     return Device(
         uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
@@ -155,7 +155,7 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
 
 
 def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
-    """Memory of a device; all None on cards that share the host's memory.
+    """Returns the memory of a device; all None on cards that share the host's memory.
 
     Raises:
         NvmlError: the device failed, which is more than not offering the figure.
@@ -172,9 +172,9 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
 
 
 def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
-    """All of them, the largest first; a process that computes and draws is one.
+    """Returns the processes on a device, the largest first; one that computes and draws is listed once.
 
-    Where the driver does not tell, or stumbles over the question, there are none: no card is given up for this.
+    If the driver refuses or fails, the list is empty, and the card is kept.
 
     Raises:
         GpuLostError: the device is gone.

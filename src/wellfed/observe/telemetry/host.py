@@ -1,4 +1,4 @@
-"""Reads what this process and those it started take of the host, and what is left of it."""
+"""Reads CPU time and memory of this process and its children, and the CPU time of all others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib
 
 SHORTEST_S = 0.05
-"""CPU time is counted in ticks of 10 ms: over less than this it says nothing."""
+"""CPU time is counted in ticks of 10 ms: over less than this it is meaningless."""
 SEARCH_SHARE = 0.001
-"""Share of time that may go into looking for new processes; where many run, looking takes tens of milliseconds."""
+"""Share of time for the search for new processes, which takes tens of milliseconds if many run."""
 
 
 class _CpuTimes(NamedTuple):
@@ -30,7 +30,7 @@ class _CpuTimes(NamedTuple):
     """Busy seconds of all CPUs of the machine, for any process."""
     total: float
     iowait: float | None
-    """None where the system does not count it."""
+    """None if the system does not count it."""
 
 
 def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _CpuTimes:
@@ -41,12 +41,12 @@ def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[s
 
 
 def _started() -> set[int]:
-    """Processes that Python's multiprocessing has started here and not buried."""
+    """Returns processes that Python's multiprocessing has started here and not yet joined."""
     return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
 
 
 class HostSource(Source):
-    """CPU time and resident memory by psutil; processes that come and go are noticed within seconds."""
+    """Source of CPU time and resident memory by psutil; new and ended processes are noticed within seconds."""
 
     name = "host"
 
@@ -69,7 +69,7 @@ class HostSource(Source):
         self._search_at_s = now_s()
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
-        """One reading, of the host; none at an edge, or where nothing may be looked at."""
+        """Returns one reading, of the host; none at an edge, or if no process may be read."""
         if edge:
             return []
         now_s = self._now_s()
@@ -110,7 +110,7 @@ class HostSource(Source):
         return values
 
     def _meet_loaders(self) -> None:
-        """Data workers that were started since the last search, which may be a minute ago: they are known by name."""
+        """Adds data workers that were started since the last search, which may be a minute ago."""
         known = {child.pid for child in self._children}
         for pid in _started() - known if self._own.pid == os.getpid() else ():
             with suppress(psutil.Error):
@@ -127,8 +127,10 @@ class HostSource(Source):
         self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
 
     def _of_loaders(self) -> set[int]:
-        """Processes that Python's multiprocessing has started, as data workers are, and those that they have; a
-        logger's service and other ranks are started otherwise. Not by `active_children`, which buries the dead."""
+        """Returns the processes that Python's multiprocessing has started, such as data workers, and their children.
+
+        A logger's service and other ranks are started in other ways. `active_children` would join ended processes.
+        """
         workers = _started()
         parents = {child.pid: child.ppid() for child in self._children} if workers else {}
         found = workers & parents.keys()

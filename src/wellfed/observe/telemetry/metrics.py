@@ -21,7 +21,7 @@ SLOW_S = 5.0
 
 
 class GpuReaders:
-    """Readers of one GPU, and their state from reading to reading."""
+    """Readers of one GPU, which keep state between readings."""
 
     def __init__(self, uuid: str, *, is_mig: bool, now_s: Callable[[], float]) -> None:
         self.device = readings.OpenDevice(uuid)
@@ -54,7 +54,7 @@ def gpm(gpu: GpuReaders) -> Mapping[str, float]:
 
 
 def power(gpu: GpuReaders) -> Mapping[str, float]:
-    """Power and energy: counted over time, and so read at the edges of training too."""
+    """Returns power and energy, which are counted over time and so read at the edges of training, too."""
     return gpu.power.read()
 
 
