@@ -47,8 +47,7 @@ from wellfed.data.shards.write_shards import write_shards  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.telemetry.machines import HOST, of_node  # noqa: E402
 from wellfed.observe.telemetry.metrics import GPU_METRICS, HOST_METRICS, SLOW_S, Metric  # noqa: E402
-from wellfed.observe.telemetry.series import Sample  # noqa: E402
-from wellfed.observe.telemetry.summary import Summary  # noqa: E402
+from wellfed.observe.telemetry.series import Sample, Summary  # noqa: E402
 from wellfed.plan.decide import plan_run  # noqa: E402
 from wellfed.plan.device import plan_device  # noqa: E402
 from wellfed.plan.run_plan import DataFacts, ModelFacts, StreamFacts  # noqa: E402

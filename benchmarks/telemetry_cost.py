@@ -35,9 +35,7 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Hang, Scenario, Wave  # 
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.loggers.wandb_sink import open_run  # noqa: E402
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu  # noqa: E402
-from wellfed.observe.telemetry.host import HostSource  # noqa: E402
-from wellfed.observe.telemetry.outlet import Outlet  # noqa: E402
+from wellfed.observe.telemetry.gpu import WatchedGpu  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.observe.telemetry.sampler import Sampler  # noqa: E402
 from wellfed.observe.timing.interval import student_t_975  # noqa: E402
@@ -145,13 +143,16 @@ def main() -> None:
                 interval_s: float = interval_s,
                 name: str = name,
             ) -> Sampler:
-                outlet = Outlet(
+                sampler = Sampler(
                     journal.telemetry,
                     lambda kind, **facts: events.append({"variant": name, "kind": kind, **facts}),
                     journal.publish,
+                    interval_s=interval_s,
+                    progress=progress,
+                    time_s=journal.time_s,
                 )
-                sources = [HostSource(), GpuSource(watched, outlet.tell)]
-                return Sampler(sources, outlet, interval_s=interval_s, progress=progress, time_s=journal.time_s)
+                sampler.watch(watched)
+                return sampler
 
             raw[name] = measure(Loop(progress, device), watching, progress, chosen.pairs, chosen.block_s)
         low, high = interval(raw[name]["ratio"])

@@ -1,13 +1,14 @@
 """Recorded machines to plan for."""
 
-from wellfed.observe.hardware.facts import GpuFacts, HolderFacts, MachineFacts
+from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
+from wellfed.observe.nvml.devices import Holder
 
 GIB = 2**30
 
 
 def card(index=0, *, name="NVIDIA H200", memory_gib=139.8, capability="9.0", held_gib=0.0, by=()):
     """``by``: (pid, name, GiB) of those who hold it."""
-    holders = tuple(HolderFacts(*holder) for holder in by)
+    holders = tuple(Holder(*holder) for holder in by)
     free_gib = memory_gib - held_gib
     return GpuFacts(index, f"GPU-{index}", name, memory_gib, capability, free_gib, nvml_index=index, holders=holders)
 

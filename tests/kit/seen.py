@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellfed.monitor.board import Board
-from wellfed.monitor.live_table import Face
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.nvml.devices import Device
 from wellfed.observe.telemetry.machines import HOST
@@ -37,15 +36,15 @@ def sample(time_s: float, gpu: int, values: Mapping[str, float]) -> Sample:
     return Sample(time_s, 0, "train", gpu, values)
 
 
-def board_of(*gpus: SeenGpu, num_cores: int = 4) -> Board:
+def board_of(*gpus: SeenGpu, num_cores: int = 4, ram_gib: float = 62.8, interval_s: float = 0.5) -> Board:
     """Nothing was read."""
-    return Board(gpus, num_cores=num_cores, interval_s=0.5, trained_s=lambda from_s, to_s: to_s - from_s)
+    options = {"num_cores": num_cores, "ram_gib": ram_gib, "interval_s": interval_s}
+    return Board(gpus, **options, trained_s=lambda from_s, to_s: to_s - from_s)
 
 
-def face_of(*gpus: SeenGpu, board: Board | None = None, interval_s: float = 0.5) -> Face:
-    """Of a board in which all figures of each GPU were read at second 1, and the host's at seconds 0 and 1."""
-    if board is None:
-        board = board_of(*gpus)
-        board.add([sample(1.0, gpu.index, FULL) for gpu in gpus])
-        board.add([sample(1.0, HOST, {"cpu_pct": 148.0, "mem_used_gib": 12.34})])
-    return Face(board, gpus, 4, 62.8, interval_s)
+def filled_board(*gpus: SeenGpu) -> Board:
+    """All figures of each GPU were read at second 1, and the host's, too."""
+    board = board_of(*gpus)
+    board.add([sample(1.0, gpu.index, FULL) for gpu in gpus])
+    board.add([sample(1.0, HOST, {"cpu_pct": 148.0, "mem_used_gib": 12.34})])
+    return board

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, FakeGpu, LoadedDriver
 from wellfed.observe.telemetry.gpu import GpuSource
-from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Reading, Sample
 
 
@@ -61,14 +63,19 @@ class Watched:
 
 @dataclass
 class Heard:
-    """What came out of an outlet."""
+    """Samples and events that a sampler handed over."""
 
     samples: list[Sample] = field(default_factory=list)
     events: list[dict[str, object]] = field(default_factory=list)
 
-    def outlet(self) -> Outlet:
-        """The way in."""
-        return Outlet(self.samples.extend, lambda kind, **facts: self.events.append({"kind": kind, **facts}))
+    def sampler(self, **options: Any) -> Sampler:
+        """Returns a sampler without sources."""
+        given = {"interval_s": 0.5, "progress": Progress(), "time_s": time.monotonic, "take": self.samples.extend}
+        return Sampler(**{**given, "on_event": self.add_event, **options})
+
+    def add_event(self, kind: str, **facts: object) -> None:
+        """Keeps an event."""
+        self.events.append({"kind": kind, **facts})
 
     def of(self, gpu: int) -> list[Sample]:
         """Samples of one GPU, or of the host."""

@@ -70,7 +70,7 @@ def test_cpu_time_is_a_share_of_all_cores_and_ticks_make_it_no_more():
     board = board_of(num_cores=4)
     board.add([sample(0.0, HOST, {"cpu_pct": 200, "mem_used_gib": 3}), sample(0.5, HOST, {"cpu_pct": 404})])
     assert board.latest(HOST) == {"cpu_pct": 100, "mem_used_gib": 3}
-    assert (board.host()["cpu_pct"]["mean"], board.host()["cpu_pct"]["max"]) == (75, 100)
+    assert (board.host_figures()["cpu_pct"]["mean"], board.host_figures()["cpu_pct"]["max"]) == (75, 100)
     assert board.cells(HOST, 1.0, 1.0, 1) == [75]
 
 
@@ -78,7 +78,7 @@ def test_mean_peak_and_energy_of_a_gpu():
     board = board_of(seen(0))
     for second, util_pct in enumerate((0, 50, 100)):
         board.add([sample(float(second), 0, {"util_pct": util_pct, "energy_j": 100.0 * second})])
-    figures = board.gpus(2.0)["0"]
+    figures = board.gpu_figures(2.0)["0"]
     assert (figures["util_pct"]["mean"], figures["util_pct"]["max"], figures["energy_j"]) == (50, 100, 200)
 
 
@@ -99,6 +99,6 @@ def test_threads_that_read_do_not_trip_the_one_that_shows(at_once):
     at_once(
         50,
         lambda number: board.add([sample(number / 10, 0, {"util_pct": 1, f"m{number}": 1})]),
-        lambda number: (board.latest(0), board.cells(0, 20.0, 1.0, 60), board.curve(0), board.gpus(1.0)),
+        lambda number: (board.latest(0), board.cells(0, 20.0, 1.0, 60), board.curve(0), board.gpu_figures(1.0)),
     )
-    assert board.gpus(20.0)["0"]["util_pct"]["n"] == 50
+    assert board.gpu_figures(20.0)["0"]["util_pct"]["n"] == 50

@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario
 from tests.kit.wandb_files import stored
+from wellfed import GPUCurves
 from wellfed.monitor.gpu_curves import thinned
 from wellfed.monitor.loop_watch import LoopWatch
 from wellfed.observe.telemetry.series import Sample
-from wellfed.train.lightning import GPUCurves
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from wellfed import GPUWatch
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
-from wellfed.monitor import GPUWatch
 from wellfed.observe.nvml.session import NvmlAbsentError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "6"}

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.seen import FULL, board_of, face_of, sample, seen
-from wellfed.monitor.live_table import ASCII_BLOCKS, BLOCKS, block
+from tests.kit.seen import FULL, board_of, filled_board, sample, seen
+from wellfed.monitor.screens import ASCII_BLOCKS, BLOCKS, block, plain_line, table
 from wellfed.observe.telemetry.machines import HOST
 
 
-def table(face, now_s=2.0, *, width=80, height=24, **more):
-    return [line.plain.rstrip() for line in face.table(now_s, " of 60 s", width=width, height=height, **more)]
+def text_of(board, now_s=2.0, *, width=80, height=24, **more):
+    return [line.plain.rstrip() for line in table(board, now_s, " of 60 s", width=width, height=height, **more)]
 
 
 def test_a_gpu_has_all_its_figures_at_80_columns():
-    lines = table(face_of(seen(0), seen(7)))
+    lines = text_of(filled_board(seen(0), seen(7)))
     assert lines == [
         "2 s of 60 s. Curves: utilisation, the last minute.",
         "GPU   util %  SM %   memory GiB    power W  SM/mem MHz  PCIe in/out MB/s  temp C",
@@ -28,12 +28,12 @@ def test_a_gpu_has_all_its_figures_at_80_columns():
 
 
 def test_a_longer_watch_is_told_in_minutes():
-    assert table(face_of(seen(0)), 185.0)[0].startswith("3 min 05 s of 60 s.")
+    assert text_of(filled_board(seen(0)), 185.0)[0].startswith("3 min 05 s of 60 s.")
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 200])
 def test_no_line_is_wider_than_the_terminal_and_figures_are_whole(width):
-    lines = table(face_of(seen(0), seen(1)), width=width)
+    lines = text_of(filled_board(seen(0), seen(1)), width=width)
     assert all(len(line) <= width for line in lines)
     assert (
         lines[2].split()
@@ -44,7 +44,7 @@ def test_no_line_is_wider_than_the_terminal_and_figures_are_whole(width):
 @pytest.mark.parametrize("height", [3, 5, 8, 12, 24])
 @pytest.mark.parametrize("num", [0, 1, 4, 8, 16])
 def test_no_table_is_taller_than_the_terminal(num, height):
-    lines = table(face_of(*(seen(index) for index in range(num))), height=height)
+    lines = text_of(filled_board(*(seen(index) for index in range(num))), height=height)
     if height > 4:
         assert len(lines) <= height
     shown = [line for line in lines if re.match(r" +\d+ +63 ", line)]
@@ -54,31 +54,31 @@ def test_no_table_is_taller_than_the_terminal(num, height):
 
 
 def test_eight_gpus_and_their_curves_fit_into_24_lines():
-    lines = table(face_of(*(seen(index) for index in range(8))), height=23)
+    lines = text_of(filled_board(*(seen(index) for index in range(8))), height=23)
     assert len([line for line in lines if line.strip() == "▅"]) == 8
 
 
 def test_without_gpus_it_is_the_host():
-    assert table(face_of())[1:] == ["host CPU 37 % of 4 cores, memory 12.3/62.8 GiB", " " * 64 + "▄"]
+    assert text_of(filled_board())[1:] == ["host CPU 37 % of 4 cores, memory 12.3/62.8 GiB", " " * 64 + "▄"]
 
 
 def test_what_is_not_known_is_a_dash():
     gpu = seen(0, memory_total_bytes=None, power_limit_w=None)
     board = board_of(gpu)
-    assert table(face_of(gpu, board=board))[2].split() == ["0", *["-"] * 7]
+    assert text_of(board)[2].split() == ["0", *["-"] * 7]
     board.add([sample(0.0, 0, {"mem_used_gib": 1.0, "power_w": 20.0, "sm_clock_mhz": 300.0})])
-    assert table(face_of(gpu, board=board))[2].split() == ["0", "-", "-", "1.0", "20", "300/-", "-", "-"]
-    assert "host CPU - of 4 cores, memory -/62.8 GiB" in table(face_of(gpu, board=board))
+    assert text_of(board)[2].split() == ["0", "-", "-", "1.0", "20", "300/-", "-", "-"]
+    assert "host CPU - of 4 cores, memory -/62.8 GiB" in text_of(board)
 
 
 def test_a_gpu_without_readings_says_why():
-    face = face_of(seen(0), seen(1))
-    face.board.lose(1)
-    assert [table(face, 9.0)[place] for place in (2, 4)] == [
+    board = filled_board(seen(0), seen(1))
+    board.lose(1)
+    assert [text_of(board, 9.0)[place] for place in (2, 4)] == [
         "  0   no reading for 8 s",
         "  1   lost; looked for again from time to time",
     ]
-    assert face.line(9.0) == (
+    assert plain_line(board, 9.0) == (
         "gpu0 no reading for 8 s; gpu1 lost; looked for again from time to time; "
         "host CPU 37 % of 4 cores, memory 12.3/62.8 GiB"
     )
@@ -88,7 +88,7 @@ def test_a_line_has_the_same_figures_and_leaves_out_what_is_not_known():
     board = board_of(seen(0), seen(1), seen(2))
     board.add([sample(1.0, 0, FULL), sample(1.0, 1, {"util_pct": 5.0, "pcie_rx_mb_s": 3.0})])
     board.add([sample(1.0, HOST, {"cpu_pct": 400.0, "mem_used_gib": 1.0})])
-    assert face_of(seen(0), seen(1), seen(2), board=board).line(1.5) == (
+    assert plain_line(board, 1.5) == (
         "gpu0 util 63 %, SM 61 %, memory 35.1/140.5 GiB, power 350/700 W, SM/mem 1980/3201 MHz, "
         "PCIe in/out 20480/315 MB/s, at 55 C; gpu1 util 5 %, PCIe in/out 3/- MB/s; gpu2 no reading yet; "
         "host CPU 100 % of 4 cores, memory 1.0/62.8 GiB"
@@ -100,12 +100,13 @@ def test_the_curve_is_the_last_minute_and_shows_a_swing():
     for half_second in range(240):
         time_s = half_second / 2
         board.add([sample(time_s, 0, {"util_pct": 95 if time_s % 10 < 5 else 5})])
-    curve = table(face_of(seen(0), board=board), 120.0)[3].strip()
+    curve = text_of(board, 120.0)[3].strip()
     assert len(curve) == 60
     assert curve == 6 * (5 * "█" + 5 * "▁")
-    assert table(face_of(seen(0), board=board), 120.0, blocks=ASCII_BLOCKS)[3].strip() == 6 * "#####_____"
-    assert len(table(face_of(seen(0), board=board, interval_s=5.0), 120.0)[3].strip()) == 12
-    assert len(table(face_of(seen(0), board=board), 120.0, width=40)[3].strip()) == 35
+    assert text_of(board, 120.0, blocks=ASCII_BLOCKS)[3].strip() == 6 * "#####_____"
+    assert len(text_of(board, 120.0, width=40)[3].strip()) == 35
+    board.interval_s = 5.0
+    assert len(text_of(board, 120.0)[3].strip()) == 12
 
 
 @given(st.floats(-10, 110))
@@ -118,5 +119,5 @@ def test_utilisation_is_coloured_by_its_level():
     for util_pct, style in [(80, "green"), (79, "yellow"), (50, "yellow"), (49, "red")]:
         board = board_of(seen(0))
         board.add([sample(1.0, 0, {"util_pct": util_pct})])
-        row, curve = face_of(seen(0), board=board).table(3.0, "", width=80, height=24)[2:4]
+        row, curve = table(board, 3.0, "", width=80, height=24)[2:4]
         assert [{span.style for span in line.spans} for line in (row, curve)] == [{style}, {style}]

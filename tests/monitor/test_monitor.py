@@ -1,8 +1,7 @@
-import time
-
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeGpu, FakeMig, Lost, Scenario
 from tests.kit.watched import h200, until
 from wellfed.monitor.monitor import Monitor
+from wellfed.monitor.screens import plain_line
 from wellfed.monitor.seen_gpus import Sight, look_around
 from wellfed.observe.telemetry.machines import HOST
 
@@ -27,8 +26,7 @@ def test_gpus_and_host_are_read_and_summed_up(fake_driver):
     assert "GPU 0 NVIDIA H200: utilisation 60 % on average: room left." in summary
     assert any(line.startswith("  power: mean 350 W, peak 350 of 700 W; ") for line in summary)
     assert any(line.startswith("  CPU: mean ") for line in summary)
-    assert monitor.face.line(monitor.time_s()).startswith("gpu0 util 60 %, ")
-    assert 0 <= monitor.cpu_frac() < 1
+    assert plain_line(monitor.board, monitor.time_s()).startswith("gpu0 util 60 %, ")
 
 
 def test_what_happens_to_a_gpu_is_told(fake_driver):
@@ -65,7 +63,7 @@ def test_an_instance_is_watched_beside_its_card(fake_driver):
     card = FakeGpu("GPU-1", gpm=True, util=70, mig=[FakeMig("MIG-1", util=40, used_gib=3)])
     with fake_driver.load(Scenario([card])), Monitor(look_around(), interval_s=0.1) as monitor:
         until(lambda: monitor.board.curve(1)[0].size)
-    assert "gpu1 SM 40 %, memory 3.0/16.0 GiB" in monitor.face.line(monitor.time_s())
+    assert "gpu1 SM 40 %, memory 3.0/16.0 GiB" in plain_line(monitor.board, monitor.time_s())
 
 
 def test_without_gpus_the_host_is_watched():
@@ -76,7 +74,7 @@ def test_without_gpus_the_host_is_watched():
 
 
 def test_notes_and_words_of_many_threads_are_told_harmlessly(at_once):
-    monitor = Monitor(Sight((), "x"), interval_s=0.1, now_s=time.monotonic)
+    monitor = Monitor(Sight((), "x"), interval_s=0.1)
     at_once(50, *[lambda number: monitor.tell(f"\x1b[31m{number}\n")] * 3)
     told = monitor.told()
     assert len(told) == 150

@@ -100,7 +100,7 @@ def test_the_environment_is_that_of_a_process_of_that_name():
         process.stdout.readline()  # it is Python by now
         name = os.path.basename(os.path.realpath(sys.executable))
         source = ProcessSource([], lambda gpu: None, print)
-        described = [source._describe(Holder(process.pid, name, 2**30)) for name in (name, None, "another")]
+        described = [source._describe(Holder(process.pid, name, 1.0)) for name in (name, None, "another")]
         process.kill()
     assert [text.endswith(" rank 7") for text in described] == [True, True, False]
     assert source._describe(Holder(2**22 + 1, None, None)) == f"a process (pid {2**22 + 1}, size unknown)"

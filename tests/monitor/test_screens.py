@@ -5,10 +5,9 @@ import re
 import pytest
 from rich.console import Console
 
-from tests.kit.seen import face_of, seen
+from tests.kit.seen import filled_board, seen
 from wellfed.monitor import screens
-from wellfed.monitor.live_table import BLOCKS
-from wellfed.monitor.screens import LiveScreen, PlainScreen
+from wellfed.monitor.screens import BLOCKS, LiveScreen, PlainScreen
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -23,7 +22,7 @@ def test_a_line_has_the_time_of_day_and_no_control_codes():
     console = Console(file=io.StringIO(), width=20, markup=False, highlight=False)
     screen = PlainScreen(console)
     screen.say("a line that is longer than the [bold]terminal[/bold] is wide")
-    screen.show(face_of(seen(0)), 2.0)
+    screen.show(filled_board(seen(0)), 2.0)
     screen.close()
     first, second = console.file.getvalue().splitlines()
     assert first == "a line that is longer than the [bold]terminal[/bold] is wide"
@@ -34,12 +33,12 @@ def test_a_line_has_the_time_of_day_and_no_control_codes():
 def test_a_table_is_drawn_over_and_goes_at_the_end():
     console, stream = terminal()
     screen = LiveScreen(console, " of 60 s")
-    screen.show(face_of(seen(0)), 2.0)
+    screen.show(filled_board(seen(0)), 2.0)
     assert "2 s of 60 s" in stream.getvalue()
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # the cursor stays
     drawn = len(stream.getvalue())
     screen.say("GPU 0 is lost")
-    screen.show(face_of(seen(0)), 3.0)
+    screen.show(filled_board(seen(0)), 3.0)
     later = stream.getvalue()[drawn:]
     assert later.index("GPU 0 is lost") < later.index("3 s of 60 s")
     assert "\x1b[1A\x1b[2K" in later
@@ -51,7 +50,7 @@ def test_a_table_is_drawn_over_and_goes_at_the_end():
 def test_no_color_means_no_colour():
     for no_color in (True, False):
         console, stream = terminal(no_color=no_color, color_system="standard")
-        LiveScreen(console, "").show(face_of(seen(0)), 2.0)
+        LiveScreen(console, "").show(filled_board(seen(0)), 2.0)
         assert bool(re.search(r"\x1b\[[0-9;]*3[0-7]m", stream.getvalue())) != no_color
         console.clear_live()
 
@@ -59,7 +58,7 @@ def test_no_color_means_no_colour():
 def test_a_terminal_without_blocks_gets_ascii():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(file=stream, force_terminal=True, width=80, height=24)
-    LiveScreen(console, "").show(face_of(seen(0)), 2.0)
+    LiveScreen(console, "").show(filled_board(seen(0)), 2.0)
     stream.flush()
     assert not set(stream.buffer.getvalue().decode()) & set(BLOCKS)
     console.clear_live()
@@ -69,7 +68,7 @@ def test_nothing_is_drawn_while_the_shell_has_the_terminal(monkeypatch):
     console, stream = terminal()
     monkeypatch.setattr(screens, "_has_terminal", lambda of: False)
     screen = LiveScreen(console, "")
-    screen.show(face_of(seen(0)), 2.0)
+    screen.show(filled_board(seen(0)), 2.0)
     screen.close()
     assert stream.getvalue() == ""
 
@@ -77,16 +76,16 @@ def test_nothing_is_drawn_while_the_shell_has_the_terminal(monkeypatch):
 def test_what_was_written_while_it_was_away_stays(monkeypatch):
     console, stream = terminal()
     screen = LiveScreen(console, "")
-    screen.show(face_of(seen(0)), 2.0)
+    screen.show(filled_board(seen(0)), 2.0)
     drawn = len(stream.getvalue())
     with monkeypatch.context() as patch:
         patch.setattr(screens, "_has_terminal", lambda of: False)
-        screen.show(face_of(seen(0)), 3.0)
+        screen.show(filled_board(seen(0)), 3.0)
         screen.say("told meanwhile")
         assert stream.getvalue()[drawn:] == "told meanwhile\n"
-    screen.show(face_of(seen(0)), 4.0)
+    screen.show(filled_board(seen(0)), 4.0)
     assert "\x1b[1A" not in stream.getvalue()[drawn:]
-    screen.show(face_of(seen(0)), 5.0)
+    screen.show(filled_board(seen(0)), 5.0)
     assert "\x1b[1A" in stream.getvalue()[drawn:]
     screen.close()
 
@@ -107,5 +106,5 @@ def test_a_terminal_that_goes_away_ends_the_drawing():
             self.quiet = True
 
     console = Noted(file=Gone(), force_terminal=True, width=80, height=24)
-    LiveScreen(console, "").show(face_of(seen(0)), 2.0)
+    LiveScreen(console, "").show(filled_board(seen(0)), 2.0)
     assert console.quiet

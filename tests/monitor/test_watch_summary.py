@@ -2,7 +2,7 @@ import pytest
 
 from tests.kit.seen import board_of, sample, seen
 from wellfed.explain.diagnosis.curves.level import level_of
-from wellfed.monitor.watch_summary import summary_lines
+from wellfed.monitor.monitor import summary_lines
 from wellfed.observe.telemetry.machines import HOST
 
 
@@ -15,7 +15,7 @@ def told(*gpus, curves, problem=None, host=(), span_s=60.0):
             values |= {} if util_pct is None else {"util_pct": util_pct}
             board.add([sample(place / 2, gpu.index, values)])
     board.add([sample(place / 2, HOST, values) for place, values in enumerate(host)])
-    return summary_lines(board, gpus, span_s, num_cores=4, ram_gib=62.8, problem=problem)
+    return summary_lines(board, span_s, problem)
 
 
 def test_mean_and_peak_of_everything():
@@ -83,7 +83,7 @@ def test_an_instances_multiprocessors_are_told():
     instance = seen(2, "NVIDIA H200 MIG 1g.18gb", is_mig=True, nvml_index=0, power_limit_w=None)
     board = board_of(instance)
     board.add([sample(second, 2, {"sm_active_pct": 10.0 * second}) for second in range(5)])
-    lines = summary_lines(board, [instance], 5.0, num_cores=1, ram_gib=1.0, problem=None)
+    lines = summary_lines(board, 5.0, None)
     assert lines[1].startswith("GPU 2 NVIDIA H200 MIG 1g.18gb of GPU 0: ")
     assert lines[2] == "  SM active: mean 20 %, peak 40 %"
 

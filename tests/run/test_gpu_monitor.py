@@ -57,7 +57,7 @@ def watch_of(folder: Path, machine: MachineFacts) -> tuple[MachineWatch, Journal
 def test_a_driver_that_failed_and_cards_left_out_are_told_at_the_start(tmp_path):
     machine = facts(nvml_failed=True, nvml_problem="driver not loaded", cards_left_out=("card 3 is left out.",))
     watch, journal = watch_of(tmp_path, machine)
-    with watch:
+    with watch.sampler:
         pass
     told = [(event["kind"], event["trouble"], event["message"]) for event in journal.record.events]
     assert told == [
@@ -68,7 +68,7 @@ def test_a_driver_that_failed_and_cards_left_out_are_told_at_the_start(tmp_path)
 
 def test_a_machine_without_a_driver_is_normal(tmp_path):
     watch, journal = watch_of(tmp_path, facts(nvml_problem="library not found"))
-    with watch:
+    with watch.sampler:
         pass
     assert journal.record.events == []
     assert watch.gpus() == {}

@@ -1,4 +1,4 @@
-"""Writes what the monitor reads into a CSV file: a row a reading and GPU, on disk at once."""
+"""Writes what the monitor reads into a CSV file: one row per reading and GPU, on disk at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLUMNS = ("timestamp", "time_s", "gpu", *(metric.name for metric in METRICS))
 
 
 class CurveFile:
-    """The CSV of ``monitor --csv``. A write that fails is told once and tried again; the watching goes on."""
+    """The CSV file of ``monitor --csv``. A failed write is reported once and tried again."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         """
         Raises:
-            ConfigError: there is such a file, or there can't be one.
+            ConfigError: the file exists, or can't be created.
         """
         _create(path)
         self._path, self._tell = path, tell
@@ -29,14 +29,11 @@ class CurveFile:
         self._table = CsvTable(path, COLUMNS, self._failed, flush_s=0)
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """A round of readings."""
-        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._table.append(
-            *({"timestamp": timestamp, "time_s": one.time_s, "gpu": one.gpu, **one.values} for one in samples)
-        )
+        """Writes a round of readings."""
+        self._table.append(*rows_of(samples))
 
     def close(self) -> None:
-        """Write what was held back while the disk was full."""
+        """Writes what was held back while the disk was full."""
         before = self._num_failures
         self._table.flush()
         if self._num_failures > before:
@@ -50,8 +47,17 @@ class CurveFile:
             )
 
 
+def rows_of(samples: Sequence[Sample]) -> list[dict[str, object]]:
+    """Returns rows for a `CsvTable` with any of the columns of telemetry.csv, and ``timestamp``."""
+    facts = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    return [
+        {**facts, "time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
+        for one in samples
+    ]
+
+
 def _create(path: Path) -> None:
-    """Empty; never over another file."""
+    """Creates an empty file; never replaces one."""
     where = f"--csv {path}"
     if not path.parent.is_dir():
         raise ConfigError.of(where, f"there is no folder {path.parent}.", f"Run: mkdir -p {path.parent}")

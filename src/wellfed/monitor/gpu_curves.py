@@ -8,15 +8,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from wellfed.errors import type_and_line
-from wellfed.monitor.gpu_watch import INTERVAL_S, checked_interval
 from wellfed.monitor.harmless import Harmless, harmless
 from wellfed.monitor.loop_summary import LoopSummary
-from wellfed.monitor.loop_watch import LoopWatch, cuda_events, open_csv_for
+from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
 from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.observe.telemetry.series import Sample
 
@@ -30,7 +28,7 @@ server gets means over longer stretches."""
 
 
 def _bases() -> tuple[type, ...]:
-    """The Callback of each Lightning that is there: a Trainer knows its own alone."""
+    """Returns the Callback of each installed Lightning, since a Trainer accepts its own alone."""
     loaded = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
     found = tuple(module.Callback for module in loaded if module is not None and hasattr(module, "Callback"))
     if found:
@@ -45,72 +43,69 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     The curves are ``gpu0/util_pct`` and so on, in wandb against ``telemetry/time_s``, elsewhere at the step; the parts
     of a step are ``step/wait_ms`` and so on. A step is one batch of training. On CUDA steps are timed by events on the
-    device, without synchronising it. What goes wrong in here is told once and harms nothing. The first process of each
-    machine watches.
+    device, without synchronising it. Errors in here are logged once and harm nothing. The first process of each machine
+    watches.
     """
 
-    def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
-        """
-        Args:
-            csv: file for the curves, one row a reading; one of this kind is replaced, no other is.
-            interval_s: between two readings, at least 0.1.
-            quiet: print nothing at the end; `summary` has it.
-
-        Raises:
-            TypeError: the interval is no number.
-            ValueError: it is too short.
-        """
-        super().__init__()
-        self._csv, self._interval_s, self._quiet = csv, checked_interval(interval_s), quiet
-        self._origin_s: float | None = None
-        self._watch: LoopWatch | None = None
-        self._seen: LoopSummary | None = None
-        self._shown: LoopSummary | None = None
-        self._fetches: _Fetches | None = None
-        self._sent_steps = 0
-        self._sent_at_s = self._send_at_s = self._row_cost_s = 0.0
-        self._lost: set[int] = set()
-        self._drawn: set[str] = set()
-        self._told: set[str] = set()
+    _origin_s: float | None = None
+    _watch: LoopWatch | None = None
+    _seen: LoopSummary | None = None
+    _shown: LoopSummary | None = None
+    _loop: Any = None
+    """Loop of the Trainer whose methods set marks."""
+    _sent_steps = 0
+    _sent_at_s = _send_at_s = _row_cost_s = 0.0
+    _lost: frozenset[int] = frozenset()
+    """Loggers that have failed, by id."""
+    _drawn: frozenset[str] = frozenset()
+    """Figures that wandb has an axis for."""
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Figures of the latest `fit` so far, as plain data; empty if nothing was watched."""
+        """Returns the figures of the latest `fit` so far, as plain data; empty if nothing was watched."""
         seen = self._seen if self._watch is None else self._watch.summary()
         return {} if seen is None else seen.entry()
 
     def abandon(self) -> None:
-        fetches, self._fetches = self._fetches, None
+        loop, self._loop = self._loop, None
         watch, self._watch = self._watch, None
-        if fetches is not None:
-            fetches.leave()
+        for name in _FETCHING if loop is not None else ():
+            vars(loop).pop(name, None)  # gives the loop its own methods back
         if watch is not None:
             watch.stop()
 
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.abandon()  # of a fit that never said that it was over
+        self.abandon()  # a fit that did not end
         if trainer.local_rank != 0:
             return
         is_first, on_cuda = self._origin_s is None, trainer.strategy.root_device.type == "cuda"
         self._origin_s = time.monotonic() if self._origin_s is None else self._origin_s
-        table = None
-        if self._csv is not None:
-            table = open_csv_for(self._csv, trainer.node_rank, self._tell, is_new=is_first)
+        table = open_csv_for(self._csv, trainer.node_rank, self._warn, is_new=is_first)
         self._watch = watch = LoopWatch(
             interval_s=self._interval_s,
             table=table,
             origin_s=self._origin_s,
             only=set(trainer.device_ids) if on_cuda else None,
-            new_event=cuda_events() if on_cuda else None,
         )
-        workers = getattr(trainer.train_dataloader, "num_workers", None)
-        watch.num_workers = workers if isinstance(workers, int) else None
+        if on_cuda:
+            watch.use_events()
+        watch.fed_by(trainer.train_dataloader)
         self._seen, self._sent_steps = None, 0
         self._sent_at_s = self._send_at_s = time.monotonic()
         watch.start()
         watch.enter("train")
-        self._fetches = _Fetches(self, trainer.fit_loop.epoch_loop)
+        self._mark_fetches(trainer.fit_loop.epoch_loop)
+
+    def _mark_fetches(self, loop: Any) -> None:
+        """Marks when the loop asks for a batch and has it; a loop without such methods leaves the wait unknown.
+
+        Not by the Trainer's profiler, which is called fifty times a step.
+        """
+        if all(hasattr(loop, name) for name in _FETCHING):
+            for name, mark in zip(_FETCHING, (self.ask, self.got), strict=True):
+                setattr(loop, name, _both(getattr(loop, name), mark))
+            self._loop = loop
 
     @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -118,20 +113,20 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     @harmless
     def ask(self) -> None:
-        """The Trainer asks for a batch."""
+        """Marks that the Trainer asks for a batch."""
         if self._watch is not None:
             self._watch.ask()
 
     @harmless
     def got(self) -> None:
-        """It has the batch."""
+        """Marks that it has the batch."""
         if self._watch is not None:
             self._watch.got()
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if (watch := self._watch) is not None:
-            if "wait_frac" in watch.unknown:  # nobody tells
+            if "wait_frac" in watch.unknown:  # no marks of fetching
                 watch.clock.ask()
                 watch.got()
             watch.copied()
@@ -197,7 +192,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         print("\n".join(f"GPUCurves{of}: {line}" for line in seen.lines()), flush=True)
 
     def _send(self, trainer: Any, *, is_last: bool = False) -> None:
-        """Hand what was read and timed to the loggers, here in the thread that trains: few loggers stand two."""
+        """Gives readings and times to the loggers, in the training thread, since few loggers are thread-safe."""
         watch, now_s = self._watch, time.monotonic()
         if watch is None or not (is_last or now_s >= self._send_at_s):
             return
@@ -220,7 +215,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
                 if means:
                     logger.log_metrics(means, step=trainer.global_step)
             except Exception as error:  # noqa: BLE001  of a logger that is broken
-                self._lost.add(id(logger))
+                self._lost |= {id(logger)}
                 _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
         took_s = time.monotonic() - now_s
         self._row_cost_s = took_s / max(1, len(rows) + bool(means))
@@ -234,32 +229,8 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         for name in row.keys() - self._drawn:
             is_axis = name == TIME_AXIS
             experiment.define_metric(name, **({"hidden": True} if is_axis else {"step_metric": TIME_AXIS}))
-        self._drawn |= row.keys()
+        self._drawn |= set(row)
         experiment.log(dict(row))
-
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            _LOG.warning("%s", text)
-
-
-class _Fetches:
-    """Has a Trainer tell when a batch of training is awaited and when it is there, where it tells its profiler.
-
-    Told by the loop and not by the profiler, which is told of fifty things a step. A Trainer whose loop has no such
-    methods tells nothing: then nobody knows how long it waits.
-    """
-
-    def __init__(self, curves: GPUCurves, epoch_loop: Any) -> None:
-        self._loop = epoch_loop
-        if all(hasattr(epoch_loop, name) for name in _FETCHING):
-            for name, mark in zip(_FETCHING, (curves.ask, curves.got), strict=True):
-                setattr(epoch_loop, name, _both(getattr(epoch_loop, name), mark))
-
-    def leave(self) -> None:
-        """Give the loop its methods back."""
-        for name in _FETCHING:
-            vars(self._loop).pop(name, None)
 
 
 def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], None]:
@@ -271,7 +242,7 @@ def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], N
 
 
 def thinned(rounds: Sequence[Sequence[Sample]], most: int) -> list[dict[str, float]]:
-    """At most so many rows for a logger, each with the means of what was read meanwhile and the time of its end."""
+    """Returns at most this many rows for a logger: means of the readings, and the time of the last."""
     rows = []
     most = min(most, len(rounds))
     for number in range(most):

@@ -1,12 +1,9 @@
-"""Watches GPUs and host beside anybody's own training loop, of any framework, and times its steps."""
+"""Watches GPUs and host beside a training loop of any framework, and times its steps."""
 
 from __future__ import annotations
 
-import logging
-import math
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -14,41 +11,25 @@ from wellfed.monitor.harmless import Harmless, harmless
 from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
 from wellfed.ranks import launched, own_local_rank
 
-_LOG = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
-INTERVAL_S, SHORTEST_S = 0.5, 0.1
 
 
 class GPUWatch(Harmless):
     """Reads GPUs and host while the ``with`` block lasts, times the steps of `batches`, and prints what it saw.
 
     A step is the body of the loop over `batches`, with the wait for its batch. Where torch uses CUDA, steps are timed
-    by events on the device, without synchronising it; else by the host's clock. What goes wrong in here is told once
-    and harms nothing; so is a use that times nothing. Of several processes that torchrun or srun start on a machine the
+    by events on the device, without synchronising it; else by the host's clock. Errors in here are logged once and
+    harm nothing. A use that times nothing is logged, too. If torchrun or srun start several processes on a machine, the
     first one watches.
     """
 
     _at_work: ClassVar[int] = 0
     """Blocks that last, in this process."""
-
-    def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
-        """
-        Args:
-            csv: file for the curves, one row a reading; one of this kind is replaced, no other is.
-            interval_s: between two readings, at least 0.1.
-            quiet: print nothing at the end; `summary` and `lines` have it.
-
-        Raises:
-            TypeError: the interval is no number.
-            ValueError: it is too short.
-        """
-        self._csv, self._interval_s, self._quiet = csv, checked_interval(interval_s), quiet
-        self._watch: LoopWatch | None = None
-        self._is_entered = self._is_open = False
-        self._thread = 0
-        self._pass: object | None = None
-        self._interrupted: object | None = None
-        self._told: set[str] = set()
+    _watch: LoopWatch | None = None
+    _is_entered = _is_open = False
+    _thread = 0
+    _pass: object | None = None
+    _interrupted: object | None = None
 
     def __enter__(self) -> Self:
         self._is_entered = True
@@ -64,21 +45,23 @@ class GPUWatch(Harmless):
         GPUWatch._at_work -= 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
-        """The loader's batches, each as a step: ``for x, y in watch.batches(loader):``. For the training alone: what
-        lies between two such loops (validation, checkpoints) counts to no step."""
+        """Returns the loader's batches, each as a step: ``for x, y in watch.batches(loader):``.
+
+        For the training alone: time between two such loops (validation, checkpoints) counts to no step.
+        """
         return TimedBatches(self, loader)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Figures so far, as plain data; empty if nothing was watched."""
+        """Returns the figures so far, as plain data; empty if nothing was watched."""
         return {} if self._watch is None else self._watch.summary().entry()
 
     def lines(self) -> list[str]:
-        """The same for people, as it is printed at the end."""
+        """Returns the same as text, as it is printed at the end."""
         return [] if self._watch is None else self._watch.summary().lines()
 
     def abandon(self) -> None:
-        """Stop reading."""
+        """Stops reading."""
         self._is_open = False
         if self._watch is not None:
             self._watch.stop()
@@ -89,14 +72,14 @@ class GPUWatch(Harmless):
             return
         launch = launched()
         node = 0 if launch is None else launch.node
-        table = None if self._csv is None else open_csv_for(self._csv, node, self._tell)
+        table = open_csv_for(self._csv, node, self._warn)
         self._watch = LoopWatch(interval_s=self._interval_s, table=table)
         self._watch.unknown.add("copy_frac")  # which the body does, as part of the step
         self._watch.start()
         self._pass = self._interrupted = None
         self._is_open = True
         if GPUWatch._at_work > 1:
-            self._tell("Another GPUWatch is at work in this process: let one watch, or give each a file of its own.")
+            self._warn("Another GPUWatch is at work in this process: let one watch, or give each a file of its own.")
 
     @harmless
     def _end(self, *, is_ok: bool) -> None:
@@ -111,22 +94,17 @@ class GPUWatch(Harmless):
         if not self._quiet:
             print("\n".join(f"GPUWatch: {line}" for line in self.lines()), flush=True)
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            _LOG.warning("%s", text)
-
     @harmless
     def _ask(self, of: object, loader: object) -> None:
         if not self._is_entered:
-            self._tell("watch.batches is gone over outside of the with block: nothing is timed there.")
+            self._warn("watch.batches is gone over outside of the with block: nothing is timed there.")
         watch = self._watch
         if watch is None or not self._is_open:
             return
         if self._pass is None:
             self._thread = threading.get_ident()
         elif not self._is_mine():
-            self._tell(
+            self._warn(
                 "A second thread goes over watch.batches at the same time: only the steps of the first are timed."
             )
             return
@@ -134,13 +112,12 @@ class GPUWatch(Harmless):
             watch.step_done()
         else:  # a new one, or one that another has interrupted
             if self._interrupted is of:
-                self._tell(
+                self._warn(
                     "Two loops over watch.batches alternate, and are not timed well. Wrap one loader alone, or all of "
                     "them at once: watch.batches(zip(a, b))."
                 )
             self._pass, self._interrupted = of, self._pass or self._interrupted
-            workers = getattr(loader, "num_workers", None)
-            watch.num_workers = workers if isinstance(workers, int) else None
+            watch.fed_by(loader)
             watch.enter("train")
         watch.use_events()
         watch.ask()
@@ -158,7 +135,7 @@ class GPUWatch(Harmless):
             self._watch.enter("validate")
 
     def _is_mine(self) -> bool:
-        """Whether the steps of the thread that asks are timed."""
+        """Returns whether the steps of the calling thread are timed."""
         return self._thread == threading.get_ident()
 
 
@@ -187,12 +164,3 @@ class TimedBatches(Generic[Batch]):
                 yield handed.pop()  # what stands still here would keep it in memory
         finally:
             watch._end_pass(this_pass)
-
-
-def checked_interval(interval_s: object) -> float:
-    """The interval; raises TypeError for what is no number, and ValueError for one that is too short."""
-    if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)):
-        raise TypeError(f"interval_s={interval_s!r}: must be a number of seconds, as {INTERVAL_S}.")
-    if not SHORTEST_S <= interval_s < math.inf:
-        raise ValueError(f"interval_s={interval_s}: readings are at least {SHORTEST_S} s apart.")
-    return float(interval_s)

@@ -1,10 +1,12 @@
-"""Keeps what watches a training from harming it: the first error is told, and nothing is watched from then on."""
+"""Protects a training from errors of its watcher: the first one is logged and ends the watching."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from wellfed.errors import reason_of
@@ -14,17 +16,45 @@ Given = ParamSpec("Given")
 Self = TypeVar("Self", bound="Harmless")
 
 
+INTERVAL_S, SHORTEST_S = 0.5, 0.1
+
+
 class Harmless:
-    """Something whose methods may be called within a training."""
+    """Base of what watches a training loop of the user's own."""
 
     has_failed = False
 
+    def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
+        """
+        Args:
+            csv: file for the curves, one row a reading; an older file of this kind is replaced, any other is kept.
+            interval_s: between two readings, at least 0.1.
+            quiet: print nothing at the end; `summary` has it.
+
+        Raises:
+            TypeError: the interval is no number.
+            ValueError: it is too short.
+        """
+        super().__init__()
+        if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)):
+            raise TypeError(f"interval_s={interval_s!r}: must be a number of seconds, as {INTERVAL_S}.")
+        if not SHORTEST_S <= interval_s < math.inf:
+            raise ValueError(f"interval_s={interval_s}: readings are at least {SHORTEST_S} s apart.")
+        self._csv, self._interval_s, self._quiet = csv, float(interval_s), quiet
+        self._warned: set[str] = set()
+
     def abandon(self) -> None:
-        """Give up what is held; called once, after an error."""
+        """Releases what is held; called once, after an error."""
+
+    def _warn(self, text: str) -> None:
+        """Logs a warning, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            _LOG.warning("%s", text)
 
 
 def harmless(method: Callable[Concatenate[Self, Given], Any]) -> Callable[Concatenate[Self, Given], None]:
-    """A method that raises nothing; once one of the object has failed, each does nothing."""
+    """Returns a method that raises nothing. After an error all such methods of the object do nothing."""
 
     @functools.wraps(method)
     def called(self: Self, *arguments: Given.args, **named: Given.kwargs) -> None:

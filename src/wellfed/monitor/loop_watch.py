@@ -1,4 +1,4 @@
-"""Reads GPUs and host beside a training loop, in threads, and times its steps by the marks that the loop sets."""
+"""Reads GPUs and host beside a training loop, in threads, and times its steps by marks of the loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,17 +15,16 @@ from typing import Any
 from wellfed.explain.diagnosis.curves.level import level_of
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD
 from wellfed.monitor.board import Curve
+from wellfed.monitor.curve_file import rows_of
 from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.csv_table import CsvTable
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
-from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import COLUMNS
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Phase, Sample
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, DeviceEvent, StepClock, StepRow
@@ -34,14 +32,14 @@ from wellfed.record import EventKind
 
 CSV_COLUMNS = ("timestamp", *COLUMNS)
 _KEPT_STEPS = 100_000
-"""Figures are over the last so many steps."""
+"""Number of latest steps that the figures cover."""
 _MOST_NOTES = 5
 _MOST_UNSENT = 1_000
-"""Rounds of readings that wait to be fetched; then the oldest go."""
+"""Maximum number of rounds of readings that wait for the loggers; then the oldest are dropped."""
 
 
 class LoopWatch:
-    """The readings and the steps of one loop, from `start` to `stop`. Marks are for one thread."""
+    """Readings and steps of one loop, from `start` to `stop`. Marks are for one thread."""
 
     def __init__(
         self,
@@ -50,30 +48,28 @@ class LoopWatch:
         table: CsvTable | None = None,
         origin_s: float | None = None,
         only: Collection[int] | None = None,
-        new_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
         """
         Args:
-            table: gets a row a reading, as `CSV_COLUMNS`.
+            table: gets one row per reading, as `CSV_COLUMNS`.
             origin_s: the monotonic time that counts as 0; None = now.
             only: watch the GPUs of these numbers alone; None = all that CUDA shows this process.
-            new_event: makes marks on the device; None = the host's clock is the truth.
         """
         self.origin_s = time.monotonic() if origin_s is None else origin_s
         self._interval_s, self._table, self._only = interval_s, table, only
         self._progress = Progress(time_s=self.time_s)
-        self._has_events = new_event is not None
-        self.clock = StepClock(origin_s=self.origin_s, new_event=new_event)
+        self._has_events = False
+        self.clock = StepClock(origin_s=self.origin_s)
         self._sampler: Sampler | None = None
         self._rows: deque[StepRow] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = 0
-        """Done so far."""
+        """Steps done so far."""
         self.unknown = {"wait_frac"}
         """Figures of `LoopSummary.unknown` that the loop has not marked."""
         self._lock = threading.Lock()
         self._curves: defaultdict[tuple[int, Phase], Curve] = defaultdict(Curve)
         self.unsent: deque[Sequence[Sample]] = deque(maxlen=_MOST_UNSENT)
-        """Rounds of readings that nobody has fetched."""
+        """Rounds of readings for the loggers."""
         self._gpus: list[int] = []
         self._notes: list[str] = []
         self._cores = 1.0
@@ -81,33 +77,27 @@ class LoopWatch:
         """Workers of the DataLoader that feeds the loop."""
 
     def time_s(self) -> float:
-        """Seconds since the origin."""
+        """Returns the seconds since the origin."""
         return time.monotonic() - self.origin_s
 
     def start(self) -> None:
-        """Begin to read. Asks NVML what there is, which takes milliseconds, and 15 s where the driver is stuck."""
+        """Begins to read. Listing the GPUs takes milliseconds, or 15 s if the driver is stuck."""
         facts = machine(torch_cuda() if _uses_cuda() else None)
         self._cores = facts.cpu_quota_cores
-        gpus = [
-            WatchedGpu(gpu.index, gpu.uuid, gpu.is_mig)
-            for gpu in facts.gpus
-            if gpu.uuid is not None and gpu.nvml_index is not None and (self._only is None or gpu.index in self._only)
-        ]
+        gpus = WatchedGpu.of(gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only)
         self._gpus = [gpu.index for gpu in gpus]
         if not gpus:
             self._notes.append(f"No GPU is watched (NVML: {facts.nvml_problem or 'none is used'}).")
         if any(gpu.is_simulated for gpu in facts.gpus):
             self._notes.append("A simulated GPU: figures of speed and utilisation are of no real card.")
-        outlet = Outlet(self._take, self._event)
-        sources: list[Source] = [HostSource()]
-        if gpus:
-            sources.append(GpuSource(gpus, outlet.event))
         self._sampler = Sampler(
-            sources, outlet, interval_s=self._interval_s, progress=self._progress, time_s=self.time_s
-        ).__enter__()
+            self._take, self._event, interval_s=self._interval_s, progress=self._progress, time_s=self.time_s
+        )
+        self._sampler.watch(gpus)
+        self._sampler.__enter__()
 
     def stop(self) -> None:
-        """End it; waits for a reading under way for a second at most."""
+        """Ends the readings; waits at most a second for one under way."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.__exit__(None, None, None)
@@ -115,27 +105,27 @@ class LoopWatch:
             self._table.flush()
 
     def enter(self, phase: Phase) -> None:
-        """From now on the loop trains, or does not; what lies between counts to no step."""
+        """Marks that the loop begins or ends training; time between counts to no step."""
         self.clock.interrupt()
         if phase != self._progress.phase:
             self._progress.enter(phase)
 
     def ask(self) -> None:
-        """The loop asks for its next batch."""
+        """Marks that the loop asks for its next batch."""
         self.unknown.discard("wait_frac")
         self.clock.ask()
 
     def got(self) -> None:
-        """It has the batch."""
+        """Marks that it has the batch."""
         self.clock.got()
         self.clock.copy_begins(0)
 
     def copied(self) -> None:
-        """The batch is on the device, or on its way; what comes is compute."""
+        """Marks that the batch is on the device or being copied; compute follows."""
         self.clock.copied()
 
     def step_done(self) -> None:
-        """A step is launched (GPU) or done (CPU)."""
+        """Marks that a step is launched (GPU) or done (CPU)."""
         self.num_steps += 1
         is_warmup = self.num_steps <= WARMUP_STEPS
         self.clock.end(step=self.num_steps, samples=1, micro_batch=1, num_micro=1, warmup=is_warmup)
@@ -143,23 +133,28 @@ class LoopWatch:
         self._rows += self.clock.rows()
 
     def use_events(self) -> None:
-        """Time the steps from here on by the device, if the loop has begun to use one through torch."""
+        """Times further steps by the device, if the loop has begun to use one through torch."""
         if not self._has_events and self.num_steps <= WARMUP_STEPS and (new_event := cuda_events()) is not None:
             self._has_events = True
             self.clock = StepClock(origin_s=self.origin_s, new_event=new_event)
 
     def finish_steps(self) -> None:
-        """Wait for the device, which so has passed all steps."""
+        """Waits for the device to pass all steps."""
         if self._has_events:
             sys.modules["torch"].cuda.synchronize()
             self._rows += self.clock.rows(wait=True)
 
+    def fed_by(self, loader: object) -> None:
+        """Takes the number of workers from the loader of the loop, if it has one."""
+        workers = getattr(loader, "num_workers", None)
+        self.num_workers = workers if isinstance(workers, int) else None
+
     def note(self, text: str) -> None:
-        """Something for the last lines."""
+        """Adds a remark to the last lines."""
         self._notes.append(text)
 
     def latest(self, number: int) -> list[StepRow]:
-        """The last so many steps that are known, the latest first."""
+        """Returns this number of known steps, the latest first."""
         return list(islice(reversed(self._rows), number))
 
     def summary(self) -> LoopSummary:
@@ -187,14 +182,7 @@ class LoopWatch:
                     self._curves[one.gpu, one.phase].add(one.time_s, one.values["util_pct"])
         self.unsent.append(samples)
         if self._table is not None:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._table.append(
-                *(
-                    {**one.values, "timestamp": now, "time_s": one.time_s, "step": one.step}
-                    | {"phase": one.phase, "gpu": one.gpu}
-                    for one in samples
-                )
-            )
+            self._table.append(*rows_of(samples))
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         if "message" in facts and len(self._notes) < _MOST_NOTES:
@@ -203,12 +191,14 @@ class LoopWatch:
 
 
 def open_csv_for(
-    path: str | Path, node: int, on_error: Callable[[str], None], *, is_new: bool = True
+    path: str | Path | None, node: int, on_error: Callable[[str], None], *, is_new: bool = True
 ) -> CsvTable | None:
-    """A table at this path, a new one in the place of an older; None, with the reason told, where it can't be.
+    """Returns a table at this path, which replaces an older one; None without a path, or if the file can't be written.
 
-    Nodes beside the first write beside it: ``telemetry.node1.csv``.
+    Other nodes than the first write files of their own: ``telemetry.node1.csv``.
     """
+    if path is None:
+        return None
     path = Path(path).expanduser()
     if node:
         path = path.with_name(f"{path.stem}.node{node}{path.suffix}")

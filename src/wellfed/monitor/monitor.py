@@ -1,62 +1,55 @@
-"""Watches all GPUs and the host beside whatever runs there, and keeps what it has read."""
+"""Watches all GPUs and the host beside other programs, and keeps the readings."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 import psutil
 
+from wellfed.command_line import command
+from wellfed.explain.diagnosis.curves.level import verdict_of
 from wellfed.monitor.board import Board
-from wellfed.monitor.live_table import Face
 from wellfed.monitor.processes import ProcessSource
-from wellfed.monitor.seen_gpus import Sight
-from wellfed.monitor.watch_summary import summary_lines
-from wellfed.monitor.whole_host import WholeHostSource
-from wellfed.observe.nvml.session import NvmlSession
-from wellfed.observe.telemetry.gpu import GpuSource
-from wellfed.observe.telemetry.outlet import Outlet
+from wellfed.monitor.seen_gpus import SeenGpu, Sight
+from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler, Source
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample
 from wellfed.record import EventKind
-from wellfed.units import gib, show_line
+from wellfed.units import gib, show_duration, show_energy, show_line
+
+_Figures = Mapping[str, Mapping[str, float]]
 
 
 class Monitor(ExitStack):
-    """Reads while the ``with`` block lasts, in threads of its own: a driver that hangs holds up its figures alone.
+    """Reads while the ``with`` block lasts, in its own threads, so that a driver that hangs delays its figures alone.
 
-    `told`, `face` and `summary` are for one thread.
+    `told` and `summary` are for one thread.
     """
 
-    def __init__(
-        self,
-        sight: Sight,
-        *,
-        interval_s: float,
-        session: Callable[[], NvmlSession] = NvmlSession,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, sight: Sight, *, interval_s: float) -> None:
         super().__init__()
-        self._sight, self._now_s = sight, now_s
-        self._began_at_s = now_s()
+        self._sight, self._began_at_s = sight, time.monotonic()
         self._told: SimpleQueue[str] = SimpleQueue()
         self._takers: list[Callable[[Sequence[Sample]], None]] = []
         progress = Progress(time_s=self.time_s)
         progress.enter("train")  # what a summary is over
-        num_cores, ram_gib = psutil.cpu_count() or 1, gib(psutil.virtual_memory().total)
-        self.board = Board(sight.gpus, num_cores=num_cores, interval_s=interval_s, trained_s=progress.trained_s)
-        self.face = Face(self.board, sight.gpus, num_cores, ram_gib, interval_s)
-        self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
-        outlet = Outlet(self._take, self._event)
-        sources: list[Source] = [WholeHostSource()]
+        self.board = Board(
+            sight.gpus,
+            num_cores=psutil.cpu_count() or 1,
+            ram_gib=gib(psutil.virtual_memory().total),
+            interval_s=interval_s,
+            trained_s=progress.trained_s,
+        )
+        self._processes = ProcessSource(sight.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.tell)
+        self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
+        self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource())
         if sight.gpus:
-            watched = [gpu.watched for gpu in sight.gpus]
-            sources += [GpuSource(watched, outlet.event, session=session), self._processes]
-        self._sampler = Sampler(sources, outlet, interval_s=interval_s, progress=progress, time_s=self.time_s)
+            self._sampler.add(self._processes)
 
     def __enter__(self) -> Self:
         for gpu in self._sight.gpus:
@@ -69,15 +62,15 @@ class Monitor(ExitStack):
         return self
 
     def time_s(self) -> float:
-        """Seconds since it began."""
-        return self._now_s() - self._began_at_s
+        """Returns the seconds since the start."""
+        return time.monotonic() - self._began_at_s
 
     def also(self, take: Callable[[Sequence[Sample]], None]) -> None:
-        """Give the readings to this, too; to be called before the block begins."""
+        """Adds a taker of the readings; to be called before the block."""
         self._takers.append(take)
 
     def tell(self, text: str) -> None:
-        """Something to be shown once, from any thread."""
+        """Adds a line to be shown once, from any thread."""
         self._told.put(show_line(text))
 
     def told(self) -> list[str]:
@@ -91,27 +84,12 @@ class Monitor(ExitStack):
 
     def summary(self) -> list[str]:
         """Returns the summary of each GPU since the start."""
-        face = self.face
-        return summary_lines(
-            self.board,
-            face.gpus,
-            self.time_s(),
-            num_cores=face.num_cores,
-            ram_gib=face.ram_gib,
-            problem=self._sight.problem,
-        )
-
-    def cpu_frac(self) -> float:
-        """Returns the CPU time of reading, as a share of one core."""
-        return self._sampler.cpu_frac()
+        return summary_lines(self.board, self.time_s(), self._sight.problem)
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self.board.add(samples)
         for take in self._takers:
             take(samples)
-
-    def _memory_used_gib(self, gpu: int) -> float | None:
-        return self.board.latest(gpu).get("mem_used_gib")
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         gpu = facts.get("gpu")
@@ -125,3 +103,59 @@ class Monitor(ExitStack):
             self.tell(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")
         else:
             self.tell(("" if gpu is None else f"GPU {gpu}: ") + str(facts["message"]))
+
+
+def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
+    """Returns the lines to print at the end, ``now_s`` seconds after the start; ``problem``: why there are no GPUs."""
+    figures = board.gpu_figures(now_s)
+    lines, advised = [f"Watched for {show_duration(now_s)}."], dict[str, list[str]]()
+    for gpu in board.gpus:
+        of_gpu = figures.get(str(gpu.index), {})
+        (verdict, *more), advice = _verdict(board, gpu)
+        trouble = board.trouble(gpu.index, now_s)
+        lines.append(f"{gpu.title}: {verdict}{f' (at the end {trouble})' if trouble else ''}.")
+        lines += [f"  {line}" for line in [*more, *_gpu_lines(gpu, of_gpu)]]
+        if advice:
+            advised.setdefault(advice, []).append(f"GPU {gpu.index}")
+    if any(gpu.is_simulated for gpu in board.gpus):
+        lines.append("A simulated GPU's figures of speed, memory and power are of no real card.")
+    if problem is not None:
+        lines.append(f"How busy a GPU was is not known (NVML: {problem}).")
+        advised[f"What is missing: {command('doctor')}"] = []
+    lines.append("Host:")
+    lines += [f"  {line}" for line in _host_lines(board)] or ["  nothing was read"]
+    return lines + [f"{', '.join(of)}: {advice}" if len(board.gpus) > 1 else advice for advice, of in advised.items()]
+
+
+def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str | None]:
+    """Returns a line or two, and the command to run next; None if there is none."""
+    if not gpu.has_utilisation:
+        where = "an instance" if gpu.device.is_mig else "a split card"
+        return [f"NVML gives no utilisation of {where}"], None
+    found = verdict_of(*board.curve(gpu.index))
+    return [found.message, *filter(None, [found.in_use_message])], found.advice
+
+
+def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
+    lines = []
+    for name, what in (("util_pct", "utilisation"), ("sm_active_pct", "SM active")):
+        if name in figures:
+            # Not rounded, as in the verdict: 49.9 is below 50.
+            lines.append(f"{what}: mean {int(figures[name]['mean'])} %, peak {figures[name]['max']:.0f} %")
+    if memory := figures.get("mem_used_gib"):
+        of = "" if gpu.memory_gib is None else f" of {gpu.memory_gib:.1f} GiB"
+        lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f}{of or ' GiB'}")
+    if power := figures.get("power_w"):
+        of = "" if gpu.device.power_limit_w is None else f" of {gpu.device.power_limit_w:.0f}"
+        energy = f"; {show_energy(float(figures['energy_j']))}" if "energy_j" in figures else ""  # type: ignore[arg-type]
+        lines.append(f"power: mean {power['mean']:.0f} W, peak {power['max']:.0f}{of} W{energy}")
+    return lines
+
+
+def _host_lines(board: Board) -> list[str]:
+    lines, host = [], board.host_figures()
+    if cpu := host.get("cpu_pct"):
+        lines.append(f"CPU: mean {cpu['mean']:.0f} %, peak {cpu['max']:.0f} % of {board.num_cores} cores")
+    if memory := host.get("mem_used_gib"):
+        lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f} of {board.ram_gib:.1f} GiB")
+    return lines

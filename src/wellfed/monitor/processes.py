@@ -1,4 +1,4 @@
-"""Names the processes that have memory of a GPU, each once, with its rank where it has one."""
+"""Names the processes that have memory of a GPU, each once, with its rank if it has one."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 import psutil
 
 from wellfed.monitor.seen_gpus import SeenGpu
-from wellfed.observe.hardware.detect import holder_facts
 from wellfed.observe.nvml.devices import Holder, list_holders
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib, show_line
 
 CHANGE_GIB = 0.25
-"""So much more or less memory in use, and somebody may have come: less than a process takes by using CUDA at all."""
+"""Change of memory in use after which processes are listed again; any CUDA process takes more."""
 _RANKS = {
     "RANK": "rank",
     "OMPI_COMM_WORLD_RANK": "rank",
     "SLURM_PROCID": "rank",
     "LOCAL_RANK": "local rank",
 }
-"""Variables in which launchers tell a process its number, and what it is called."""
+"""Variables in which launchers give a process its rank, and the name of that rank."""
 
 
-class ProcessSource:
-    """Asks which processes have memory of a GPU when the memory in use has changed, every 5 s at most: drivers take
-    long over that list, and it is not part of the readings."""
+class ProcessSource(Source):
+    """Lists the processes on a GPU when its memory in use has changed, at most every 5 s, since drivers are slow at it.
+
+    It gives no readings.
+    """
 
     name = "processes"
-    waits_for_step_end = False
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class ProcessSource:
         memory_used_gib: Callable[[int], float | None],
         tell: Callable[[str], None],
         *,
-        session: Callable[[], NvmlSession] = NvmlSession,
         environ_of: Callable[[Holder], Mapping[str, str]] | None = None,
     ) -> None:
         """
@@ -49,30 +48,27 @@ class ProcessSource:
             environ_of: the environment of a process, empty where it may not be read; None = the system's answer.
         """
         self._gpus, self._memory_used_gib, self._tell = gpus, memory_used_gib, tell
-        self._session, self._environ_of = session, environ_of or _environ_of
+        self._environ_of = environ_of or _environ_of
         self._looked_at_gib: dict[int, float] = {}
         self._told: set[tuple[int, int]] = set()
 
     def begin(self) -> None:
-        """Name those that the first look has found."""
+        """Names the processes that were found at the start."""
         for gpu in self._gpus:
             if gpu.device.memory_used_bytes is not None:
                 self._looked_at_gib[gpu.index] = gib(gpu.device.memory_used_bytes)
             self._name(gpu, gpu.device.holders)
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
-        """No figures: looks for new processes where it is time."""
+        """Looks for new processes if it is time; returns no figures."""
         for gpu in self._gpus if slow else ():
             used_gib = self._memory_used_gib(gpu.index)
             if used_gib is None or abs(used_gib - self._looked_at_gib.get(gpu.index, 0.0)) < CHANGE_GIB:
                 continue
             self._looked_at_gib[gpu.index] = used_gib
-            with contextlib.suppress(NvmlError), self._session() as nvml:
+            with contextlib.suppress(NvmlError), NvmlSession() as nvml:
                 self._name(gpu, list_holders(nvml, nvml.ask("nvmlDeviceGetHandleByUUID", gpu.device.uuid)))
         return []
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _name(self, gpu: SeenGpu, holders: Sequence[Holder]) -> None:
         new = [holder for holder in holders if (gpu.index, holder.pid) not in self._told]
@@ -82,7 +78,7 @@ class ProcessSource:
 
     def _describe(self, holder: Holder) -> str:
         rank = rank_in(self._environ_of(holder))
-        return show_line(holder_facts(holder).describe()) + (f" {rank}" if rank else "")
+        return show_line(holder.describe()) + (f" {rank}" if rank else "")
 
 
 def rank_in(environ: Mapping[str, str]) -> str | None:

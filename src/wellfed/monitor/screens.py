@@ -1,69 +1,190 @@
-"""Shows a monitor to people: a live table in a terminal, a line a second everywhere else."""
+"""Shows the latest readings: a table with curves in a terminal, one plain line a second everywhere else."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from itertools import groupby
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
-from wellfed.monitor.live_table import ASCII_BLOCKS, BLOCKS, Face
+from wellfed.explain.diagnosis.curves.level import STARVED_PCT, WELL_USED_PCT
+from wellfed.monitor.board import Board
+from wellfed.monitor.seen_gpus import SeenGpu
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.units import show_duration
+
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"
+"""From 0 to 100 %."""
+CURVE_S = 60
+_INDENT = 5
 
 
-class Screen(Protocol):
-    """Where it is shown; used by one thread."""
+@dataclass(frozen=True)
+class _Cell:
+    """One figure of a GPU, or a pair of them."""
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    head: str
+    width: int
+    label: str
+    """In a plain line; the unit follows the figure there."""
+    unit: str
+    show: Callable[[SeenGpu, Mapping[str, float]], str]
+    """Empty where it is not known."""
 
-    def show(self, face: Face, now_s: float) -> None:
-        """The figures at the moment."""
 
-    def close(self) -> None:
-        """Only lines that stay follow."""
+def _figure(
+    name: str, digits: int = 0, limit: Callable[[SeenGpu], float | None] = lambda gpu: None
+) -> Callable[[SeenGpu, Mapping[str, float]], str]:
+    """Returns a function that shows a figure, with its limit on a GPU that has one: ``350/700``."""
+
+    def show(gpu: SeenGpu, values: Mapping[str, float]) -> str:
+        known = [one for one in (values.get(name), limit(gpu)) if one is not None]
+        return "/".join(f"{one:.{digits}f}" for one in known) if name in values else ""
+
+    return show
+
+
+def _pair(one: str, other: str) -> Callable[[SeenGpu, Mapping[str, float]], str]:
+    def show(gpu: SeenGpu, values: Mapping[str, float]) -> str:
+        texts = [_figure(name)(gpu, values) for name in (one, other)]
+        return "/".join(text or "-" for text in texts) if any(texts) else ""
+
+    return show
+
+
+_SHOWN = (
+    _Cell("util %", 7, "util", "%", _figure("util_pct")),
+    _Cell("SM %", 6, "SM", "%", _figure("sm_active_pct")),
+    _Cell("memory GiB", 13, "memory", "GiB", _figure("mem_used_gib", 1, lambda gpu: gpu.memory_gib)),
+    _Cell("power W", 11, "power", "W", _figure("power_w", 0, lambda gpu: gpu.device.power_limit_w)),
+    _Cell("SM/mem MHz", 12, "SM/mem", "MHz", _pair("sm_clock_mhz", "mem_clock_mhz")),
+    _Cell("PCIe in/out MB/s", 18, "PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
+    _Cell("temp C", 8, "at", "C", _figure("temp_c")),
+)
+"""The most important first: what does not fit into a narrow terminal is left out."""
+
+
+def table(board: Board, now_s: float, until: str, *, width: int, height: int, blocks: str = BLOCKS) -> list[Text]:
+    """Returns lines that fit. Below each GPU and the host is the curve of the last minute, if there is space.
+
+    Args:
+        until: when the monitor ends.
+    """
+    shown = [one for place, one in enumerate(_SHOWN) if _INDENT + _width(place) <= width]
+    head = "".join(one.head.rjust(one.width) for one in shown)
+    passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
+    lines = [Text(f"{passed}{until}. Curves: utilisation, the last minute.", "dim")]
+    if board.gpus:
+        lines.append(Text("GPU".ljust(_INDENT) + head, "bold"))
+    num_gpus, num_free = len(board.gpus), height - len(lines) - 2
+    has_curves = 2 * num_gpus <= num_free
+    num_shown = num_gpus if has_curves or num_gpus <= num_free else max(0, num_free - 1)
+    for gpu in board.gpus[:num_shown]:
+        lines.append(_row(board, gpu, shown, now_s))
+        if has_curves:
+            lines.append(_curve(board, gpu.index, now_s, width, blocks))
+    if num_shown < num_gpus:
+        lines.append(Text(f"and {num_gpus - num_shown} more: a taller window shows them", "dim"))
+    lines += [Text(f"host {_host_text(board)}"), _curve(board, HOST, now_s, width, blocks)]
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+def plain_line(board: Board, now_s: float) -> str:
+    """Returns the same as one line of text, without the curves."""
+    texts = []
+    for gpu in board.gpus:
+        values = board.latest(gpu.index)
+        figures = [f"{one.label} {text} {one.unit}" for one in _SHOWN if (text := one.show(gpu, values))]
+        text = board.trouble(gpu.index, now_s) or ", ".join(figures) or "no reading yet"
+        texts.append(f"gpu{gpu.index} {text}")
+    return "; ".join([*texts, f"host {_host_text(board)}"])
+
+
+def _row(board: Board, gpu: SeenGpu, shown: Sequence[_Cell], now_s: float) -> Text:
+    number = f"{gpu.index}".rjust(3).ljust(_INDENT)
+    if (trouble := board.trouble(gpu.index, now_s)) is not None:
+        return Text(f"{number} {trouble}", "red")
+    values, row = board.latest(gpu.index), Text(number)
+    for one in shown:
+        style = _style(values["util_pct"]) if one is _SHOWN[0] and "util_pct" in values else ""
+        row.append((one.show(gpu, values) or "-").rjust(one.width), style)
+    return row
+
+
+def _curve(board: Board, gpu: int, now_s: float, width: int, blocks: str) -> Text:
+    cell_s = max(1.0, board.interval_s)
+    cells = board.cells(gpu, now_s, cell_s, max(1, min(int(CURVE_S / cell_s), width - _INDENT)))
+    line = Text(" " * _INDENT)
+    for style, run in groupby(cells, key=lambda value: "" if value is None or gpu == HOST else _style(value)):
+        line.append("".join(" " if value is None else block(value, blocks) for value in run), style)
+    return line
+
+
+def _host_text(board: Board) -> str:
+    host = board.latest(HOST)
+    cpu = f"{host['cpu_pct']:.0f} %" if "cpu_pct" in host else "-"
+    memory = f"{host['mem_used_gib']:.1f}" if "mem_used_gib" in host else "-"
+    return f"CPU {cpu} of {board.num_cores} cores, memory {memory}/{board.ram_gib:.1f} GiB"
+
+
+def block(value: float, blocks: str) -> str:
+    """Returns the character whose height is nearest to this percentage."""
+    return blocks[min(len(blocks) - 1, max(0, round(value / 100 * (len(blocks) - 1))))]
+
+
+def _width(place: int) -> int:
+    return sum(one.width for one in _SHOWN[: place + 1])
+
+
+def _style(util_pct: float) -> str:
+    return "green" if util_pct >= WELL_USED_PCT else "yellow" if util_pct >= STARVED_PCT else "red"
 
 
 class PlainScreen:
-    """One line a call, without control codes."""
+    """Prints one line a call, without control codes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def say(self, text: str) -> None:
-        """Nothing breaks it into lines."""
+        """Prints a line that stays, and does not wrap it."""
         self._console.print(text, soft_wrap=True)
 
-    def show(self, face: Face, now_s: float) -> None:
-        """With the time of day."""
-        self.say(f"{datetime.now():%H:%M:%S} {face.line(now_s)}")
+    def show(self, board: Board, now_s: float) -> None:
+        """Prints the current figures with the time of day."""
+        self.say(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
 
     def close(self) -> None:
-        """Nothing is left to take away."""
+        """Ends the display; only lines that stay follow."""
 
 
-class LiveScreen:
-    """A table that is drawn over again; lines that stay go above it. Nothing is drawn while the shell has the terminal
-    (``&``, Ctrl-Z and ``bg``)."""
+class LiveScreen(PlainScreen):
+    """Redraws a table, with the lines that stay above it.
+
+    Nothing is drawn while the shell has the terminal (``&``, Ctrl-Z and ``bg``).
+    """
 
     def __init__(self, console: Console, until: str) -> None:
         """``until``: when the monitor ends."""
-        self._console, self._until = console, until
+        super().__init__(console)
+        self._until = until
         self._blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
         self._live: Live | None = None
 
-    def say(self, text: str) -> None:
-        """Above the table."""
-        self._console.print(text, soft_wrap=True)
-
-    def show(self, face: Face, now_s: float) -> None:
-        """The table anew, as wide as the terminal is now."""
+    def show(self, board: Board, now_s: float) -> None:
+        """Redraws the table, as wide as the terminal is now."""
         if not _has_terminal(self._console):
             self._leave()
             return
         size = self._console.size
-        lines = face.table(now_s, self._until, width=size.width, height=size.height - 1, blocks=self._blocks)
+        lines = table(board, now_s, self._until, width=size.width, height=size.height - 1, blocks=self._blocks)
         try:
             if self._live is None:
                 self._live = Live(
@@ -81,13 +202,13 @@ class LiveScreen:
             self._console.on_broken_pipe()
 
     def close(self) -> None:
-        """The table goes."""
+        """Removes the table."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def _leave(self) -> None:
-        """Write nothing, and draw the next table below what others have written by then."""
+        """Stops drawing; the next table comes below what others have written by then."""
         if self._live is not None:
             self._live = None
             self._console.pop_render_hook()
@@ -95,7 +216,7 @@ class LiveScreen:
 
 
 def _has_terminal(console: Console) -> bool:
-    """Whether this process is in the foreground."""
+    """Returns whether this process is in the foreground."""
     try:
         return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
     except (AttributeError, OSError, ValueError):  # Windows; no terminal to ask, as in a test

@@ -24,28 +24,28 @@ class SeenGpu:
 
     @property
     def title(self) -> str:
-        """Number and name: ``GPU 0 NVIDIA H200``."""
+        """Returns number and name: ``GPU 0 NVIDIA H200``."""
         of = f" of GPU {self.device.nvml_index}" if self.device.is_mig else ""
         return f"GPU {self.index} {show_line(self.device.name)}{of}"
 
     @property
     def memory_gib(self) -> float | None:
-        """All that programs can have; None where it is not told."""
+        """Returns the memory for programs; None if unknown."""
         return None if self.device.memory_total_bytes is None else gib(self.device.memory_total_bytes)
 
     @property
     def has_utilisation(self) -> bool:
-        """NVML gives it for whole cards only: of a split one, and of its instances, there is none."""
+        """Returns whether NVML gives utilisation: only for cards that are not split."""
         return not (self.device.is_mig or self.device.has_mig_mode)
 
     @property
     def is_simulated(self) -> bool:
-        """No real GPU: its figures are for learning and demonstration."""
+        """Returns whether its figures are for learning and demonstration alone."""
         return self.device.name.startswith(SIMULATED)
 
     @property
     def watched(self) -> WatchedGpu:
-        """For the source that reads it."""
+        """Returns the GPU for the source that reads it."""
         return WatchedGpu(self.index, self.device.uuid, self.device.is_mig)
 
 
@@ -55,15 +55,15 @@ class Sight:
 
     gpus: tuple[SeenGpu, ...]
     problem: str | None = None
-    """Why there are none; None where there are."""
+    """Reason if there are none."""
     notes: tuple[str, ...] = ()
     """Figures that could not be read, one sentence each."""
 
     def only(self, wanted: Collection[int]) -> Sight:
-        """With the GPUs of these numbers.
+        """Returns the GPUs of these numbers.
 
         Raises:
-            ConfigError: there is none of that number.
+            ConfigError: no GPU has one of these numbers.
         """
         found = {gpu.index for gpu in self.gpus}
         if absent := sorted(set(wanted) - found):
@@ -76,13 +76,9 @@ class Sight:
         return replace(self, gpus=tuple(gpu for gpu in self.gpus if gpu.index in wanted))
 
 
-def look_around(session: NvmlSession | None = None, *, deadline_s: float = START_S) -> Sight:
-    """All GPUs in NVML's order, with the processes that have memory of them. Blocks for ``deadline_s`` at most.
-
-    Args:
-        session: not yet entered; None = the real NVML.
-    """
-    cards, error = ask_nvml(session or NvmlSession(tries=3), deadline_s)
+def look_around(*, deadline_s: float = START_S) -> Sight:
+    """Returns all GPUs in NVML's order, with the processes on them. Blocks for at most ``deadline_s``."""
+    cards, error = ask_nvml(NvmlSession(tries=3), deadline_s)
     number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
     gpus = []
     for device in cards.devices:

@@ -36,7 +36,7 @@ from wellfed.record import (
 from wellfed.run.ending import Outcome
 from wellfed.run.folder import run_folder
 from wellfed.run.folder.resume import CHECKPOINTS
-from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
+from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, Usage, node_watch
 from wellfed.run.run_loggers import LoggerOpener
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
@@ -177,7 +177,7 @@ class Bookkeeper:
         if not self._config.telemetry.enabled:
             return nullcontext()
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
-        return self._watch
+        return self._watch.sampler
 
     def watched_from_afar(
         self, facts: MachineFacts, plan: RunPlan, node: int, tell: Callable[[NodeMessage], None]
@@ -186,7 +186,7 @@ class Bookkeeper:
         self.progress.step = self.record.steps
         if not self._config.telemetry.enabled:
             return nullcontext()
-        return NodeWatch(self._config.telemetry, facts, plan, self.progress, node, tell)
+        return node_watch(self._config.telemetry, facts, plan, self.progress, node, tell)
 
     def hear_of_node(self, told: NodeMessage) -> None:
         """Takes the readings of another node."""

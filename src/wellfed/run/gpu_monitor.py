@@ -1,14 +1,13 @@
-"""Watches the machine while a run lasts, and measures what the run takes of memory and host."""
+"""Watches the machine during a run, and measures memory and CPU time of the run."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import torch
@@ -16,14 +15,11 @@ import torch
 from wellfed.config.schema import TelemetryConfig
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
-from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import named, of_node
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler, Source
-from wellfed.observe.telemetry.series import Phase, Sample
-from wellfed.observe.telemetry.summary import Summary
+from wellfed.observe.telemetry.sampler import Sampler
+from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.units import gib
@@ -31,96 +27,77 @@ from wellfed.units import gib
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """What another node tells rank 0 of itself: readings as (step, phase, GPU, values), or an event."""
+    """Message of another node to rank 0: readings as (step, phase, GPU, values), or an event."""
 
     node: int
     readings: tuple[tuple[int, Phase, int, Mapping[str, float]], ...] = ()
     event: tuple[EventKind, Mapping[str, Any]] | None = None
 
 
-class NodeWatch(ExitStack):
-    """Reads this machine while the ``with`` block lasts, where rank 0 is on another, and tells it."""
-
-    def __init__(
-        self,
-        config: TelemetryConfig,
-        facts: MachineFacts,
-        plan: RunPlan,
-        progress: Progress,
-        node: int,
-        tell: Callable[[NodeMessage], None],
-    ) -> None:
-        super().__init__()
-        self._facts, self._node, self._tell = facts, node, tell
-        outlet = Outlet(lambda samples: None, self._event, self._send)
-        sources = _sources(facts, plan, outlet)
-        self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=time.monotonic)
-
-    def __enter__(self) -> Self:
-        for message in _refusals(self._facts):
-            self._event("telemetry_trouble", trouble="refused", message=message)
-        self.enter_context(self._sampler)
-        return self
-
-    def _send(self, samples: Sequence[Sample]) -> None:
-        readings = tuple((one.step, one.phase, of_node(self._node, one.gpu), dict(one.values)) for one in samples)
-        self._tell(NodeMessage(self._node, readings))
-
-    def _event(self, kind: EventKind, **facts: Any) -> None:
-        where = {"gpu": named(of_node(self._node, facts["gpu"]))} if "gpu" in facts else {"node": self._node}
-        self._tell(NodeMessage(self._node, event=(kind, {**facts, **where})))
+def _sampler(
+    config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, progress: Progress, *takers: Any, **options: Any
+) -> Sampler:
+    """Returns a sampler of this machine, which first reports what NVML can't read; the rest is for `Sampler`."""
+    sampler = Sampler(*takers, interval_s=config.interval_s, progress=progress, **options)
+    failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
+    sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
+    return sampler
 
 
-def _sources(facts: MachineFacts, plan: RunPlan, outlet: Outlet) -> list[Source]:
-    watched = gpus_to_watch(facts, plan)
-    return [HostSource(), *([GpuSource(watched, outlet.event)] if watched else [])]
+def node_watch(
+    config: TelemetryConfig,
+    facts: MachineFacts,
+    plan: RunPlan,
+    progress: Progress,
+    node: int,
+    send: Callable[[NodeMessage], None],
+) -> Sampler:
+    """Returns a sampler of this machine that sends its readings to rank 0, which is on another machine."""
+
+    def publish(samples: Sequence[Sample]) -> None:
+        readings = tuple((one.step, one.phase, of_node(node, one.gpu), dict(one.values)) for one in samples)
+        send(NodeMessage(node, readings))
+
+    def event(kind: EventKind, **facts: Any) -> None:
+        where = {"gpu": named(of_node(node, facts["gpu"]))} if "gpu" in facts else {"node": node}
+        send(NodeMessage(node, event=(kind, {**facts, **where})))
+
+    return _sampler(config, facts, plan, progress, lambda samples: None, event, publish, time_s=time.monotonic)
 
 
-def _refusals(facts: MachineFacts) -> list[str]:
-    refusals = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-    return [*refusals, *facts.cards_left_out]
-
-
-class MachineWatch(ExitStack):
-    """Rows of telemetry.csv and curves for the sink while the ``with`` block lasts; figures at any time."""
+class MachineWatch:
+    """Reads this machine for telemetry.csv and the sink, and sums up the readings for the record."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
     ) -> None:
-        super().__init__()
-        self._config, self._facts, self._journal, self._progress = config, facts, journal, progress
+        self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
-        outlet = Outlet(self._take, self._event, journal.publish)
-        sources = _sources(facts, plan, outlet)
-        self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=journal.time_s)
-
-    def __enter__(self) -> Self:
-        for message in _refusals(self._facts):
-            self._event("telemetry_trouble", trouble="refused", message=message)
-        self.enter_context(self._sampler)
-        return self
+        takers = self._take, self._event, journal.publish
+        self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
+        """Reads while its ``with`` block lasts."""
 
     def hear(self, told: NodeMessage) -> None:
-        """Of another node, at the time at which it comes."""
+        """Takes the message of another node, at the time at which it comes."""
         if told.event is not None:
             kind, facts = told.event
-            self._sampler.outlet.event(kind, **facts)
+            self.sampler.event(kind, **facts)
 
         def stamped() -> list[Sample]:
             time_s = self._journal.time_s()
             return [Sample(time_s, *reading) for reading in told.readings]
 
-        self._sampler.outlet.take(stamped)
+        self.sampler.take(stamped)
 
     def gpus(self) -> dict[str, Any]:
-        """``gpus`` of the record."""
+        """Returns ``gpus`` of the record."""
         trained_s = self._progress.trained_s(0.0, self._journal.time_s())
         return self._summary.entry(self._journal.record.samples - self._samples_before, trained_s)
 
     def cost(self) -> TelemetryEntry:
-        """``telemetry`` of the record."""
-        return {"interval_s": self._config.interval_s, "cpu_frac": self._sampler.cpu_frac()}
+        """Returns ``telemetry`` of the record."""
+        return {"interval_s": self._interval_s, "cpu_frac": self.sampler.cpu_frac()}
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self._journal.telemetry(samples)
@@ -131,18 +108,15 @@ class MachineWatch(ExitStack):
 
 
 def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
-    """Those that the run trains on; where it trains on the CPU, all that CUDA would show it."""
-    known = [gpu for gpu in facts.gpus if gpu.uuid is not None and gpu.nvml_index is not None]
-    if plan.on_gpu:
-        known = [gpu for gpu in known if gpu.index < plan.trainer.devices]
-    return [WatchedGpu(gpu.index, str(gpu.uuid), gpu.is_mig) for gpu in known]
+    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
+    return WatchedGpu.of(gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices)
 
 
 class Usage:
     """Memory and CPU time of training, from now on.
 
     Args:
-        ballast_bytes: held to make a card smaller; no part of what the run needs.
+        ballast_bytes: held to make a card smaller; not counted.
     """
 
     def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
@@ -152,11 +126,11 @@ class Usage:
         self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
 
     def stop(self) -> None:
-        """Training is over: what comes after is not to be counted."""
+        """Ends the measurement with the training."""
         self._at_the_end = self.entries()
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
-        """``memory`` and ``host`` of the record.
+        """Returns ``memory`` and ``host`` of the record.
 
         On CUDA the peak is what the allocator reserved, else the growth of peak RSS. cpu_pct counts 100 for each core
         kept busy by this process and its workers.
@@ -184,7 +158,7 @@ class Usage:
 
 
 def _peak_rss() -> float:
-    """Bytes; Linux counts in KiB, macOS in bytes. Where there is no such counter, what is resident now."""
+    """Returns the peak in bytes; without such a counter, the resident bytes. Linux counts in KiB, macOS in bytes."""
     if sys.platform == "win32":
         return float(psutil.Process().memory_info().rss)
     import resource
@@ -194,6 +168,6 @@ def _peak_rss() -> float:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of the process and its finished children."""
+    """Returns the CPU seconds of the process and its finished children."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)

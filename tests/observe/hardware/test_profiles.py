@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.kit.machines import H200, LAPTOP, SMALL
 from wellfed.errors import Fault
-from wellfed.observe.hardware.facts import GpuFacts, HolderFacts, MachineFacts
+from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
 from wellfed.observe.hardware.profiles import (
     PROFILES,
     PrecisionChoice,
@@ -15,6 +15,7 @@ from wellfed.observe.hardware.profiles import (
     resolve_precision,
     with_cards,
 )
+from wellfed.observe.nvml.devices import Holder
 
 ORDER = list(PROFILES)
 
@@ -91,7 +92,7 @@ def test_auto_takes_what_others_leave_and_does_not_cap():
     assert found.budget_gib == pytest.approx(90.0)
     assert (found.profile, found.device_name, found.cap, found.warnings) == ("80gb", "NVIDIA H200", False, ())
     assert found.because == "0.9 x (139.8 GiB of NVIDIA H200 - 39.8 held by other processes)"
-    held = dataclasses.replace(gpu(139.8, held_gib=39.8), holders=(HolderFacts(7, "python", 39.5),))
+    held = dataclasses.replace(gpu(139.8, held_gib=39.8), holders=(Holder(7, "python", 39.5),))
     assert budget("auto", facts(held)).because.endswith("39.8 held by other processes: python (pid 7, 40,448 MiB))")
 
 

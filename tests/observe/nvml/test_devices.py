@@ -96,13 +96,13 @@ def holders_of(fake_driver, *gpus, **more):
 def test_the_largest_comes_first_by_its_file_name(fake_driver):
     gpu = FakeGpu(processes=[(11, 1.5, "/usr/bin/python3.12"), (12, 20.0, "C:\\apps\\ollama.exe")])
     ((first, second),) = holders_of(fake_driver, gpu)
-    assert (first.pid, first.name, first.memory_bytes) == (12, "ollama.exe", 20 * 2**30)
-    assert (second.pid, second.name, second.memory_bytes) == (11, "python3.12", 1.5 * 2**30)
+    assert (first.pid, first.name, first.memory_gib) == (12, "ollama.exe", 20.0)
+    assert (second.pid, second.name, second.memory_gib) == (11, "python3.12", 1.5)
 
 
 def test_a_process_without_a_name_is_listed_all_the_same(fake_driver):
-    ((one,),) = holders_of(fake_driver, FakeGpu(processes=[(4711, 2.0)]))
-    assert (one.pid, one.name) == (4711, None)
+    ((one,),) = holders_of(fake_driver, FakeGpu(processes=[(2**22 + 1, 2.0)]))
+    assert (one.pid, one.name) == (2**22 + 1, None)
 
 
 def test_a_card_that_nobody_uses_and_one_that_does_not_tell_have_none(fake_driver):
@@ -118,9 +118,9 @@ def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
                 return "python"
             is_compute = "Compute" in function
             sizes = {7: 5 if is_compute else None, 8: None}
-            return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes.items()]
+            return [SimpleNamespace(pid=pid, usedGpuMemory=size and size * GIB) for pid, size in sizes.items()]
 
-    assert [(one.pid, one.memory_bytes) for one in list_holders(Lists(), None)] == [(7, 5), (8, None)]
+    assert [(one.pid, one.memory_gib) for one in list_holders(Lists(), None)] == [(7, 5), (8, None)]
 
 
 def test_names_that_are_no_utf8_are_shown_as_far_as_they_can_be(fake_driver):

@@ -7,8 +7,9 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.host import HostSource, WholeHostSource
 from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.series import Reading
 
 BURNED_S = 0.4
 """The system counts in ticks of 10 ms, so a little less may show."""
@@ -263,3 +264,25 @@ def test_closing_holds_nothing_up():
     host = Host()
     host.source.close()
     assert not host.source.waits_for_step_end
+
+
+@pytest.mark.parametrize(
+    ("ours", "shown"),
+    [
+        (
+            {"cpu_pct": 3.0, "rss_gib": 0.1, "others_cpu_pct": 150.0, "iowait_pct": 2.0},
+            {"cpu_pct": 153.0, "iowait_pct": 2.0},
+        ),
+        ({"rss_gib": 0.1}, {}),
+        ({"cpu_pct": 3.0, "rss_gib": 0.1}, {}),
+        (None, {}),
+    ],
+)
+def test_the_whole_host_is_all_processes_and_its_memory(monkeypatch, ours, shown):
+    """CPU time is absent at the first reading, or where the system does not count it."""
+    monkeypatch.setattr(HostSource, "read", lambda self, *, slow: [] if ours is None else [Reading(HOST, ours)])
+    source = WholeHostSource()
+    ((gpu, values),) = source.read(slow=True)
+    assert 0 < values.pop("mem_used_gib") < psutil.virtual_memory().total / 2**30
+    assert (gpu, values) == (HOST, shown)
+    assert source.read(slow=False, edge=True) == []

@@ -6,13 +6,10 @@ import pytest
 from tests.fake_nvml.driver import Hang, Scenario
 from tests.kit.watched import Heard, ScriptedSource, a100, h200, until
 from wellfed.observe.telemetry import sampler as sampler_file
-from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
-from wellfed.observe.telemetry.host import HostSource
+from wellfed.observe.telemetry.gpu import WatchedGpu
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Sample
 
 NEVER_S = 600.0
 """An interval in which only edges bring rounds."""
@@ -30,15 +27,10 @@ def heard():
     return Heard()
 
 
-def sampling(heard, *sources, interval_s=0.005, progress=None, now_s=time.monotonic, outlet=None):
-    return Sampler(
-        sources,
-        outlet or heard.outlet(),
-        interval_s=interval_s,
-        progress=progress or Progress(),
-        time_s=lambda: 12.5,
-        now_s=now_s,
-    )
+def sampling(heard, *sources, interval_s=0.005, progress=None, **options):
+    sampler = heard.sampler(interval_s=interval_s, progress=progress or Progress(), time_s=lambda: 12.5, **options)
+    sampler.add(*sources)
+    return sampler
 
 
 def patient(monkeypatch):
@@ -339,11 +331,9 @@ def test_a_source_that_fails_in_closing_reaches_nobody(heard, caplog):
     assert heard.troubles() == ["failed"]
 
 
-def test_an_outlet_that_fails_is_told_of(heard, caplog):
-    outlet = heard.outlet()
-    outlet.take = lambda samples: 1 // 0
+def test_a_taker_that_fails_becomes_an_event(heard, caplog):
     source = ScriptedSource()
-    with sampling(heard, source, outlet=outlet):
+    with sampling(heard, source, take=lambda samples: 1 // 0):
         until(source.is_closed.is_set)
     assert heard.troubles() == ["failed"]
 
@@ -382,9 +372,10 @@ def test_what_watching_costs_is_the_threads_cpu_time(heard):
 # ---- A driver in trouble ----
 
 
-def gpu_sampling(heard, **options):
-    outlet = heard.outlet()
-    return sampling(heard, GpuSource([WatchedGpu(0, "GPU-1")], outlet.event), HostSource(), outlet=outlet, **options)
+def gpu_sampling(heard, *watched, **options):
+    sampler = sampling(heard, **options)
+    sampler.watch(watched or [WatchedGpu(0, "GPU-1")])
+    return sampler
 
 
 def test_a_driver_that_hangs_holds_nothing_up(heard, fake_driver):
@@ -430,10 +421,8 @@ def test_a_slow_driver_is_not_stuck_and_its_gpus_come_one_by_one(heard, fake_dri
     monkeypatch.setattr(sampler_file, "STUCK_S", 1.0)
     gpus = [a100(f"GPU-{number}") for number in range(3)]
     watched = [WatchedGpu(number, gpu.uuid) for number, gpu in enumerate(gpus)]
-    with fake_driver.load(Scenario(gpus, slow_ms=20)):
-        outlet = heard.outlet()
-        with sampling(heard, GpuSource(watched, outlet.event), HostSource(), outlet=outlet, interval_s=0.05):
-            until(lambda: len(heard.of(0)) >= 4)
+    with fake_driver.load(Scenario(gpus, slow_ms=20)), gpu_sampling(heard, *watched, interval_s=0.05):
+        until(lambda: len(heard.of(0)) >= 4)
     assert [trouble for trouble in heard.troubles() if trouble != "metric_absent"] == ["slow"]
     assert [sample.gpu for sample in heard.samples if sample.gpu >= 0][:6] == [0, 1, 2, 0, 1, 2]
 
@@ -446,8 +435,7 @@ def test_a_sink_that_hangs_costs_its_rows_alone(heard):
         if samples[0].gpu == 0:
             gate.wait(30)
 
-    outlet = Outlet(heard.samples.extend, heard.outlet().event, publish)
-    with sampling(heard, ScriptedSource(0), ScriptedSource(HOST, name="host"), outlet=outlet):
+    with sampling(heard, ScriptedSource(0), ScriptedSource(HOST, name="host"), publish=publish):
         until(lambda: len(heard.of(HOST)) > 5)
     assert len(heard.of(0)) == published.count(0) == 1
     assert heard.troubles() == ["stuck"]
@@ -457,11 +445,103 @@ def test_a_sink_that_hangs_costs_its_rows_alone(heard):
 def test_a_second_signal_while_the_end_waits_still_closes_the_way_out(heard, monkeypatch):
     stuck = ScriptedSource()
     stuck.gate.clear()
-    outlet = heard.outlet()
-    watching = sampling(heard, stuck, outlet=outlet)
+    watching = sampling(heard, stuck)
     monkeypatch.setattr(watching.watches[0].ticker, "join", lambda timeout_s: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), watching:
         until(lambda: stuck.reads)
     stuck.gate.set()
     until(stuck.is_closed.is_set)
     assert heard.samples == []
+
+
+# ---- What is handed over ----
+
+ROW = Sample(0.0, 0, "train", 0, {"x": 1.0})
+
+
+def test_what_goes_in_comes_out_until_it_is_closed(heard):
+    sampler = heard.sampler()
+    sampler.take(lambda: [ROW, ROW])
+    sampler.event("gpu_lost", gpu=3)
+    sampler.close()
+    sampler.take(lambda: [ROW])
+    sampler.event("gpu_back", gpu=3)
+    assert heard.samples == [ROW, ROW]
+    assert heard.events == [{"kind": "gpu_lost", "gpu": 3}]
+
+
+def test_a_round_without_samples_is_not_handed_on(heard):
+    taken = []
+    heard.sampler(take=taken.append).take(list)
+    assert taken == []
+
+
+def test_samples_are_stamped_when_it_is_their_turn(heard, at_once):
+    clock, taken = iter(range(10_000)), []
+
+    def stamped():
+        at_s = float(next(clock))
+        return [Sample(at_s, 0, "train", 0, {})]
+
+    sampler = heard.sampler(take=taken.extend)
+    at_once(300, *[lambda _: sampler.take(stamped)] * 3)
+    assert [sample.time_s for sample in taken] == list(range(900))
+
+
+def test_nobody_waits_for_ever_for_a_taker_that_hangs(heard, monkeypatch):
+    monkeypatch.setattr(sampler_file, "PATIENCE_S", 0.05)
+    gate, begun = threading.Event(), threading.Event()
+    sampler = heard.sampler(take=lambda samples: (begun.set(), gate.wait(30)))
+    sending = threading.Thread(target=sampler.take, args=(lambda: [ROW],))
+    sending.start()
+    begun.wait(30)
+    sampler.event("gpu_lost")
+    sampler.close()
+    assert heard.events == []
+    gate.set()
+    sending.join(20)
+    assert not sending.is_alive()
+
+
+def test_closing_awaits_what_is_on_its_way(heard):
+    gate, taken = threading.Event(), []
+
+    def take(samples):
+        taken.append("begun")
+        gate.wait(30)
+        taken.append("done")
+
+    sampler = heard.sampler(take=take)
+    sending = threading.Thread(target=sampler.take, args=(lambda: [ROW],))
+    sending.start()
+    until(lambda: taken)
+    closing = threading.Thread(target=lambda: (sampler.close(), taken.append("closed")))
+    closing.start()
+    closing.join(0.02)
+    assert taken == ["begun"]
+    gate.set()
+    closing.join(20)
+    sending.join(20)
+    assert taken == ["begun", "done", "closed"]
+
+
+def test_whoever_takes_a_sample_may_tell_something(heard):
+    sampler = heard.sampler(take=lambda samples: sampler.event("disk_full"))
+    sampler.take(lambda: [ROW])
+    assert heard.events == [{"kind": "disk_full"}]
+
+
+def test_threads_go_out_one_at_a_time(heard, at_once):
+    inside, most = [], []
+
+    def take(samples):
+        inside.append(1)
+        most.append(len(inside))
+        inside.pop()
+
+    sampler = heard.sampler(take=take, on_event=lambda kind, **facts: take(()))
+    at_once(
+        200, lambda _: sampler.take(lambda: [ROW]), lambda _: sampler.take(lambda: [ROW]), lambda _: sampler.event("x")
+    )
+    assert set(most) == {1}
+    assert len(most) == 600

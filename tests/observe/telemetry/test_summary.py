@@ -1,8 +1,7 @@
 import pytest
 
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.telemetry.summary import Summary
+from wellfed.observe.telemetry.series import Sample, Summary
 
 
 def always(from_s, to_s):

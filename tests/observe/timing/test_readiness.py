@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.observe.timing.readiness import rate_interval, summarise
+from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
 
 durations = st.floats(0, 1e4, allow_subnormal=False)
@@ -65,8 +65,8 @@ def test_nothing_but_warm_up_has_no_figures():
 
 
 def test_an_interval_needs_40_steps():
-    assert rate_interval([row()] * 39) is None
-    assert rate_interval([row()] * 40) == pytest.approx((1600, 1600))
+    assert summarise([row()] * 39).ci95 is None
+    assert summarise([row()] * 40).ci95 == pytest.approx((1600, 1600))
 
 
 def test_one_stall_does_not_put_the_rate_outside_its_interval():

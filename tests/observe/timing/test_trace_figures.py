@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.observe.timing.trace_figures import BETWEEN, figures, in_store, length_us, overlap_us, self_times_us, union
-from wellfed.observe.timing.trace_file import Span, spans
+from wellfed.observe.timing.trace_figures import (
+    BETWEEN,
+    Span,
+    figures,
+    in_store,
+    length_us,
+    overlap_us,
+    self_times_us,
+    spans,
+    union,
+)
 
 HOST, DEVICE = 4242, 0
 COMPUTE, COPIES = 7, 20

@@ -18,7 +18,7 @@ from wellfed.command_line import command
 from wellfed.errors import EXIT_OK, NotShown
 from wellfed.monitor.curve_file import CurveFile
 from wellfed.monitor.monitor import Monitor
-from wellfed.monitor.screens import LiveScreen, PlainScreen, Screen
+from wellfed.monitor.screens import LiveScreen, PlainScreen
 from wellfed.monitor.seen_gpus import look_around
 from wellfed.observe.telemetry.ticker import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> None:
     until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
     is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
-    screen: Screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
+    screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
     still_looking = threading.Timer(PATIENCE_S, screen.say, ("Looking for GPUs ...",))
     still_looking.start()
     try:
@@ -116,7 +116,12 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
 
 
 def _show(
-    monitor: Monitor, screen: Screen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest, first_s: float
+    monitor: Monitor,
+    screen: PlainScreen,
+    terminal: Terminal,
+    asked: argparse.Namespace,
+    stop: StopRequest,
+    first_s: float,
 ) -> None:
     """Shows the figures every second until it is over."""
     period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
@@ -127,7 +132,7 @@ def _show(
             screen.say(line)
         now_s = monitor.time_s()
         if now_s >= next_s and stop.signum is None:
-            screen.show(monitor.face, now_s)
+            screen.show(monitor.board, now_s)
             next_s = next_beat(0.0, now_s, period_s)
         if now_s >= end_s:
             return

@@ -14,9 +14,9 @@ import psutil
 
 from wellfed import __version__
 from wellfed.observe.hardware.cgroup import CgroupLimits, cgroup_limits
-from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, HolderFacts, MachineFacts
+from wellfed.observe.hardware.facts import SIMULATED, GpuFacts, MachineFacts
 from wellfed.observe.hardware.torch_cuda import TorchCuda, TorchDevice
-from wellfed.observe.nvml.devices import Device, Devices, Holder, list_devices
+from wellfed.observe.nvml.devices import Device, Devices, list_devices
 from wellfed.observe.nvml.session import START_S, LibraryNotFoundError, NvmlError, NvmlSession, within
 from wellfed.observe.nvml.visible import same_uuid, visible_devices
 from wellfed.units import gib
@@ -32,7 +32,7 @@ def machine(
     environ: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> MachineFacts:
-    """This machine. Takes some milliseconds; reads files and NVML, starts nothing.
+    """Returns the facts of this machine. Takes milliseconds; reads files and NVML, starts no process.
 
     Args:
         torch_cuda: torch's view, from ``torch_cuda.torch_cuda()``; None = torch is not asked and NVML's cards count.
@@ -88,7 +88,7 @@ def machine(
 
 
 def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:
-    """Cores that this process may keep busy: the smaller of the cgroup quota and the cores it may run on."""
+    """Returns the cores that this process may keep busy: the smaller of cgroup quota and CPU affinity."""
     return float(_least(affinity_cores, limits.cpu_cores))
 
 
@@ -100,7 +100,7 @@ def _affinity_cores() -> int:
 
 
 def ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
-    """All cards in NVML's order, and why there are none to be had."""
+    """Returns all cards in NVML's order, and the error if they can't be listed."""
     found: list[Devices] = []
 
     def ask() -> None:
@@ -110,13 +110,13 @@ def ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlErro
     try:
         within(deadline_s, ask)
     except NvmlError as error:
-        if not found:  # else it hangs in closing, and has told by then
+        if not found:  # else it hangs in closing, after the list
             return Devices(()), error
     return found[0], None
 
 
 def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None) -> Devices:
-    """The cards that CUDA shows, in CUDA's order. Without a full list of torch's UUIDs the environment decides."""
+    """Returns the cards that CUDA shows, in CUDA's order. The environment decides without all UUIDs of torch."""
     devices = torch.devices if torch else ()
     uuids = [device.uuid for device in devices if device.uuid is not None]
     return visible_devices(
@@ -142,7 +142,7 @@ def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int)
 
 
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
-    """Torch's devices where torch has any, each with what NVML adds; else NVML's."""
+    """Returns torch's devices, if any, each with the facts of NVML; else NVML's."""
     if torch is None or not torch.devices:
         return tuple(_gpu(card.index or 0, card, card, card.memory_free_bytes) for card in cards)
     gpus = []
@@ -171,21 +171,12 @@ def _gpu(index: int, card: Device | None, device: Device | TorchDevice, free_byt
         nvml_index=card.nvml_index if card else None,
         is_mig=card.is_mig if card else False,
         is_simulated=device.name.startswith(SIMULATED),
-        holders=tuple(holder_facts(one) for one in card.holders if one.pid != os.getpid()) if card else (),
+        holders=tuple(one for one in card.holders if one.pid != os.getpid()) if card else (),
     )
 
 
-def holder_facts(held: Holder) -> HolderFacts:
-    """A process with the name that the system gives it, where the driver has none."""
-    name = held.name
-    if name is None:
-        with contextlib.suppress(psutil.Error):  # of another container, or gone since
-            name = psutil.Process(held.pid).name()
-    return HolderFacts(held.pid, name, None if held.memory_bytes is None else gib(held.memory_bytes))
-
-
 def _rlimit_bytes() -> int | None:
-    """The lowest limit on this process's own memory; None where there is none."""
+    """Returns the lowest limit on this process's own memory, if any."""
     try:
         import resource
     except ImportError:
@@ -195,7 +186,7 @@ def _rlimit_bytes() -> int | None:
 
 
 def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:
-    """Size of /dev/shm, and what is free of it."""
+    """Returns size and free space of /dev/shm."""
     try:
         status = os.statvfs(root / "dev/shm")
     except (AttributeError, OSError):  # Windows, macOS
@@ -224,7 +215,7 @@ def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, s
 
 @cache
 def _installed() -> dict[str, str]:
-    """Does not change while a process lives, and takes a dozen files to find."""
+    """Returns installed versions; cached, since finding them reads a dozen files."""
     found = {}
     for name in _DISTRIBUTIONS.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

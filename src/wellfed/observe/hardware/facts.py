@@ -6,27 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from wellfed.observe.nvml.devices import Holder
+
 SIMULATED = "Simulated "
 """How the name of a card begins that is no real GPU."""
 
 
 @dataclass(frozen=True)
-class HolderFacts:
-    """A process that had memory of a card when asked."""
-
-    pid: int
-    name: str | None
-    memory_gib: float | None
-
-    def describe(self) -> str:
-        """E.g. ``python (pid 4711, 20,480 MiB)``."""
-        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
-        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
-
-
-@dataclass(frozen=True)
 class GpuFacts:
-    """One card or MIG instance; None where nothing on this machine tells."""
+    """One card or MIG instance; None marks unknown facts."""
 
     index: int
     """CUDA-visible number: torch's ``cuda:<index>``."""
@@ -44,25 +32,25 @@ class GpuFacts:
     is_mig: bool = False
     is_simulated: bool = False
     """No real GPU (tests/fake_cuda): every figure of it is for learning and demonstration."""
-    holders: tuple[HolderFacts, ...] = ()
+    holders: tuple[Holder, ...] = ()
     """Other processes with memory here, the largest first; empty where the driver does not tell."""
 
     @property
     def others_gib(self) -> float:
-        """Held by other processes when asked; 0 where unknown."""
+        """Returns the memory held by other processes when asked; 0 if unknown."""
         if self.memory_gib is None or self.free_gib is None:
             return 0.0
         return max(0.0, self.memory_gib - self.free_gib)
 
     def held_by(self, most: int = 3) -> str:
-        """The processes that hold the most, for messages; says so where the driver names none."""
+        """Returns the processes that hold the most, for messages, also if the driver names none."""
         if not self.holders:
             return "processes that the driver does not name"
         rest = len(self.holders) - most
         return ", ".join(holder.describe() for holder in self.holders[:most]) + (f", {rest} more" if rest > 0 else "")
 
     def describe(self) -> str:
-        """Name and size for messages, e.g. ``NVIDIA H200 (139.8 GiB)``."""
+        """Returns name and size for messages, e.g. ``NVIDIA H200 (139.8 GiB)``."""
         return self.name if self.memory_gib is None else f"{self.name} ({self.memory_gib:.1f} GiB)"
 
 
@@ -90,30 +78,30 @@ class MachineFacts:
     torch_problem: str | None = None
     """Why torch can't use a GPU; None when it can, or was not asked."""
     warnings: tuple[str, ...] = ()
-    """To be shown once: what could not be read, or is not certain."""
+    """Warnings to be shown once: what could not be read, or is uncertain."""
     versions: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
     os: str = ""
 
     @property
     def training_gpus(self) -> tuple[GpuFacts, ...]:
-        """The cards that training can run on: none when torch can't use them, whatever NVML shows."""
+        """Returns the cards that training can run on: none if torch can't use them, whatever NVML shows."""
         return () if self.torch_problem is not None else self.gpus
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns plain data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, recorded: Mapping[str, Any]) -> MachineFacts:
-        """The facts that :meth:`to_dict` wrote.
+        """Returns the facts that :meth:`to_dict` wrote.
 
         Raises:
             TypeError: a field is missing, or is not one of this version.
         """
         lists = {name: tuple(recorded.get(name, ())) for name in ("warnings", "cards_left_out")}
         gpus = (
-            GpuFacts(**{**gpu, "holders": tuple(HolderFacts(**holder) for holder in gpu.get("holders", ()))})
+            GpuFacts(**{**gpu, "holders": tuple(Holder(**holder) for holder in gpu.get("holders", ()))})
             for gpu in recorded.get("gpus", ())
         )
         return cls(**{**recorded, **lists, "gpus": tuple(gpus)})

@@ -1,4 +1,4 @@
-"""Asks torch which GPUs it can use. Alone in this room it imports torch, and only when called."""
+"""Lists the GPUs that torch can use. Imports torch only when called; no other file of the folder does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TorchCuda:
 
 
 def torch_cuda() -> TorchCuda:
-    """Torch's devices. Imports torch (seconds) and initialises CUDA: never call it in a process that will fork."""
+    """Returns torch's devices. Imports torch (seconds) and initialises CUDA: never call it before a fork."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a CUDA library that torch links is missing

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+import psutil
 
 from wellfed.observe.nvml.session import (
     FunctionNotFoundError,
@@ -15,6 +18,7 @@ from wellfed.observe.nvml.session import (
     NvmlSession,
     VersionMismatchError,
 )
+from wellfed.units import gib
 
 Answer = TypeVar("Answer")
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
@@ -22,19 +26,24 @@ _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphics
 
 @dataclass(frozen=True)
 class Holder:
-    """One process that has memory of a device."""
+    """A process that had memory of a device when asked."""
 
     pid: int
     """Process number on the host; inside a container another process may have that number."""
     name: str | None
-    """None where neither driver nor system tells, as for a process of another container."""
-    memory_bytes: int | None
-    """None where the driver does not say how much (Windows' WDDM, some MIG instances)."""
+    """None if neither driver nor system reports it, as for a process of another container."""
+    memory_gib: float | None
+    """None if the driver does not report it (Windows' WDDM, some MIG instances)."""
+
+    def describe(self) -> str:
+        """Returns a text such as ``python (pid 4711, 20,480 MiB)``."""
+        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
+        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
 
 
 @dataclass(frozen=True)
 class Device:
-    """One card or MIG instance as it was when asked; None where this device does not say."""
+    """One card or MIG instance when asked; None marks what this device does not report."""
 
     nvml_index: int
     """Number of the (parent) card in NVML's order."""
@@ -67,11 +76,11 @@ class Devices:
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
-    """Figures that could not be read or are uncertain, one sentence each."""
+    """Remarks on figures that could not be read or are uncertain, one sentence each."""
 
 
 class Memory(NamedTuple):
-    """Bytes; None where this device does not say."""
+    """Memory in bytes; None if this device does not report it."""
 
     total: int | None
     """Without the driver's reserve."""
@@ -80,12 +89,12 @@ class Memory(NamedTuple):
 
 
 def list_devices(nvml: NvmlSession) -> Devices:
-    """Every card in NVML's order, each followed by its MIG instances.
+    """Returns every card in NVML's order, each followed by its MIG instances.
 
     A card or instance that is lost or refuses is left out with a note.
 
     Raises:
-        NvmlError: the cards can't even be counted.
+        NvmlError: the cards can't be counted.
     """
     driver = _offered(lambda: _text(nvml.ask("nvmlSystemGetDriverVersion")))
     found: list[Device] = []
@@ -111,7 +120,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
 
 
 def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) -> Device:
-    """A card or an instance; ``known`` are the fields that are not asked of it."""
+    """Returns a card or an instance; ``known`` are fields that it is not asked for."""
     total, used, free = memory_bytes(nvml, handle)
     return Device(
         uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
@@ -146,7 +155,7 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
 
 
 def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
-    """Memory of a device; all None on cards that share the host's memory.
+    """Returns the memory of a device; all None on cards that share the host's memory.
 
     Raises:
         NvmlError: the device failed, which is more than not offering the figure.
@@ -163,9 +172,9 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
 
 
 def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
-    """All of them, the largest first; a process that computes and draws is one.
+    """Returns the processes on a device, the largest first; one that computes and draws is listed once.
 
-    Where the driver does not tell, or stumbles over the question, there are none: no card is given up for this.
+    If the driver refuses or fails, the list is empty, and the card is kept.
 
     Raises:
         GpuLostError: the device is gone.
@@ -183,7 +192,7 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
             known = [size for size in (found.get(int(process.pid)), held) if size is not None]
             found[int(process.pid)] = max(map(int, known), default=None)
     by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
-    return tuple(Holder(pid, _process_name(nvml, pid), held) for pid, held in by_size)
+    return tuple(Holder(pid, _process_name(nvml, pid), None if held is None else gib(held)) for pid, held in by_size)
 
 
 def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
@@ -197,12 +206,14 @@ def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
 
 
 def _process_name(nvml: NvmlSession, pid: int) -> str | None:
-    try:
+    with contextlib.suppress(NvmlError):  # ended since, of another container, or not allowed
         name = nvml.ask("nvmlSystemGetProcessName", pid)
-    except NvmlError:  # gone since, of another container, or not ours to see
-        return None
-    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-    return text.replace("\\", "/").rpartition("/")[2] or None
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        if found := text.replace("\\", "/").rpartition("/")[2]:
+            return found
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).name()
+    return None
 
 
 def _offered(ask: Callable[[], Answer]) -> Answer | None:

@@ -17,7 +17,7 @@ from wellfed.observe.nvml.session import NoDataError, NotSupportedError, NvmlErr
 from wellfed.units import MIB
 
 SHORTEST_S = 0.09
-"""The counters are gathered ten times a second at most; a shorter window says nothing
+"""The counters are gathered ten times a second at most; a shorter window is meaningless
 (https://github.com/NVIDIA/DCGM/issues/310)."""
 FIGURES: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ FIGURES: Mapping[str, tuple[str, float]] = MappingProxyType(
 
 
 class Gpm:
-    """Means over the time since the reading before. ``close`` it before its session."""
+    """Reader of means over the time since the last reading. ``close`` it before its session."""
 
     def __init__(self, device: OpenDevice, *, is_mig: bool, now_s: Callable[[], float] = time.monotonic) -> None:
         self._device, self._is_mig, self._now_s = device, is_mig, now_s
@@ -55,7 +55,7 @@ class Gpm:
         before, after = self._samples
         if self._begun_at_s is None:
             self._take(before)
-            # From here, not from when it was asked: the driver may have taken its time.
+            # Taken after the call, since the driver may be slow.
             self._begun_at_s = self._now_s()
         if self._now_s() - self._begun_at_s < SHORTEST_S:
             raise NoDataError("nvmlGpmMetricsGet")
@@ -64,14 +64,14 @@ class Gpm:
         return self._between(before, after)
 
     def close(self) -> None:
-        """Give the samples back to the driver. After a loss of the device there may be nothing to give back."""
+        """Frees the samples of the driver; after a loss of the device there may be none."""
         samples, self._samples, self._begun_at_s = self._samples, [], None
         for sample in samples:
             with contextlib.suppress(NvmlError):
                 self._device.session.ask("nvmlGpmSampleFree", sample)
 
     def _card(self) -> Any:
-        """The card itself: counters of an instance are asked of the card that holds it."""
+        """Returns the card itself, which has the counters of its instances, too."""
         if self._is_mig:
             return self._device.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
         return self._device.handle

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from wellfed.observe.nvml.devices import memory_bytes
 from wellfed.observe.nvml.session import (
@@ -38,7 +37,7 @@ CONFIRMING_TRIES = 3
 
 
 class OpenDevice:
-    """One device by its UUID, through whatever session it is reached at the time."""
+    """A device by its UUID, reached through the current session."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
@@ -46,7 +45,7 @@ class OpenDevice:
         self._nvml: NvmlSession | None = None
 
     def is_there(self) -> bool:
-        """Whether the driver still has it; asked again where it stumbles."""
+        """Returns whether the driver still has it; asks again if the call fails."""
         tries, self.session.tries = self.session.tries, CONFIRMING_TRIES
         try:
             self.ask("nvmlDeviceGetUUID")
@@ -57,7 +56,7 @@ class OpenDevice:
         return True
 
     def open(self, nvml: NvmlSession) -> None:
-        """Find it in this session.
+        """Finds it in this session.
 
         Raises:
             NotFoundError: it is not there.
@@ -67,46 +66,17 @@ class OpenDevice:
 
     @property
     def session(self) -> NvmlSession:
-        """The session it was opened in."""
+        """Returns the session it was opened in."""
         assert self._nvml is not None
         return self._nvml
 
     def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """The answer of a device function; raises as `NvmlSession.ask` does."""
+        """Returns the answer of a device function; raises as `NvmlSession.ask` does."""
         return self.session.ask(function, self.handle, *args, **kwargs)
 
 
-@dataclass
-class Offer:
-    """Whether a device offers something: it does when it has answered, and does not when it refused before it ever did.
-
-    A driver may stumble: ask with `NvmlSession.tries` above 1 for as long as nothing is proven.
-    """
-
-    is_proven: bool = False
-    """It has answered."""
-    is_absent: bool = False
-    """It need not be asked again."""
-
-    def answered(self) -> None:
-        """It is there."""
-        self.is_proven = True
-
-    def refused(self) -> None:
-        """It is not there; what has answered before is."""
-        self.is_absent = not self.is_proven
-
-
-class ClockLimits(NamedTuple):
-    """Reasons that hold the clocks down at the moment."""
-
-    power: bool
-    """A power cap, or the power brake of the board."""
-    heat: bool
-
-
 def memory_used_gib(device: OpenDevice) -> float:
-    """Held by all processes, without the driver's own reserve."""
+    """Returns the memory held by all processes, without the driver's own reserve."""
     used = memory_bytes(device.session, device.handle).used
     if used is None:
         raise NotSupportedError("nvmlDeviceGetMemoryInfo")
@@ -123,24 +93,24 @@ def temperature_c(device: OpenDevice) -> float:
 
 
 def clock_mhz(device: OpenDevice, domain: Literal["SM", "MEM"]) -> float:
-    """The clock as it is now."""
+    """Returns the current clock."""
     return float(device.ask("nvmlDeviceGetClockInfo", device.session.constant(f"NVML_CLOCK_{domain}")))
 
 
 def pcie_mb_s(device: OpenDevice, direction: Literal["RX", "TX"]) -> float:
-    """Traffic in 10^6 bytes/s as the device sees it (RX = from the host); the driver measures for 20 ms and blocks."""
+    """Returns traffic in 10^6 bytes/s (RX = from the host); the driver blocks for 20 ms to measure it."""
     counter = device.session.constant(f"NVML_PCIE_UTIL_{direction}_BYTES")
     return float(device.ask("nvmlDeviceGetPcieThroughput", counter)) / 1e3
 
 
-def clock_limits(device: OpenDevice) -> ClockLimits:
-    """Whether power or temperature holds the clocks down."""
+def clock_limits(device: OpenDevice) -> dict[str, float]:
+    """Returns ``{power_limited, heat_limited}``: 1 if power or temperature holds the clocks down, else 0."""
     try:
         bits = int(device.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except NvmlAbsentError:  # drivers before 535
         bits = int(device.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
-    # The bits have had their values since R352, under two names; HwSlowdown (0x8) is either cause, so it is neither.
-    return ClockLimits(power=bool(bits & (0x4 | 0x80)), heat=bool(bits & (0x20 | 0x40)))
+    # The bits have had their values since R352, under two names. HwSlowdown (0x8) has either cause: it counts as none.
+    return {"power_limited": float(bits & (0x4 | 0x80) != 0), "heat_limited": float(bits & (0x20 | 0x40) != 0)}
 
 
 class Utilisation:
@@ -155,7 +125,8 @@ class Utilisation:
         epoch_s: Callable[[], float] = time.time,
     ) -> None:
         self._device, self._of, self._now_s, self._epoch_s = device, of, now_s, epoch_s
-        self._buffer = Offer()
+        self._has_buffer: bool | None = None
+        """None until the driver has answered or refused; once it has answered, it has one."""
         self._seen_us: int | None = None
         self._quiet_since_s: float | None = None
         self._is_given_up = False
@@ -165,19 +136,19 @@ class Utilisation:
         """The latest failure to get at the driver's samples; its latest rate has stood in."""
 
     def read(self) -> float:
-        """Percent of time.
+        """Returns the percentage of time.
 
         Raises:
             NoDataError: nothing new since the reading before, and no rate to fall back on.
             NvmlAbsentError: not offered.
         """
-        asks_buffer = not (self._is_given_up or self._buffer.is_absent)
+        asks_buffer = not self._is_given_up and self._has_buffer is not False
         if asks_buffer and (fresh := self._fresh()):
             return fmean(fresh)
         try:
             return float(getattr(self._device.ask("nvmlDeviceGetUtilizationRates"), self._of))
         except NvmlAbsentError as absent:
-            if asks_buffer and self._buffer.is_proven:
+            if asks_buffer and self._has_buffer:
                 raise NoDataError("nvmlDeviceGetSamples") from absent
             raise
 
@@ -185,14 +156,14 @@ class Utilisation:
         try:
             samples = self._samples()
         except NvmlAbsentError:
-            self._buffer.refused()
+            self._has_buffer = self._has_buffer or False
             return []
         except GpuLostError:
             raise
         except NvmlError as error:
             self.stumble = error
             return []
-        self._buffer.answered()
+        self._has_buffer = True
         now_s, epoch_s = self._now_s(), self._epoch_s()
         seen_us, first = self._seen_us or 0, self._seen_us is None
         current = [each for each in samples if not STALE_S < epoch_s - each[0] / 1e6 < _OTHER_EPOCH_S]
@@ -203,7 +174,7 @@ class Utilisation:
             self._quiet_since_s = now_s
         elif now_s - self._quiet_since_s > STALE_S:
             self._is_given_up, self.is_stale = True, bool(samples)
-        # At first the buffer tells of a time before anybody asked.
+        # At first the buffer covers a time before the first reading.
         return [max(new)[1]] if new and first else [value for _, value in new]
 
     def _samples(self) -> list[tuple[int, float]]:
@@ -226,12 +197,13 @@ class Power:
 
     def __init__(self, device: OpenDevice, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._device, self._now_s = device, now_s
-        self._counter = Offer()
+        self._has_counter: bool | None = None
+        """None until the driver has answered or refused."""
         self._last: tuple[float, float | None] | None = None
         self._energy_j = 0.0
 
     def read(self) -> dict[str, float]:
-        """``{power_w, energy_j}``: mean power since the reading before, else the sensor's; then the energy.
+        """Returns ``{power_w, energy_j}``: mean power since the reading before, else the sensor's; then the energy.
 
         Without power_w where there is no sensor to begin with, or the reading before was too recent.
 
@@ -258,14 +230,14 @@ class Power:
         return {"energy_j": self._energy_j} if power_w is None else {"power_w": power_w, "energy_j": self._energy_j}
 
     def _counter_j(self) -> float | None:
-        if self._counter.is_absent:
+        if self._has_counter is False:
             return None
         try:
             counter_j = float(self._device.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3
         except NvmlAbsentError:
-            if self._counter.is_proven:  # it stumbled: the next reading is over a longer stretch
+            if self._has_counter:  # it stumbled: the next reading is over a longer stretch
                 raise
-            self._counter.refused()
+            self._has_counter = False
             return None
-        self._counter.answered()
+        self._has_counter = True
         return counter_j

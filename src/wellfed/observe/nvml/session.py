@@ -1,4 +1,4 @@
-"""Opens and closes NVML, turns its error codes into exception types, and waits for a driver only so long."""
+"""Opens and closes NVML, turns its error codes into exception types, and limits the wait for a driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wellfed.errors import WellfedError
 
 Answer = TypeVar("Answer")
 START_S = 15.0
-"""For the first look at a machine. Without persistence mode a driver wakes its cards one after the other, which takes
+"""Seconds for the first listing of the cards. Without persistence mode a driver wakes its cards one by one, which takes
 seconds: https://docs.nvidia.com/deploy/driver-persistence/"""
 
 
@@ -32,7 +32,7 @@ class NvmlError(WellfedError):
 
 
 class NvmlAbsentError(NvmlError):
-    """A figure that does not exist here: it is absent, not zero, and nothing is broken."""
+    """Raised for a figure that does not exist here: it is absent, not zero, and nothing is broken."""
 
     reason = "not offered"
 
@@ -87,7 +87,7 @@ class NotFoundError(NvmlError):
 
 ERRORS: Mapping[int, tuple[type[NvmlError], str | None]] = MappingProxyType(
     {  # nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-        # Somebody in this process has closed NVML more often than opened it: to be opened anew, as after a loss.
+        # This process has closed NVML more often than opened it; it must be opened again, as after a loss.
         1: (GpuLostError, "NVML was shut down"),
         3: (NotSupportedError, None),
         4: (NvmlAbsentError, "no permission"),
@@ -108,7 +108,7 @@ _NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 
 def load_pynvml() -> Any:
-    """NVIDIA's ``pynvml`` module; the one place in the code that imports it.
+    """Returns NVIDIA's ``pynvml`` module; nothing else imports it.
 
     Raises:
         NvmlAbsentError: not installed, or the module of that name is not NVIDIA's.
@@ -170,7 +170,7 @@ class NvmlSession:
             library.nvmlShutdown()
 
     def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """The answer of the pynvml function of that name. Blocks for as long as the driver takes.
+        """Returns the answer of the pynvml function of that name. Blocks for as long as the driver takes.
 
         Raises:
             NvmlAbsentError: there is no such figure here.
@@ -195,7 +195,7 @@ class NvmlSession:
         raise next((error for error in errors if type(error) is not NvmlError), errors[0])
 
     def constant(self, name: str) -> Any:
-        """A constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.
+        """Returns a constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.
 
         Raises:
             FunctionNotFoundError: the installed nvidia-ml-py is older than it.

@@ -22,7 +22,7 @@ def visible_devices(
     order: str | None,
     torch_uuids: Sequence[str] | None = None,
 ) -> Devices:
-    """The devices that CUDA shows this process, in CUDA's order, with ``index`` filled in.
+    """Returns the devices that CUDA shows this process, in CUDA's order, with ``index`` filled in.
 
     Args:
         found: all devices in NVML's order.
@@ -56,7 +56,7 @@ def visible_devices(
 
 
 def same_uuid(left: str, right: str) -> bool:
-    """Whether two UUIDs name one device; torch leaves out the ``GPU-`` that NVML writes."""
+    """Returns whether two UUIDs name one device; torch leaves out the ``GPU-`` that NVML writes."""
     one, other = (uuid.lower().removeprefix("gpu-").removeprefix("mig-") for uuid in (left, right))
     return one == other
 

@@ -1,14 +1,15 @@
-"""Reads the GPUs of a run, finds out which figures each offers, and goes on when one is lost."""
+"""Reads the GPUs of a run, finds the figures that each offers, and goes on when one is lost."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from wellfed.observe.nvml.readings import CONFIRMING_TRIES, Offer
+from wellfed.observe.hardware.facts import GpuFacts
+from wellfed.observe.nvml.readings import CONFIRMING_TRIES
 from wellfed.observe.nvml.session import (
     GpuLostError,
     NoDataError,
@@ -18,14 +19,14 @@ from wellfed.observe.nvml.session import (
     NvmlSession,
 )
 from wellfed.observe.telemetry.metrics import Ask, GpuReaders, Rate, gpm, gpu_questions, power
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record import EventKind, OnEvent
 
 RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
-"""Seconds until the first and between later attempts to get a lost GPU back. Each starts NVML anew, which takes the
-other GPUs' figures away for a moment: so the pause doubles."""
+"""Seconds until the first and between later attempts to reopen a lost GPU. The pause doubles, since each attempt
+restarts NVML and interrupts the other GPUs' figures."""
 MOST_EVENTS = 5
-"""A GPU that keeps coming and going is reported so often, and no more."""
+"""Maximum number of events of one kind for a GPU that is lost and found repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,27 @@ class WatchedGpu:
     uuid: str
     is_mig: bool = False
 
+    @classmethod
+    def of(cls, gpus: Iterable[GpuFacts]) -> list[WatchedGpu]:
+        """Returns those of these GPUs that NVML can read."""
+        return [
+            cls(gpu.index, gpu.uuid, gpu.is_mig) for gpu in gpus if gpu.uuid is not None and gpu.nvml_index is not None
+        ]
+
 
 @dataclass
 class _Question:
-    """One question to the driver, and the figures that its answer holds."""
+    """One query of the driver, and the figures in its answer."""
 
     names: tuple[str, ...]
     rate: Rate
     ask: Ask
-    offer: Offer = field(default_factory=Offer)
+    is_proven: bool = False
+    """The GPU has answered it."""
 
 
-class GpuSource:
-    """Reads all GPUs of a run, one after the other. To be used by one thread, which may be held up by the driver."""
+class GpuSource(Source):
+    """Source of readings of all GPUs of a run, for one thread, which may wait for the driver."""
 
     name = "gpu"
 
@@ -69,11 +78,11 @@ class GpuSource:
 
     @property
     def waits_for_step_end(self) -> bool:
-        """Some figures are means between two readings: best taken where steps end."""
+        """Returns whether some figures are means between two readings, which are best taken as steps end."""
         return any(gpu.has_gpm for gpu in self._gpus)
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
-        """A reading of each GPU that is there, as soon as it is there; none where NVML can't be used."""
+        """Yields a reading of each available GPU as soon as it is taken; none if NVML can't be used."""
         now_s = self._now_s()
         if self._session is not None and not any(gpu.is_lost for gpu in self._gpus):
             self._retry_s, self._retry_at_s = RETRY_S, now_s + RETRY_S
@@ -89,7 +98,7 @@ class GpuSource:
                 yield Reading(gpu.index, values)
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Closes NVML."""
         session, self._session = self._session, None
         if session is not None:
             for gpu in self._gpus:
@@ -109,11 +118,11 @@ class GpuSource:
             return
         for gpu in self._gpus:
             gpu.open(session)
-        session.tries = 1  # from here on a stumble is one figure less
+        session.tries = 1  # from here on a failed call costs one figure
 
 
 class _Gpu:
-    """One GPU. What it does not offer is found out once, and reported once."""
+    """One GPU. A figure that it does not offer is reported once."""
 
     def __init__(self, gpu: WatchedGpu, on_event: OnEvent, now_s: Callable[[], float]) -> None:
         self.index, self._on_event = gpu.index, on_event
@@ -124,7 +133,7 @@ class _Gpu:
             _Question(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
             for ask, metrics in gpu_questions().items()
         ]
-        self._gpm_offer = next(question.offer for question in self._questions if question.ask is gpm)
+        self._gpm = next(question for question in self._questions if question.ask is gpm)
         self._was_read = False
         self._seen: set[str] = set()
         self._absent: dict[str, str] = {}
@@ -132,18 +141,18 @@ class _Gpu:
 
     @property
     def has_gpm(self) -> bool:
-        """Its multiprocessors can be watched."""
-        return self._gpm_offer.is_proven and not self.is_lost
+        """Returns whether its multiprocessors can be watched."""
+        return self._gpm.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:
-        """Find it, at first or again."""
+        """Opens the GPU, at first or again."""
         was_lost = self.is_lost
         try:
             self._device.open(nvml)
         except NvmlError as error:
             self._lose(error)
             return
-        if was_lost and not self._device.is_there():  # a handle may be had of a GPU that is still away
+        if was_lost and not self._device.is_there():  # the driver gives handles of GPUs that are still lost
             return
         self.is_lost = False
         if was_lost:
@@ -167,20 +176,20 @@ class _Gpu:
         return values
 
     def close(self) -> None:
-        """Before the session ends."""
+        """Frees its samples; called before the session ends."""
         self._readers.gpm.close()
 
     def _ask(self, question: _Question, values: dict[str, float]) -> bool:
-        """Add the answer's figures; whether the GPU is still there."""
+        """Adds the figures of the answer; returns whether the GPU is still there."""
         if all(name in values for name in question.names):  # GPM has answered already, and cheaper
             return True
-        self._device.session.tries = 1 if question.offer.is_proven else CONFIRMING_TRIES
+        self._device.session.tries = 1 if question.is_proven else CONFIRMING_TRIES
         try:
             answer = question.ask(self._readers)
         except NoDataError:
             pass
         except NvmlAbsentError as error:
-            if question.offer.is_proven:
+            if question.is_proven:
                 self._stumbled(error)
             else:
                 self._questions.remove(question)
@@ -192,10 +201,10 @@ class _Gpu:
             self._stumbled(error)
         else:
             figures = {question.names[0]: answer} if isinstance(answer, float) else answer
-            if question.ask is gpm and not question.offer.is_proven:  # a device may lack some of them
+            if question.ask is gpm and not question.is_proven:  # a device may lack some of them
                 lacking = [name for name in question.names if name not in figures]
                 self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
-            question.offer.answered()
+            question.is_proven = True
             values.update({name: value for name, value in figures.items() if name not in values})
             self._seen.update(figures)
         finally:
@@ -209,8 +218,8 @@ class _Gpu:
         self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
 
     def _report_absent(self) -> None:
-        """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
-        hoped = {name for question in self._questions if not question.offer.is_proven for name in question.names}
+        """Reports absent figures once all are known; a figure that another query may still give is not absent."""
+        hoped = {name for question in self._questions if not question.is_proven for name in question.names}
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in [name for name in self._absent if name not in hoped]:
             reason = self._absent.pop(name)

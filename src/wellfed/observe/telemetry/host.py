@@ -1,4 +1,4 @@
-"""Reads what this process and those it started take of the host, and what is left of it."""
+"""Reads CPU time and memory of this process and its children, and the CPU time of all others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import psutil
 
 from wellfed.observe.telemetry.machines import HOST
-from wellfed.observe.telemetry.series import Reading
+from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib
 
 SHORTEST_S = 0.05
-"""CPU time is counted in ticks of 10 ms: over less than this it says nothing."""
+"""CPU time is counted in ticks of 10 ms: over less than this it is meaningless."""
 SEARCH_SHARE = 0.001
-"""Share of time that may go into looking for new processes; where many run, looking takes tens of milliseconds."""
+"""Share of time for the search for new processes, which takes tens of milliseconds if many run."""
 
 
 class _CpuTimes(NamedTuple):
@@ -30,7 +30,7 @@ class _CpuTimes(NamedTuple):
     """Busy seconds of all CPUs of the machine, for any process."""
     total: float
     iowait: float | None
-    """None where the system does not count it."""
+    """None if the system does not count it."""
 
 
 def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _CpuTimes:
@@ -41,15 +41,14 @@ def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[s
 
 
 def _started() -> set[int]:
-    """Processes that Python's multiprocessing has started here and not buried."""
+    """Returns processes that Python's multiprocessing has started here and not yet joined."""
     return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
 
 
-class HostSource:
-    """CPU time and resident memory by psutil; processes that come and go are noticed within seconds."""
+class HostSource(Source):
+    """Source of CPU time and resident memory by psutil; new and ended processes are noticed within seconds."""
 
     name = "host"
-    waits_for_step_end = False
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class HostSource:
         self._search_at_s = now_s()
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
-        """One reading, of the host; none at an edge, or where nothing may be looked at."""
+        """Returns one reading, of the host; none at an edge, or if no process may be read."""
         if edge:
             return []
         now_s = self._now_s()
@@ -110,11 +109,8 @@ class HostSource:
                 values["iowait_pct"] = 100 * max(0.0, now.iowait - before.iowait) / passed_s
         return values
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _meet_loaders(self) -> None:
-        """Data workers that were started since the last search, which may be a minute ago: they are known by name."""
+        """Adds data workers that were started since the last search, which may be a minute ago."""
         known = {child.pid for child in self._children}
         for pid in _started() - known if self._own.pid == os.getpid() else ():
             with suppress(psutil.Error):
@@ -131,11 +127,30 @@ class HostSource:
         self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
 
     def _of_loaders(self) -> set[int]:
-        """Processes that Python's multiprocessing has started, as data workers are, and those that they have; a
-        logger's service and other ranks are started otherwise. Not by `active_children`, which buries the dead."""
+        """Returns the processes that Python's multiprocessing has started, such as data workers, and their children.
+
+        A logger's service and other ranks are started in other ways. `active_children` would join ended processes.
+        """
         workers = _started()
         parents = {child.pid: child.ppid() for child in self._children} if workers else {}
         found = workers & parents.keys()
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return found
+
+
+class WholeHostSource(HostSource):
+    """``cpu_pct`` of all processes (100 = one core), ``mem_used_gib`` of the host's memory and ``iowait_pct``."""
+
+    def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
+        """Returns one reading, of the host; none at an edge."""
+        if edge:
+            return []
+        memory = psutil.virtual_memory()
+        values = {"mem_used_gib": gib(memory.total - memory.available)}
+        for reading in super().read(slow=slow):
+            if (others_pct := reading.values.get("others_cpu_pct")) is not None:
+                values["cpu_pct"] = reading.values["cpu_pct"] + others_pct
+            if (iowait_pct := reading.values.get("iowait_pct")) is not None:
+                values["iowait_pct"] = iowait_pct
+        return [Reading(HOST, values)]

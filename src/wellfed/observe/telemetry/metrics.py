@@ -21,7 +21,7 @@ SLOW_S = 5.0
 
 
 class GpuReaders:
-    """Readers of one GPU, and their state from reading to reading."""
+    """Readers of one GPU, which keep state between readings."""
 
     def __init__(self, uuid: str, *, is_mig: bool, now_s: Callable[[], float]) -> None:
         self.device = readings.OpenDevice(uuid)
@@ -54,13 +54,12 @@ def gpm(gpu: GpuReaders) -> Mapping[str, float]:
 
 
 def power(gpu: GpuReaders) -> Mapping[str, float]:
-    """Power and energy: counted over time, and so read at the edges of training too."""
+    """Returns power and energy, which are counted over time and so read at the edges of training, too."""
     return gpu.power.read()
 
 
 def _limits(gpu: GpuReaders) -> Mapping[str, float]:
-    limits = readings.clock_limits(gpu.device)
-    return {"power_limited": float(limits.power), "heat_limited": float(limits.heat)}
+    return readings.clock_limits(gpu.device)
 
 
 GPU_METRICS = (

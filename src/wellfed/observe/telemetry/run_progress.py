@@ -14,7 +14,7 @@ from wellfed.observe.telemetry.series import TRAINING, Phase
 
 
 class Progress:
-    """The step and phase that a reading belongs to. Telling it costs the training loop less than a microsecond."""
+    """Step and phase that a reading belongs to. An update costs the training loop less than a microsecond."""
 
     def __init__(self, step: int = 0, *, time_s: Callable[[], float] = time.monotonic) -> None:
         """``time_s``: the clock of the readings."""
@@ -35,13 +35,13 @@ class Progress:
         self._step_ended = threading.Event()
 
     def step_done(self, step: int) -> None:
-        """An optimizer step has ended."""
+        """Marks the end of an optimizer step."""
         self.step = step
         if self._is_awaited:
             self._step_ended.set()
 
     def enter(self, phase: Phase) -> None:
-        """From now on the run is in this phase."""
+        """Enters a phase."""
         self._times[phase] += 1
         self._switch(phase)
 
@@ -59,18 +59,18 @@ class Progress:
         self.phase = phase
 
     def trained_s(self, from_s: float, to_s: float) -> float:
-        """Seconds of training between two times, validations and checkpoints included."""
+        """Returns the seconds of training between two times, validations and checkpoints included."""
         return sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in self._trained)
 
     def spent(self) -> dict[Phase, tuple[float, int]]:
-        """Seconds in each phase so far, the present one included, and how often the run came into it from another."""
+        """Returns the seconds in each phase so far, and how often it was entered from another."""
         now_s, total_s = self._time_s(), dict(self._total_s)
         total_s[self.phase] = total_s.get(self.phase, 0.0) + now_s - self._entered_at_s
         return {phase: (seconds, self._times[phase]) for phase, seconds in total_s.items()}
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """In this phase while the block lasts, then in the one before."""
+        """Enters a phase for the block, and then the previous one again."""
         before = self.phase
         self.enter(phase)
         try:
@@ -80,11 +80,11 @@ class Progress:
             self._switch(before)
 
     def wake(self) -> None:
-        """Whoever awaits the end of a step goes on."""
+        """Ends the wait of `await_step_end`."""
         self._step_ended.set()
 
     def await_step_end(self, timeout_s: float) -> None:
-        """Block until the next step ends, or for so long."""
+        """Blocks until the next step ends, or until the timeout."""
         self._step_ended.clear()
         self._is_awaited = True
         self._step_ended.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""Watches a run in threads, one a source, so that a driver that hangs does not stop the rest."""
+"""Watches a run in threads, one per source, so that a driver that hangs does not stop the rest."""
 
 from __future__ import annotations
 
@@ -6,58 +6,47 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self
 
+from wellfed.observe.telemetry.gpu import GpuSource, WatchedGpu
+from wellfed.observe.telemetry.host import HostSource
 from wellfed.observe.telemetry.metrics import SLOW_S
-from wellfed.observe.telemetry.outlet import Outlet
 from wellfed.observe.telemetry.run_progress import Progress
-from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample
+from wellfed.observe.telemetry.series import TRAINING, Phase, Reading, Sample, Source
 from wellfed.observe.telemetry.ticker import Ticker
+from wellfed.record import EventKind, OnEvent
 
 _LOG = logging.getLogger(__name__)
+PATIENCE_S = 1.0
+"""Seconds that an event, or the end of a run, waits for a thread that hands over samples."""
 STUCK_S = 5.0
-"""A reading that takes so long becomes an event; nothing waits for it."""
+"""Seconds after which a reading becomes an event; nothing waits for it."""
 STOP_S = 1.0
-"""How long the end of a run waits for readings under way."""
+"""Seconds for which the end of a run waits for readings under way."""
 LATE_ROUNDS = 3
-"""So many readings in a row that take longer than the interval become an event."""
+"""Number of consecutive readings longer than the interval that becomes an event."""
 STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
-"""The most that it waits; less than the end of a run waits for a reading."""
-
-
-class Source(Protocol):
-    """Something to read; always from the one thread that the sampler gives it."""
-
-    name: str
-
-    @property
-    def waits_for_step_end(self) -> bool:
-        """Its figures are means since the reading before, so readings are best taken where steps end."""
-
-    def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
-        """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
-        time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
-
-    def close(self) -> None:
-        """No more readings follow."""
+"""Maximum seconds of that wait; less than the end of a run waits for a reading."""
 
 
 class Sampler:
-    """Samples its sources while the ``with`` block lasts. Nothing of it ever waits in the training loop.
+    """Reads its sources while the ``with`` block lasts, a thread each. The training loop never waits for it.
 
-    A sample tells of the time that ends with it: when training begins or ends, a round is taken at once, and counts to
-    the phase that is over; so does one that is under way then.
+    A sample describes the time that ends with it. When training begins or ends, a round is taken at once and counts to
+    the phase that is over. So does a round that is under way then. After the block nothing is handed over: a thread
+    that the driver held up may come back when the run has ended.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
-        outlet: Outlet,
+        take: Callable[[Sequence[Sample]], None],
+        on_event: OnEvent,
+        publish: Callable[[Sequence[Sample]], None] = lambda samples: None,
         *,
         interval_s: float,
         progress: Progress,
@@ -66,16 +55,35 @@ class Sampler:
     ) -> None:
         """
         Args:
-            outlet: closed at the end of the block.
+            take: gets the samples, never from two threads at once; must not block.
+            publish: gets them afterwards, from any thread; may block, which delays its own source alone.
             time_s: seconds since the run first started.
         """
-        self.outlet, self.progress, self.interval_s = outlet, progress, interval_s
-        self.time_s, self.now_s = time_s, now_s
-        self.watches = [_Watch(source, self) for source in sources]
+        self._take, self._on_event, self._publish = take, on_event, publish
+        self.progress, self.interval_s, self.time_s, self.now_s = progress, interval_s, time_s, now_s
+        self.watches: list[_Watch] = []
+        self._refused: Sequence[str] = ()
+        self._turn, self._is_closed = threading.RLock(), False
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
+    def watch(self, gpus: Sequence[WatchedGpu], *, host: Source | None = None, refused: Sequence[str] = ()) -> None:
+        """Adds the host, and these GPUs if there are any.
+
+        Args:
+            host: None = this process.
+            refused: messages about what NVML can't read, reported as the block begins.
+        """
+        self._refused = refused
+        self.add(host or HostSource(), *([GpuSource(gpus, self.event)] if gpus else []))
+
+    def add(self, *sources: Source) -> None:
+        """Adds sources; to be called before the block."""
+        self.watches += [_Watch(source, self) for source in sources]
+
     def __enter__(self) -> Self:
+        for message in self._refused:
+            self.event("telemetry_trouble", trouble="refused", message=message)
         self._began_at_s = self.now_s()
         self.progress.on_edge = self._on_edge
         for watch in self.watches:
@@ -96,8 +104,32 @@ class Sampler:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
                     watch.report_left_behind()
         finally:  # a second signal may come while it waits
-            self.outlet.close()
+            self.close()
             self._ended_at_s = self.now_s()
+
+    def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
+        """Hands over the samples of one round, stamped in turn, so that times never decrease from row to row."""
+        with self._turn:
+            samples = [] if self._is_closed else stamped()
+            if samples:
+                self._take(samples)
+        if samples and not self._is_closed:
+            self._publish(samples)
+
+    def event(self, kind: EventKind, **facts: Any) -> None:
+        """Hands over an event of the run."""
+        if self._turn.acquire(timeout=PATIENCE_S):
+            try:
+                if not self._is_closed:
+                    self._on_event(kind, **facts)
+            finally:
+                self._turn.release()
+
+    def close(self) -> None:
+        """Hands over nothing more; waits a moment for what is under way."""
+        self._is_closed = True
+        if self._turn.acquire(timeout=PATIENCE_S):
+            self._turn.release()
 
     def cpu_frac(self) -> float:
         """Returns the CPU time of the threads over the time they have run."""
@@ -105,7 +137,7 @@ class Sampler:
         return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
 
     def cpu_s(self) -> float:
-        """CPU time of the threads, up to their latest readings."""
+        """Returns the CPU time of the threads, up to their latest readings."""
         return sum(watch.ticker.cpu_s for watch in self.watches)
 
     def _on_edge(self, left: Phase) -> None:
@@ -118,7 +150,7 @@ class _Watch:
     """One source and its thread."""
 
     def __init__(self, source: Source, sampler: Sampler) -> None:
-        self._source, self._sampler, self._outlet = source, sampler, sampler.outlet
+        self._source, self._sampler = source, sampler
         self._interval_s, self._progress, self._now_s = sampler.interval_s, sampler.progress, sampler.now_s
         self.ticker = Ticker(source.name, self._interval_s, self._round, self._close, now_s=self._now_s)
         self._edges: deque[tuple[Phase, int]] = deque()
@@ -128,17 +160,17 @@ class _Watch:
         self._reporting = threading.Lock()
 
     def at_edge(self, left: Phase) -> None:
-        """Take a round for the phase that is over."""
+        """Takes a round for the phase that is over."""
         self._edges.append((left, self._progress.step))
         self.ticker.nudge()
 
     def report_if_stuck(self) -> None:
-        """Report once if the reading under way does not get on."""
+        """Reports once that the reading under way does not progress."""
         if (busy_s := self.ticker.busy_s()) >= STUCK_S:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
 
     def report_left_behind(self) -> None:
-        """The run is over and a reading is still under way."""
+        """Reports that a reading was under way when the run ended."""
         if "slow" not in self._reported:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
@@ -164,7 +196,7 @@ class _Watch:
                 self.ticker.nudge()
 
     def _read(self, is_slow: bool, edge: tuple[Phase, int] | None) -> None:
-        """Hand over what is read: in one go, or piece by piece where the driver takes its time."""
+        """Hands over the readings: at once, or piece by piece if the driver is slow."""
         pending: list[Reading] = []
         handed_over_at_s = self._now_s()
         for reading in self._source.read(slow=is_slow, edge=edge is not None):
@@ -186,7 +218,7 @@ class _Watch:
             return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
 
         if readings:
-            self._outlet.take(stamped)
+            self._sampler.take(stamped)
 
     def _close(self) -> None:
         while self._edges:  # training ended just now: its last stretch counts
@@ -196,7 +228,7 @@ class _Watch:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A fault in here must neither pass unseen nor reach the training."""
+        """Reports an error, and keeps it from the training."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
@@ -210,4 +242,4 @@ class _Watch:
             is_new = trouble not in self._reported
             self._reported.add(trouble)
         if is_new:
-            self._outlet.event("telemetry_trouble", trouble=trouble, message=message)
+            self._sampler.event("telemetry_trouble", trouble=trouble, message=message)

@@ -1,19 +1,28 @@
-"""Holds what was seen: one reading of a GPU or of the host, and the mean and quantiles of many."""
+"""Holds readings of GPUs and host, the mean and quantiles of many, and their summary for run.json."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+
+from wellfed.observe.telemetry.machines import HOST, is_host, named
 
 Phase = Literal["start", "train", "validate", "test", "checkpoint", "ceiling"]
 TRAINING: tuple[Phase, ...] = ("train", "validate", "checkpoint")
 """Phases that figures of a run are over: from the first batch to the last, with what comes in between."""
 KEPT = 10_000
 """Readings that quantiles are taken from; 83 minutes at the default rate are kept whole."""
+
+ENERGY = "energy_j"
+"""A counter, whose growth counts."""
+COVERED_FRAC = 0.95
+"""Share of training that the counter must cover before energy per sample is reported."""
 
 
 class Reading(NamedTuple):
@@ -23,6 +32,28 @@ class Reading(NamedTuple):
     """CUDA-visible number, or that of the host (`telemetry.machines`)."""
     values: Mapping[str, float]
     """Metric name -> value; absent or unread ones are left out."""
+
+
+class Source(Protocol):
+    """A source of readings; always read from the one thread that the sampler gives it."""
+
+    name: str
+
+    @property
+    def waits_for_step_end(self) -> bool:
+        """Returns whether figures are means since the last reading, so that readings are best taken as steps end."""
+        return False
+
+    def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
+        """Reads what is due.
+
+        Costly figures are read only if ``slow``; at an ``edge`` of training only those counted over time. Each reading
+        is available as soon as it is taken. May block; must not raise for a figure that is not offered.
+        """
+
+    def close(self) -> None:
+        """Ends the readings."""
+        return  # not abstract: most sources hold nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +84,7 @@ class Series:
         self._sum, self._max = 0.0, 0.0
 
     def add(self, value: float) -> None:
-        """One more reading."""
+        """Adds a reading."""
         self._max = value if self.num == 0 else max(self._max, value)
         self.num += 1
         self._sum += value
@@ -63,6 +94,76 @@ class Series:
             self._values[place] = value
 
     def entry(self) -> dict[str, float]:
-        """``{mean, p5, p50, p95, max, n}``; only for a series that is not empty."""
+        """Returns ``{mean, p5, p50, p95, max, n}``; the series must not be empty."""
         p5, p50, p95 = (float(value) for value in np.quantile(self._values, (0.05, 0.50, 0.95)))
         return {"mean": self._sum / self.num, "p5": p5, "p50": p50, "p95": p95, "max": self._max, "n": self.num}
+
+
+class Summary:
+    """Figures of GPUs and hosts while the run trained: start, test and ceiling are left out. Safe for several threads.
+
+    Growth of the energy counter is divided by the time of training between two readings. So a late or missing reading
+    moves no energy from one phase to another.
+    """
+
+    def __init__(self, trained_s: Callable[[float, float], float]) -> None:
+        """``trained_s``: seconds of training between two times."""
+        self._trained_s = trained_s
+        self._lock = threading.Lock()
+        self._series: defaultdict[int, defaultdict[str, Series]] = defaultdict(lambda: defaultdict(Series))
+        self._energies: defaultdict[int, _Energy] = defaultdict(_Energy)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Adds a round of samples."""
+        with self._lock:
+            for sample in samples:
+                if ENERGY in sample.values:
+                    self._energies[sample.gpu].add(sample.time_s, sample.values[ENERGY], self._trained_s)
+                if sample.phase in TRAINING:
+                    series = self._series[sample.gpu]
+                    for name, value in sample.values.items():
+                        if name != ENERGY:
+                            series[name].add(value)
+
+    def entry(self, samples: int, trained_s: float) -> dict[str, dict[str, Any]]:
+        """Returns ``{"0": {util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j, energy_per_sample_j}}``.
+
+        Args:
+            samples: training samples so far, over all ranks.
+            trained_s: seconds of training so far.
+        """
+        entry: dict[str, dict[str, Any]] = {}
+        with self._lock:
+            for gpu in sorted(number for number in self._series if not is_host(number)):
+                figures = self._figures(gpu)
+                entry[str(named(gpu))] = figures
+                energy = self._energies.get(gpu)
+                if energy is not None and energy.covered_s > 0:
+                    figures[ENERGY] = energy.spent_j
+                    if samples > 0 and energy.covered_s >= COVERED_FRAC * trained_s:
+                        figures["energy_per_sample_j"] = energy.spent_j / energy.covered_s * trained_s / samples
+        return entry
+
+    def host(self) -> dict[str, Any]:
+        """Returns the same figures of the host of this machine."""
+        with self._lock:
+            return self._figures(HOST)
+
+    def _figures(self, gpu: int) -> dict[str, Any]:
+        return {name: one.entry() for name, one in self._series[gpu].items()}
+
+
+class _Energy:
+    """Growth of one GPU's energy counter while the run trained."""
+
+    def __init__(self) -> None:
+        self.spent_j = self.covered_s = 0.0
+        self._last: tuple[float, float] | None = None
+
+    def add(self, time_s: float, counter_j: float, trained_s: Callable[[float, float], float]) -> None:
+        last, self._last = self._last, (time_s, counter_j)
+        if last is None or time_s <= last[0] or counter_j < last[1]:
+            return
+        overlap_s = trained_s(last[0], time_s)
+        self.spent_j += (counter_j - last[1]) * overlap_s / (time_s - last[0])
+        self.covered_s += overlap_s

@@ -1,4 +1,4 @@
-"""Calls a function at a steady beat, in a thread of its own."""
+"""Calls a function periodically, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Calls ``do_round`` every ``interval_s`` without drifting: a round that is late does not delay the next, and beats
-    that were missed altogether are skipped."""
+    """Calls ``do_round`` every ``interval_s`` without drift. A late round does not delay the next; missed beats are
+    skipped."""
 
     def __init__(
         self,
@@ -23,41 +23,37 @@ class Ticker:
     ) -> None:
         """``at_end``: called in the thread when it ends."""
         self._interval_s, self._do_round, self._at_end, self._now_s = interval_s, do_round, at_end, now_s
-        self._wake = threading.Condition()
-        self._is_stopping = self._is_nudged = False
+        self._wake, self._is_stopping = threading.Event(), False
         self._began_at_s: float | None = None
         self.cpu_s = 0.0
         """CPU time of the thread so far."""
-        # A daemon: the driver may never come back from a call, and the process must end all the same.
+        # A daemon, so that the process ends even if the driver never returns from a call.
         self._thread = threading.Thread(target=self._run, name=f"wellfed-{name}", daemon=True)
 
     def start(self) -> None:
-        """The first round begins at once."""
+        """Starts the thread; the first round begins at once."""
         self._thread.start()
 
     def nudge(self) -> None:
-        """A round now, beside the beat."""
-        with self._wake:
-            self._is_nudged = True
-            self._wake.notify()
+        """Begins a round now, beside the beat."""
+        self._wake.set()
 
     def stop(self) -> None:
-        """No round begins after the one at work."""
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
+        """Ends the thread after the round under way."""
+        self._is_stopping = True
+        self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended within this time."""
+        """Returns whether the thread has ended within this time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def moved(self) -> None:
-        """The round at work gets on: `busy_s` counts anew."""
+        """Marks progress of the round under way: `busy_s` restarts at 0."""
         self._began_at_s = self._now_s()
 
     def busy_s(self) -> float:
-        """How long the round at work, or the end, has been at it or has not moved; 0 between rounds."""
+        """Returns the seconds since the round under way, or the end, began or last moved; 0 between rounds."""
         began_at_s = self._began_at_s
         return 0.0 if began_at_s is None else self._now_s() - began_at_s
 
@@ -76,13 +72,11 @@ class Ticker:
             self._do_round()
             self._began_at_s, self.cpu_s = None, time.thread_time()
             beat_at_s = next_beat(beat_at_s, self._now_s(), self._interval_s)
-            with self._wake:
-                if not (self._is_stopping or self._is_nudged):
-                    self._wake.wait(min(max(0.0, beat_at_s - self._now_s()), threading.TIMEOUT_MAX))
-                self._is_nudged = False
+            self._wake.wait(min(max(0.0, beat_at_s - self._now_s()), threading.TIMEOUT_MAX))
+            self._wake.clear()
 
 
 def next_beat(beat_at_s: float, now_s: float, interval_s: float) -> float:
-    """The first beat after now; beats are ``beat_at_s`` and whole intervals after it."""
+    """Returns the first beat after now; beats are ``beat_at_s`` and whole intervals after it."""
     next_at_s = beat_at_s + interval_s * max(0, math.floor((now_s - beat_at_s) / interval_s) + 1)
     return next_at_s if next_at_s > now_s else next_at_s + interval_s  # the division may have been rounded up

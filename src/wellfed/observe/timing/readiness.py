@@ -52,16 +52,7 @@ class StepSummary:
 
     def time(self) -> TimeEntry:
         """Returns the entry of run.json."""
-        return {
-            "wait_frac": self.wait_frac,
-            "copy_frac": self.copy_frac,
-            "compute_frac": self.compute_frac,
-            "host_frac": self.host_frac,
-            "step_ms_mean": self.step_ms_mean,
-            "step_ms_p50": self.step_ms_p50,
-            "step_ms_p95": self.step_ms_p95,
-            "launch_ms_p50": self.launch_ms_p50,
-        }
+        return cast(TimeEntry, {name: getattr(self, name) for name in TimeEntry.__annotations__})
 
     def loading(self) -> LoadingEntry:
         """Returns the entry of run.json on building batches; empty if unknown."""
@@ -75,19 +66,21 @@ class StepSummary:
 
 
 def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
-    """Figures over the rows that are not warm-up; None if there are none."""
+    """Returns the figures of the rows that are not warm-up; None if there are none."""
     kept = [row for row in rows if not row.warmup]
     total_ms = sum(row.step_ms for row in kept)
     if not kept or total_ms <= 0:
         return None
     p50, p95 = np.quantile([row.step_ms for row in kept], (0.50, 0.95))
+    rate = 1e3 * sum(row.samples for row in kept) / total_ms
+    half = half_width([row.samples for row in kept], [row.step_ms / 1e3 for row in kept])
     launches = [row.launch_ms for row in kept if row.launch_ms is not None]
     has_copy = any(row.copy_ms is not None for row in kept)
     return StepSummary(
         steps=len(kept),
         warmup_steps=len(rows) - len(kept),
-        samples_per_s=1e3 * sum(row.samples for row in kept) / total_ms,
-        ci95=rate_interval(kept),
+        samples_per_s=rate,
+        ci95=None if half is None else (max(0.0, rate - half), rate + half),
         readiness_frac=sum(row.ready for row in kept) / len(kept),
         wait_frac=sum(row.wait_ms for row in kept) / total_ms,
         copy_frac=sum(row.copy_ms or 0.0 for row in kept) / total_ms if has_copy else None,
@@ -102,7 +95,7 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
 
 
 def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Figures of building, of each batch's time and CPU time."""
+    """Returns the figures of building from each batch's time and CPU time."""
     if not times_ms:
         return {}
     built_ms, cpu_ms = np.array(times_ms).T
@@ -111,14 +104,3 @@ def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
     if built_ms.sum() > 0:
         found["build_cpu_frac"] = cpu_ms.sum() / built_ms.sum()
     return {name: float(value) for name, value in found.items()}
-
-
-def rate_interval(rows: Sequence[StepRow]) -> tuple[float, float] | None:
-    """95 % interval of samples/s, not below 0; None with too few steps (see `interval`)."""
-    times_s = [row.step_ms / 1e3 for row in rows]
-    samples = [row.samples for row in rows]
-    half = half_width(samples, times_s)
-    if half is None:
-        return None
-    rate = sum(samples) / sum(times_s)
-    return max(0.0, rate - half), rate + half

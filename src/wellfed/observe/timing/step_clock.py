@@ -126,16 +126,16 @@ class StepClock:
         self._pending: deque[_Marks] = deque()
 
     def time_s(self) -> float:
-        """Seconds since the run first started."""
+        """Returns the seconds since the run first started."""
         return self._now_s() - self._origin_s
 
     def ask(self) -> None:
-        """The loop asks for the next batch."""
+        """Marks that the loop asks for the next batch."""
         self.wall.switch(STEPS)
         self._asked_s = self._now_s()
 
     def got(self) -> None:
-        """The loop has the batch on the host."""
+        """Marks that the loop has the batch on the host."""
         self._got_s = self._now_s()
 
     def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
@@ -144,13 +144,13 @@ class StepClock:
         self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark(), built)
 
     def copied(self) -> None:
-        """The copy is launched (GPU) or done (CPU); compute follows."""
+        """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
         if self._open is not None:
             self._open.copied_s = self._now_s()
             self._open.copied = self._mark()
 
     def end(self, *, step: int, samples: int, micro_batch: int, num_micro: int, warmup: bool = False) -> None:
-        """The optimizer step is launched (GPU) or done (CPU)."""
+        """Marks that the optimizer step is launched (GPU) or done (CPU)."""
         marks, self._open = self._open, None
         if marks is None:
             return
@@ -160,13 +160,13 @@ class StepClock:
         self._pending.append(marks)
 
     def interrupt(self) -> None:
-        """Something that is not training comes between two steps; it belongs to neither."""
+        """Marks a pause in training between two steps, whose time belongs to neither."""
         self._last_end_s, self._last_end = None, None
 
     def rows(self, *, wait: bool = False) -> Iterator[StepRow]:
-        """The steps that are finished on the device, oldest first, each once.
+        """Yields the steps that are finished on the device, oldest first, each once.
 
-        With ``wait`` the device is known to be idle: all that are left.
+        With ``wait`` the device is idle, and all remaining steps are yielded.
         """
         while self._pending:
             end = self._pending[0].end

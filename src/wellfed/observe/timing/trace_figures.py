@@ -1,13 +1,16 @@
-"""Tells from the trace of some steps which operations take their time, and how far the host is ahead of the device."""
+"""Reads a trace of torch's profiler: which operations take time, and how far the host is ahead of the device."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
-from wellfed.observe.timing.trace_file import Span
 from wellfed.record import OperationEntry, ProfileEntry
 
 STEP = "ProfilerStep#"
@@ -26,6 +29,28 @@ _AROUND = (STEP, "Optimizer.step#")
 _BETWEEN_RANKS = "nccl"
 """In the name of a kernel that moves data from one device to another."""
 Interval = tuple[float, float]
+_CHUNK = 2**20
+"""Characters read at a time: traces may have hundreds of MB."""
+_BEGINS = re.compile(r'"traceEvents"\s*:\s*\[')
+_EVENT = re.compile(r'\{\s*"ph"')
+_SEPARATOR = re.compile(r"[\s,]*")
+
+
+class Span(NamedTuple):
+    """Operation that took time, on a thread of the host or on a stream of a device."""
+
+    kind: str
+    """``cat`` of the trace: ``cpu_op``, ``user_annotation``, ``cuda_runtime``, ``cuda_driver``, ``kernel``,
+    ``gpu_memcpy``, ``gpu_memset``, ..."""
+    name: str
+    start_us: float
+    end_us: float
+    lane: tuple[Any, Any]
+    """Process and thread of the host, or device and stream."""
+    correlation: int | None = None
+    """The same of a call to CUDA and of what it launched."""
+    operation: int | None = None
+    """The same of an operation of torch and of all that was launched for it, ``External id`` of the trace."""
 
 
 def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
@@ -60,7 +85,7 @@ def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry |
 
 
 def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> list[Interval]:
-    """When at least one kernel was in store: launched while an earlier one of its stream ran, and not begun yet.
+    """Returns the times when at least one kernel was launched, but waited for an earlier one of its stream.
 
     A kernel that comes to an idle stream takes some microseconds to begin, too; the host is not ahead by that.
 
@@ -100,7 +125,7 @@ def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times as intervals that are apart, in order."""
+    """Returns the same times as disjoint intervals, in order."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -113,12 +138,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length_us(apart: Sequence[Interval]) -> float:
-    """How long they last together."""
+    """Returns their total length."""
     return sum(end - start for start, end in apart)
 
 
 def overlap_us(first: Sequence[Interval], second: Sequence[Interval]) -> float:
-    """How long both last, each of which a `union` gave."""
+    """Returns how long both last; each comes from `union`."""
     total, one, other = 0.0, 0, 0
     while one < len(first) and other < len(second):
         total += max(0.0, min(first[one][1], second[other][1]) - max(first[one][0], second[other][0]))
@@ -132,7 +157,7 @@ def overlap_us(first: Sequence[Interval], second: Sequence[Interval]) -> float:
 def _sorted_out(
     spans: Iterable[Span],
 ) -> tuple[list[Span], list[Span], list[Span], list[Span]]:
-    """Operations of the host, calls to CUDA, work of devices, steps."""
+    """Returns operations of the host, calls to CUDA, work of devices, and steps."""
     host, launches, device, steps = [], [], [], []
     for one in spans:
         if one.kind in _OPERATIONS:
@@ -191,3 +216,56 @@ def _is_copy(one: Span) -> bool:
 def _within(time_us: float, windows: Sequence[Interval]) -> bool:
     place = bisect_right(windows, (time_us, math.inf)) - 1
     return place >= 0 and time_us < windows[place][1]
+
+
+def spans(path: Path) -> Iterator[Span]:
+    """Yields all that took time, in the order of the file; unreadable text between two events is left out.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no trace, or not a whole one.
+    """
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for event in _events(stream, path):
+            if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event:
+                yield _span(event)
+
+
+def _span(event: dict[str, Any]) -> Span:
+    facts, start_us = event.get("args", {}), float(event["ts"])
+    return Span(
+        kind=str(event.get("cat", "")),
+        name=str(event.get("name", "")),
+        start_us=start_us,
+        end_us=start_us + float(event["dur"]),
+        lane=(event.get("pid"), event.get("tid")),
+        correlation=facts.get("correlation"),
+        operation=facts.get("External id"),
+    )
+
+
+def _events(stream: TextIO, path: Path) -> Iterator[Any]:
+    """Yields the list ``traceEvents``, of which no more than a chunk is held."""
+    decode = json.JSONDecoder(strict=False).raw_decode
+    text = stream.read(_CHUNK)
+    begins = _BEGINS.search(text)
+    if begins is None:
+        raise ValueError(f"{path} is no trace: it does not begin with traceEvents.")
+    place = begins.end()
+    while True:
+        place = _SEPARATOR.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if text.startswith("]", place):
+            return
+        try:
+            event, place = decode(text, place)
+        except json.JSONDecodeError as cause:
+            following = _EVENT.search(text, place + 1)
+            if following is not None:  # a name with a quotation mark, which kineto does not escape
+                place = following.start()
+                continue
+            more = stream.read(_CHUNK)
+            if not more:
+                raise ValueError(f"{path} is no whole trace: {cause}") from cause
+            text, place = text[place:] + more, 0
+            continue
+        yield event

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from wellfed.observe.timing import trace_file
-from wellfed.observe.timing.trace_file import Span, spans
+from wellfed.observe.timing import trace_figures
+from wellfed.observe.timing.trace_figures import Span, spans
 
 KERNEL = {
     "ph": "X",
@@ -54,7 +54,7 @@ def test_it_does_not_matter_where_a_chunk_ends(
     path = write(
         tmp_path / "t.json", [{**KERNEL, "ts": number, "name": 'a "}, {\n' * 3} for number in range(50)], indent
     )
-    monkeypatch.setattr(trace_file, "_CHUNK", chunk)
+    monkeypatch.setattr(trace_figures, "_CHUNK", chunk)
     assert [one.start_us for one in spans(path)] == list(range(50))
 
 
