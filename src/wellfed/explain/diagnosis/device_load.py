@@ -11,22 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import is_starved
 from wellfed.explain.diagnosis.finding import Gain
-from wellfed.explain.diagnosis.thresholds import (
-    BUSY_FRAC,
-    DRAM_FRAC,
-    FEWEST_OF_CARD,
-    FEWEST_STEPS,
-    HARDLY_BUSY_FRAC,
-    LAUNCH_FRAC,
-    LEAST_SYNCHRONISATION_GAIN,
-    SM_EMPTY_FRAC,
-    SM_HALF_FRAC,
-    SYNCHRONISATIONS_A_STEP,
-    TENSOR_FRAC,
-)
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
@@ -61,7 +49,7 @@ class DeviceLoad:
     @property
     def is_host_late(self) -> bool:
         """The card had done all it was given before the host gave it more."""
-        return self.launch_frac is not None and self.launch_frac >= LAUNCH_FRAC
+        return self.launch_frac is not None and self.launch_frac >= limits.LAUNCH_FRAC
 
     @property
     def without_synchronisation(self) -> Gain:
@@ -72,16 +60,20 @@ class DeviceLoad:
     @property
     def limit(self) -> DeviceLimit | None:
         """The limit to remove; None if the figures show none."""
-        idles = self.busy_frac < BUSY_FRAC
+        idles = self.busy_frac < limits.BUSY_FRAC
         if self.is_host_late:
-            wins = self.without_synchronisation.factor >= LEAST_SYNCHRONISATION_GAIN
-            if self.synchronisations and wins and self.busy_frac >= HARDLY_BUSY_FRAC:
+            wins = self.without_synchronisation.factor >= limits.LEAST_SYNCHRONISATION_GAIN
+            if self.synchronisations and wins and self.busy_frac >= limits.HARDLY_BUSY_FRAC:
                 return "synchronisation"
-            if idles or self.full_frac < SM_EMPTY_FRAC:
+            if idles or self.full_frac < limits.SM_EMPTY_FRAC:
                 return "launches"
-        if self.dram_frac is not None and self.dram_frac >= DRAM_FRAC and (self.tensor_frac or 0.0) < TENSOR_FRAC:
+        if (
+            self.dram_frac is not None
+            and self.dram_frac >= limits.DRAM_FRAC
+            and (self.tensor_frac or 0.0) < limits.TENSOR_FRAC
+        ):
             return "bandwidth"
-        if not idles and self.full_frac < SM_HALF_FRAC:
+        if not idles and self.full_frac < limits.SM_HALF_FRAC:
             return "small kernels"
         return None
 
@@ -91,7 +83,7 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
     process), or nobody knows: on a CPU, with too few steps or readings.
     """
     time = evidence.time
-    if time is None or not evidence.on_gpu or evidence.num_measured < FEWEST_STEPS or is_starved(evidence):
+    if time is None or not evidence.on_gpu or evidence.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
     if any(event["kind"] == "data_parallel" for event in evidence.record.events) or time["compute_frac"] <= 0:
         return None
@@ -110,21 +102,21 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
         tensor_frac=within_steps(_share(evidence, "tensor_active_pct")),
         dram_frac=within_steps(_share(evidence, "dram_active_pct")),
         launch_frac=_launch_frac(evidence),
-        synchronisations=tuple(one for one in found if one["per_step"] >= SYNCHRONISATIONS_A_STEP),
+        synchronisations=tuple(one for one in found if one["per_step"] >= limits.SYNCHRONISATIONS_A_STEP),
     )
 
 
 def _share(evidence: Evidence, name: str) -> float | None:
     """Returns the least median over the cards: the first readings belong to the start."""
     readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
-    return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_OF_CARD), default=None)
+    return min((float(np.median(one)) / 100 for one in readings if len(one) >= limits.FEWEST_OF_CARD), default=None)
 
 
 def launch_ms(evidence: Evidence) -> float | None:
     """Returns the median milliseconds the host took to launch a step; None if not measured."""
     found = evidence.column("launch_ms")
     found = found[np.isfinite(found)]
-    return float(np.median(found)) if len(found) >= FEWEST_STEPS else None
+    return float(np.median(found)) if len(found) >= limits.FEWEST_STEPS else None
 
 
 def _launch_frac(evidence: Evidence) -> float | None:

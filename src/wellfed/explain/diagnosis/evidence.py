@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -137,8 +137,12 @@ class Evidence:
     @cached_property
     def rest_ms(self) -> Series:
         """The rest of each step: copy, compute and host."""
-        parts = [np.nan_to_num(self.column(name)) for name in ("copy_ms", "compute_ms", "host_ms")]
-        return np.sum([part for part in parts if len(part)] or [np.zeros(len(self.wait_ms))], axis=0)  # type: ignore[no-any-return]
+        return _took_ms(self.steps, _PARTS_MS[1:])
+
+    @cached_property
+    def all_ms(self) -> Series:
+        """Milliseconds of each step, warm-up included."""
+        return _took_ms(self.all_steps, _PARTS_MS)
 
     @cached_property
     def gap_ms(self) -> Series:
@@ -159,8 +163,7 @@ class Evidence:
         step and the last; None if they show nothing."""
         if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
             return self.record.wall
-        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
-        steps_s, between_s = float(np.sum(parts)) / 1e3, float(self.gap_ms.sum()) / 1e3
+        steps_s, between_s = float(self.all_ms.sum()) / 1e3, float(self.gap_ms.sum()) / 1e3
         phases = self.record.phases
         validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in _PAUSES)
         other_s = max(0.0, between_s - validation_s - checkpoint_s)
@@ -184,8 +187,7 @@ class Evidence:
         if wall is None:
             return 0.0
         warmup = throughput["warmup_steps"] if throughput else 0
-        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
-        first_s = float(sum(part[:warmup].sum() for part in parts)) / 1e3
+        first_s = float(self.all_ms[:warmup].sum()) / 1e3
         return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.step_ms or 0.0) / 1e3)
 
     @cached_property
@@ -333,6 +335,12 @@ class Evidence:
         return found
 
 
+def _took_ms(steps: Mapping[str, Series], names: Sequence[str]) -> Series:
+    """Returns the sum of the columns that the table has; a missing figure counts as 0."""
+    columns = [np.nan_to_num(steps[name]) for name in names if len(steps.get(name, ()))]
+    return np.asarray(np.sum(columns or [np.zeros(len(steps.get("wait_ms", ())))], axis=0))
+
+
 def _in_training(curve: Mapping[str, Series]) -> dict[str, Series]:
     there = curve["phase"] == PHASES.index("train")
     return {name: column[there] for name, column in curve.items()}
@@ -381,24 +389,14 @@ def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]
 
 
 def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:
-    def figure(name: str) -> float | None:
-        column = table.get(name, _EMPTY)
-        return float(column[place]) if len(column) > place and np.isfinite(column[place]) else None
-
-    return StepRow(
-        step=int(figure("step") or 0),
-        time_s=figure("time_s") or 0.0,
-        epoch=int(figure("epoch") or 0),
-        samples=int(figure("samples") or 0),
-        micro_batch=int(figure("micro_batch") or 0),
-        num_micro=int(figure("num_micro") or 1),
-        wait_ms=figure("wait_ms") or 0.0,
-        copy_ms=figure("copy_ms"),
-        compute_ms=figure("compute_ms") or 0.0,
-        host_ms=figure("host_ms") or 0.0,
-        asked_wait_ms=0.0 if figure("ready") else float("inf"),
-        warmup=is_warmup,
-        build_ms=figure("build_ms"),
-        build_cpu_ms=figure("build_cpu_ms"),
-        launch_ms=figure("launch_ms"),
-    )
+    cells: dict[str, Any] = {
+        name: float(column[place])
+        for name, column in table.items()
+        if len(column) > place and np.isfinite(column[place])
+    }
+    counts: dict[str, Any] = {name: int(cells.get(name, 0)) for name in ("step", "epoch", "samples", "micro_batch")}
+    times: dict[str, Any] = {name: cells.get(name, 0.0) for name in ("time_s", "wait_ms", "compute_ms", "host_ms")}
+    optional: dict[str, Any] = {name: cells.get(name) for name in ("copy_ms", "build_ms", "build_cpu_ms", "launch_ms")}
+    asked_wait_ms = 0.0 if cells.get("ready") else float("inf")
+    num_micro = int(cells.get("num_micro") or 1)
+    return StepRow(**counts, **times, **optional, num_micro=num_micro, asked_wait_ms=asked_wait_ms, warmup=is_warmup)

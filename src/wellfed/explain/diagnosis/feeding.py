@@ -17,23 +17,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Gain
-from wellfed.explain.diagnosis.thresholds import (
-    BUILD_WAITS_FRAC,
-    CAPACITY_FRAC,
-    CEILING_FACTOR,
-    CONTENTION_FACTOR,
-    CPU_FULL_FRAC,
-    FEWEST_STEPS,
-    HARDLY_WORK_FRAC,
-    LOADER_CPU_FRAC,
-    MOST_READY_FRAC,
-    OTHERS_FRAC,
-    QUEUED_FRAC,
-    WAIT_FRAC,
-)
+from wellfed.explain.diagnosis.finding import Figures, Gain
 from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
@@ -94,21 +81,21 @@ class Feeding:
     @property
     def is_cpu_full(self) -> bool:
         """All cores are at work, or nearly, for whomever."""
-        return self.cpu_ms / self.step_ms + self.others >= CPU_FULL_FRAC * self.cores
+        return self.cpu_ms / self.step_ms + self.others >= limits.CPU_FULL_FRAC * self.cores
 
     @property
     def has_company(self) -> bool:
         """Other processes keep many cores at work."""
-        return self.others >= OTHERS_FRAC * self.cores
+        return self.others >= limits.OTHERS_FRAC * self.cores
 
     @property
     def waits_outside(self) -> bool:
         """Building is mostly waiting for something else than a core."""
         if not self.is_cpu_full:
-            return self.cpu_frac < BUILD_WAITS_FRAC
+            return self.cpu_frac < limits.BUILD_WAITS_FRAC
         # Who always wants a core gets about this share of one.
         fair_frac = min(1.0, self.cores / (self.num_workers + 1 + self.others))
-        return self.cpu_frac < QUEUED_FRAC * fair_frac
+        return self.cpu_frac < limits.QUEUED_FRAC * fair_frac
 
     @property
     def contention(self) -> float | None:
@@ -118,11 +105,11 @@ class Feeding:
         """
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
-        if self.has_company and self.build_cpu_ms > HARDLY_WORK_FRAC * self.alone_ms:
+        if self.has_company and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
             return None  # their work may wait for a core that others have
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
-        return factor if factor >= CONTENTION_FACTOR else None
+        return factor if factor >= limits.CONTENTION_FACTOR else None
 
     @property
     def waits_for_core(self) -> bool:
@@ -132,13 +119,13 @@ class Feeding:
     @cached_property
     def workers_needed(self) -> int:
         """The smallest number beyond which more are of no use, if all batches took equally long."""
-        enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
+        enough = self.step_ms_with(self.most_workers) / (1 - limits.WAIT_FRAC)
         return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
 
     @property
     def has_enough(self) -> bool:
         """The workers would keep up with steps that wait for nothing."""
-        return self.build_ms <= CAPACITY_FRAC * self.num_workers * self.fed_ms
+        return self.build_ms <= limits.CAPACITY_FRAC * self.num_workers * self.fed_ms
 
     @property
     def workers_advised(self) -> int:
@@ -154,14 +141,14 @@ class Feeding:
 
     def show_doubt(self) -> str:
         """Returns why the gain of more workers may be low, in words; empty if building is mostly work."""
-        if self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC:
+        if self.waits_for_core or self.cpu_frac >= limits.BUILD_WAITS_FRAC:
             return ""
         return (
             f" Only {show_percent(self.cpu_frac)} of building is CPU time: more workers win nothing where batches wait "
             "for a lock, a rate limit or a store at its limit."
         )
 
-    def figures(self) -> dict[str, float | int | str]:
+    def figures(self) -> Figures:
         """Evidence figures by name."""
         return {
             "wait_frac": 1 - self.fed_ms / self.step_ms,
@@ -182,7 +169,7 @@ class Feeding:
         limit_ms = self.step_ms_with(workers)
         factor = self.step_ms / max(limit_ms, float(np.mean(self._simulated(workers, prefetch, 1.0))))
         low = 1.0
-        if workers <= self.num_workers or self.cpu_frac >= BUILD_WAITS_FRAC or self.waits_for_core:
+        if workers <= self.num_workers or self.cpu_frac >= limits.BUILD_WAITS_FRAC or self.waits_for_core:
             shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
             slowest_ms = float(np.quantile(self._simulated(workers, prefetch, _SLACK), 1 - _TAIL))
             low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
@@ -232,9 +219,9 @@ def simulated_steps(
 def is_starved(evidence: Evidence) -> bool:
     """Steps wait for data so long that it is worth a change, and the ceiling does not deny it."""
     factor = evidence.ceiling_factor
-    if evidence.num_measured < FEWEST_STEPS or steady_wait_frac(evidence) <= WAIT_FRAC:
+    if evidence.num_measured < limits.FEWEST_STEPS or steady_wait_frac(evidence) <= limits.WAIT_FRAC:
         return False
-    if factor is None or factor > CEILING_FACTOR:
+    if factor is None or factor > limits.CEILING_FACTOR:
         return True
     found = contradiction(evidence.record)
     return found is not None and found.slower == "ceiling"
@@ -303,7 +290,7 @@ def room_mib(evidence: Evidence) -> float:
     """Returns the MiB that batches may take of host memory, and of /dev/shm between worker processes."""
     machine = evidence.record.machine
     sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
-    return MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
+    return limits.MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
 
 
 def has_unused_fetch(evidence: Evidence) -> bool:
@@ -339,11 +326,11 @@ def workers_crowd(evidence: Evidence) -> bool:
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
-    if cpu_pct < 100 * CPU_FULL_FRAC * cores or loader_pct < 100 * LOADER_CPU_FRAC * cores:
+    if cpu_pct < 100 * limits.CPU_FULL_FRAC * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
         return False
     has_threads = (evidence.value("loader.worker_threads") or 1) > 1
     is_slower = found is not None and found.slower == "steps"
-    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > CEILING_FACTOR)
+    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > limits.CEILING_FACTOR)
 
 
 def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:

@@ -9,6 +9,8 @@ from typing import Literal
 from wellfed.record import FindingEntry
 from wellfed.units import show_factor, show_percent
 
+Figures = dict[str, float | int | str]
+"""Figures that decided on a finding, by name; units in the names."""
 Severity = Literal["high", "medium", "low", "info"]
 """Share of time lost: at least a third, at least a tenth, less; ``info`` = none known."""
 _HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10

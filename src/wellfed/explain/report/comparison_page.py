@@ -12,7 +12,7 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.pages.picture import ACCENT, INK, SERIES, no_pictures, picture
 from wellfed.explain.report.comparison import PARTS, Comparison, Estimate, device, started_with
-from wellfed.explain.report.pictures.curve_bins import binned
+from wellfed.explain.report.pictures.picture_parts import binned
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
 

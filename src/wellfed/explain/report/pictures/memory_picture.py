@@ -7,11 +7,11 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.picture import ACCENT, BAD, INK, SERIES, picture
-from wellfed.explain.report.pictures.curve_bins import binned
 from wellfed.explain.report.pictures.picture_parts import (
     WIDTH,
     Key,
     PagePicture,
+    binned,
     curve,
     of_gpus,
     of_host,

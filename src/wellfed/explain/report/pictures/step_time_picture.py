@@ -10,8 +10,18 @@ import numpy as np
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.picture import BAD, INK, SERIES, picture
-from wellfed.explain.report.pictures.curve_bins import MOST, Binned, binned
-from wellfed.explain.report.pictures.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
+from wellfed.explain.report.pictures.picture_parts import (
+    MOST,
+    PERIODS,
+    WIDTH,
+    Binned,
+    Key,
+    PagePicture,
+    binned,
+    measure,
+    of_many,
+    rows,
+)
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS
 from wellfed.observe.timing.step_clock import WARMUP_STEPS

@@ -11,12 +11,12 @@ from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.picture import ACCENT, BAD, INK, picture
-from wellfed.explain.report.pictures.curve_bins import binned
 from wellfed.explain.report.pictures.picture_parts import (
     PERIODS,
     WIDTH,
     Key,
     PagePicture,
+    binned,
     curve,
     measure,
     of_gpus,

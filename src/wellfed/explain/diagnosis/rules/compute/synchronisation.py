@@ -12,7 +12,7 @@ _NAMED = 3
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the host waits for the card, and the card then for the host."""
+    """Returns a finding where the host waits for the card, and the card then for the host."""
     load = device_load(evidence)
     if load is None or load.limit != "synchronisation":
         return None

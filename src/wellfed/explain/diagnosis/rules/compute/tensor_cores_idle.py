@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.device_load import BF16_SINCE, FP16_SINCE, DeviceLoad, capability_of, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.thresholds import SM_HALF_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 
@@ -16,7 +16,7 @@ _DRAM_FRAC = 0.25
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the card has work that its tensor cores could do."""
+    """Returns a finding where the card has work that its tensor cores could do."""
     load, capability = device_load(evidence), capability_of(evidence)
     if load is None or load.limit is not None or capability is None or load.full_frac < SM_HALF_FRAC:
         return None
@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
     tensor = load.tensor_frac
     if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
         return None
-    figures: dict[str, float | int | str] = {"full_frac": load.full_frac, "capability": capability}
+    figures: Figures = {"full_frac": load.full_frac, "capability": capability}
     said = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
     if tensor is None:
         said = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {said}: its tensor cores are not used"

@@ -5,21 +5,21 @@ from __future__ import annotations
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import Feeding, has_unused_fetch, knobs, planned_anew
 from wellfed.explain.diagnosis.finding import Finding, Gain
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_ms, show_percent
+from wellfed.explain.diagnosis.waiting import waiting_for
+from wellfed.units import show_ms
 
 _FETCH_FRAC = 0.1
 """A batch that is fetched as a whole takes at most so much of the time of its samples one by one: record loader_cpu."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where there are no workers, and others could build beside the step."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "loading_in_main_process":
+    """Returns a finding where there are no workers, and others could build beside the step."""
+    waiting = waiting_for(evidence, "loading_in_main_process")
+    if waiting is None:
         return None
     feeding = waiting.feeding
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data: the training process builds a batch itself in "
+        f"{waiting.said}: the training process builds a batch itself in "
         f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
     )
     fetches = has_unused_fetch(evidence) and not feeding.waits_outside

@@ -15,7 +15,7 @@ _RECOMPUTED_FRAC = 0.25
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where features could be kept on the device, activations kept, or micro-batches merged.
+    """Returns a finding where features could be kept on the device, activations kept, or micro-batches merged.
 
     `small_batch` speaks where split steps leave the card half empty; this where they leave it less than full.
     """

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import LOSS_GROWTH, LOSS_WINDOW
 from wellfed.units import counted
@@ -18,13 +18,13 @@ _LR = "workload.optimizer.lr"
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the training loss left its running median, or was not finite."""
+    """Returns a finding where the training loss left its running median, or was not finite."""
     steps, values = evidence.losses
     events = [event for event in evidence.record.events if event["kind"] == "nan"]
     at = _first_jump(values)
     if not events and at is None:
         return None
-    evidence_: dict[str, float | int | str] = {}
+    evidence_: Figures = {}
     if events:
         step = int(events[0].get("step") or 0)
         said = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: dict[str, float | int | str]) -> Finding:
+def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: Figures) -> Finding:
     """A sample with such values was found in the batch of the step."""
     sample, ended = named["sample"], named.get("action") == "raise"
     place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"

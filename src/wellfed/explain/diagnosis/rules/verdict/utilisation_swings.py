@@ -6,7 +6,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.swing_words import due_as_often, utilisation_said
 from wellfed.explain.diagnosis.thresholds import BUSY_PCT, FEWEST_READINGS, IDLE_PCT
 from wellfed.observe.telemetry.machines import named
@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
     held_up_frac = evidence.wait_frac + evidence.copy_frac + host_frac
     if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
         return None
-    figures: dict[str, float | int | str] = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
+    figures: Figures = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
     swing = evidence.swings_of_gpus.get(gpu)
     said = None if swing is None else utilisation_said(evidence)
     if swing is None or said is None:
