@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -92,10 +92,8 @@ def measure(axes: Axes, begin: float, end: float, height: float, text: str) -> N
 
 
 def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
-    """Times and readings of a figure in every phase of the run, by GPU."""
-    return {
-        gpu: found for gpu in sorted(evidence.watched) if not is_host(gpu) for found in _readings(evidence, name, gpu)
-    }
+    """Returns times and readings of a figure in every phase of the run, by GPU."""
+    return readings(evidence.watched, name, [gpu for gpu in sorted(evidence.watched) if not is_host(gpu)])
 
 
 def the_most(
@@ -107,17 +105,21 @@ def the_most(
 
 
 def of_host(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
-    """The same of the host."""
-    return dict.fromkeys([HOST], found) if (found := next(_readings(evidence, name, HOST), None)) else {}
+    """Returns the same for the host."""
+    return readings(evidence.watched, name, [HOST])
 
 
-def _readings(evidence: Evidence, name: str, gpu: int) -> Iterator[tuple[Series, Series]]:
-    """Once, or not at all."""
-    curve = evidence.watched.get(gpu, {})
-    if "time_s" in curve and name in curve:
-        there = np.isfinite(curve["time_s"]) & np.isfinite(curve[name])
+def readings(
+    curves: Mapping[int, Mapping[str, Series]], name: str, gpus: Iterable[int]
+) -> dict[int, tuple[Series, Series]]:
+    """Returns times and readings of a figure by GPU, or of the host; those without any are left out."""
+    found = {}
+    for gpu in gpus:
+        at_s, values = (curves.get(gpu, {}).get(column, np.empty(0)) for column in ("time_s", name))
+        there = np.isfinite(at_s) & np.isfinite(values) if len(at_s) == len(values) else np.zeros(0, bool)
         if there.any():
-            yield curve["time_s"][there], curve[name][there]
+            found[gpu] = (at_s[there], values[there])
+    return found
 
 
 @dataclass(frozen=True)
