@@ -11,12 +11,13 @@ from wellfed.explain.diagnosis.finding import Gain
 from wellfed.units import counted, show_duration, show_percent
 
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
+"""Phases that make up the time of a training without a measured wall time."""
 _IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """Share of the wall time of training that a phase took."""
+    """Time and number of the pauses of one phase."""
 
     total_s: float
     times: int
