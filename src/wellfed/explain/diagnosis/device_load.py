@@ -1,7 +1,7 @@
-"""Tells how busy the card was within the steps of a run, and what kept it from more.
+"""Computes how busy the card was within the steps of a run, and what limited it.
 
 On a GPU the time of a step runs from its first kernel to its last, gaps for a late host included. So a step that waits
-for nothing may still leave the card idle; what it idles for shows in how long the host took to launch the step.
+for nothing may still leave the card idle. The time the host took to launch the step shows the cause.
 """
 
 from __future__ import annotations
@@ -127,6 +127,6 @@ def _launch_frac(evidence: Evidence) -> float | None:
 
 
 def capability_of(evidence: Evidence) -> float | None:
-    """The least of the cards that were there; None where nobody knows."""
+    """Returns the lowest compute capability of the cards; None if unknown."""
     found = [gpu.get("capability") for gpu in evidence.record.machine.get("gpus") or []]
     return min((float(one) for one in found if one), default=None)

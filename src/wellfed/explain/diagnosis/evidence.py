@@ -84,7 +84,7 @@ class Evidence:
     # What was asked for
 
     def value(self, knob: str) -> Any:
-        """A knob as the plan decided it, else as it was configured; None where neither knows it."""
+        """Returns a knob as the plan decided it, else as configured; None if neither has it."""
         if knob in self.record.plan:
             return self.record.plan[knob]["value"]
         found: Any = self.record.config
@@ -126,7 +126,7 @@ class Evidence:
         return {name: column[warmup:] for name, column in self.all_steps.items()}
 
     def column(self, name: str) -> Series:
-        """A column of `steps`, ``nan`` where a step has no figure; empty where the table lacks it."""
+        """Returns a column of `steps`, ``nan`` for a step without a figure; empty if the table lacks the column."""
         return self.steps.get(name, _EMPTY)
 
     @cached_property
@@ -146,7 +146,7 @@ class Evidence:
 
     @cached_property
     def gap_ms(self) -> Series:
-        """Milliseconds before each step that belong to none: a validation, a checkpoint, the end of an epoch.
+        """Milliseconds before each step outside of all steps: a validation, a checkpoint, the end of an epoch.
 
         A step's ``time_s`` is the host's, which runs ahead of a GPU: the clock is behind the sum of the steps then, and
         is back when the host has waited for the device. Only what it is ahead by more than ever before is a gap.
@@ -244,7 +244,7 @@ class Evidence:
         return self.step_ms + float(np.mean(self.gap_ms))
 
     def period_s(self, lag: int) -> float | None:
-        """Mean time from a step to the one so many steps later, with all that lies between them."""
+        """Returns the mean time from a step to the one ``lag`` steps later, with all time between them."""
         ended_at_s = self.column("time_s")
         if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
             return None if self.step_ms is None else lag * self.step_ms / 1e3
@@ -277,13 +277,13 @@ class Evidence:
         return found[np.isfinite(found)]
 
     def mean(self, name: str, gpu: int = HOST) -> float | None:
-        """Mean of `curve`; None without readings."""
+        """Returns the mean of `curve`; None without readings."""
         found = self.curve(name, gpu)
         return float(found.mean()) if len(found) else None
 
     @cached_property
     def others_cores(self) -> Series:
-        """Cores that other programs took of those this run may use, by reading; nan where nobody looked.
+        """Cores of this run that other programs took, by reading; nan if not measured.
 
         A run that may use a part of the machine has the rest of it between itself and others: what fits in there took
         nothing from the run.
@@ -347,7 +347,7 @@ def _in_training(curve: Mapping[str, Series]) -> dict[str, Series]:
 
 
 def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
-    """The record with rate and shares of the latest steps of the table; as it is where that has none."""
+    """Returns the record with rate and shares of the latest steps of the table, if the table has any."""
     number = len(table["step"])
     names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
     if any(len(table[name]) != number for name in names):
@@ -370,7 +370,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
 
 
 def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
-    """The record with figures of GPUs and host, of the time in training; as it is where it has them."""
+    """Returns the record with figures of GPUs and host while training, where it lacks them."""
     found: dict[int, dict[str, Any]] = {}
     for gpu, curve in watched.items():
         in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])

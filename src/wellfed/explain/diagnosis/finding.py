@@ -1,4 +1,4 @@
-"""Says what a rule of the diagnosis has found: the sentence, the figures behind it, the overrides, what they win."""
+"""Defines a finding of the diagnosis: message, figures, overrides and their predicted gain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause of lost time, or what there is to say instead."""
+    """Cause of lost time, or a note."""
 
     id: str
     """Name of the rule: its file in `wellfed.explain.diagnosis.rules`."""
@@ -49,11 +49,11 @@ class Finding:
     changes_learning: bool = False
     """The overrides change what is learned: advice, never applied by itself."""
     gain: Gain | None = None
-    """None: not known, or nothing to win."""
+    """Predicted gain; None if unknown, or if there is none."""
     lost_frac: float | None = None
     """Share of training's time that the cause costs; None = what the gain says, or unknown."""
     is_note: bool = field(default=False, kw_only=True)
-    """Good to know, and no cause of lost time."""
+    """Whether it is information, and no cause of lost time."""
     steps_frac: float | None = field(default=None, kw_only=True)
     """Share of the wall time of training that its steps take, if gain and loss are of these alone; None: of all."""
 
@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """How much it matters."""
+        """Severity by the share of time lost."""
         if self.is_note:
             return "info"
         lost_frac = self.time_lost_frac
@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """All of it as one line of a screen."""
+        """Message, overrides and gain in one line."""
         parts = [self.message]
         if self.change:
             parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain, self.steps_frac)}.")

@@ -1,4 +1,4 @@
-"""Decides why the steps of a run wait for data: one cause, which one rule then tells."""
+"""Decides why the steps of a run wait for data: one cause, which one rule reports."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Cause = Literal[
     "slow_samples",
     "slow_handover",
 ]
-"""Ids of the rules that tell them."""
+"""Ids of the rules that report them."""
 
 
 @dataclass(frozen=True)
 class CauseOfWaiting:
-    """Why steps wait, and the figures behind it."""
+    """Cause of the waiting, with its figures."""
 
     cause: Cause
     frac: float
@@ -106,7 +106,7 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "too_few_workers" if advised > feeding.num_workers and of_use else None
     if (evidence.value("loader.worker_threads") or 1) > 1:
         return "workers_take_the_cpu"
-    # Others hold the batches up where all cores would build one in a small part of a step.
+    # Other processes delay the batches if all cores would build one in a small part of a step.
     is_little = feeding.build_cpu_ms / feeding.cores < limits.LITTLE_FRAC * feeding.fed_ms
     return None if feeding.has_company and is_little else "cpu_bound_loading"
 
@@ -119,7 +119,7 @@ def handover_ms(evidence: Evidence) -> float:
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
-    """Places of the steps that waited for as long as many others take, and not because workers had to start."""
+    """Returns the places of steps that waited far longer than others, without the first steps of epochs."""
     return np.flatnonzero((evidence.wait_ms > limits.SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
@@ -156,7 +156,7 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
 
 
 def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
-    """Seconds from one slow step to the next where they come like a clock, as no shuffled samples do; else None."""
+    """Returns the seconds between slow steps if they are periodic, which slow samples are not; else None."""
     ended_at_s = evidence.column("time_s")
     apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
     if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
@@ -210,14 +210,14 @@ def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] 
 
 
 def reads_slowly(evidence: Evidence) -> bool:
-    """Cores were seen waiting for a disk, or the first epoch was far slower to build than those after it."""
+    """Returns whether cores waited for a disk, or batches of the first epoch took far longer to build."""
     if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= limits.IOWAIT_CORES:
         return True
     return (cold_over_warm(evidence) or 1.0) >= limits.COLD_FACTOR
 
 
 def cold_over_warm(evidence: Evidence) -> float | None:
-    """Time to build a batch in the first epoch over that in later ones; None with too few of either."""
+    """Returns the time to build a batch in the first epoch over that in later ones; None with too few batches."""
     epochs, builds = evidence.column("epoch"), evidence.column("build_ms")
     if not len(epochs) or len(builds) != len(epochs):
         return None

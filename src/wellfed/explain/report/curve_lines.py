@@ -19,7 +19,7 @@ CAUSES = "A curve shows how busy a GPU was, not why: causes need a run, whose st
 
 
 def curve_lines(file: RecordedCurves) -> list[str]:
-    """Level, swing and verdict of each GPU, what to type next, and what the file can't tell."""
+    """Returns level, swing and verdict of each GPU, the next command, and the limits of the file."""
     verdicts = _verdicts(file)
     lines = [_about(file)]
     for curve, found in verdicts:
@@ -31,7 +31,7 @@ def curve_lines(file: RecordedCurves) -> list[str]:
 
 
 def curve_entry(file: RecordedCurves) -> Mapping[str, Any]:
-    """The same as plain data; a GPU of which no utilisation was read is None."""
+    """Returns the same as plain data; a GPU without readings of utilisation is None."""
     verdicts = _verdicts(file)
     entries = ((curve, found.entry()) for curve, found in verdicts)
     return {

@@ -41,7 +41,7 @@ class Level:
     num: int
     """Readings."""
     span_s: float
-    """From the first reading to the last."""
+    """Seconds from the first reading to the last."""
     swing: Swing | None
     """Swing of at least `LEAST_DEPTH`."""
     verdict: Verdict
@@ -102,7 +102,7 @@ class CurveVerdict:
     """Verdict on one GPU from its curve alone, live or from a file."""
 
     whole: Level | None
-    """None without readings."""
+    """Level of all readings; None without any."""
     judged: Level | None
     """Level while the GPU was in use, if it was idle before or after, else of all; None without a verdict."""
 

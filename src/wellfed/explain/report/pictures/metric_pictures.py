@@ -18,7 +18,7 @@ MOST_METRICS = 9
 
 
 def metrics(evidence: Evidence) -> Iterator[PagePicture]:
-    """A picture of each metric, with its splits."""
+    """Draws a picture of each metric, with its splits."""
     by_name: dict[str, dict[str, tuple[Series, Series]]] = {}
     for (split, name), found in evidence.metrics.items():
         if split != "throughput":

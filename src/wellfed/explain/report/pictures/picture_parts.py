@@ -56,19 +56,19 @@ class PagePicture:
 
 
 def rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
-    """Axes below each other, of so many inches."""
+    """Returns axes below each other, with these heights in inches."""
     return list(figure.subplots(len(heights), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0])
 
 
 def curve(axes: Axes, curve: Binned, colour: str = ACCENT, mark: str = "") -> None:
-    """The mean, and the range where a point stands for several readings."""
+    """Draws the mean, and the range where a point stands for several readings."""
     if curve.is_thinned:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
     axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, marker=mark, markersize=3)
 
 
 def scale(axes: Axes, top: float, unit: str, *, has_room: bool = False) -> None:
-    """Upwards from 0, with room for a ruler or a name above the curve."""
+    """Sets the vertical axis from 0 up, with room for a ruler or a name above the curve."""
     axes.set_ylim(0, (1.25 if has_room else 1.05) * top)
     if unit == "%":
         axes.set_yticks([0, 50, 100])
@@ -84,7 +84,7 @@ def of_many(number: int, noun: str) -> str:
 
 
 def measure(axes: Axes, begin: float, end: float, height: float, text: str) -> None:
-    """A ruler."""
+    """Draws a ruler."""
     style = {"arrowstyle": "|-|,widthA=.3,widthB=.3", "color": BAD, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (begin, height), (end, height), arrowprops=style)
     axes.annotate(text, ((begin + end) / 2, height), xytext=(0, 4), textcoords="offset points", ha="center", color=BAD,
@@ -99,7 +99,7 @@ def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
 def the_most(
     curves: Mapping[int, tuple[Series, Series]], by: Callable[[Series], float]
 ) -> dict[int, tuple[Series, Series]]:
-    """At most `MOST_GPUS` of them, in their order: those whose readings give the largest values."""
+    """Returns the `MOST_GPUS` curves with the largest values of ``by``, in their order."""
     kept = sorted(curves, key=lambda gpu: by(curves[gpu][1]), reverse=True)[:MOST_GPUS]
     return {gpu: curve for gpu, curve in curves.items() if gpu in kept}
 

@@ -38,7 +38,7 @@ _RULED_FRAC = 1 / 16
 
 
 def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """The curve of each GPU, with the phases of the run and its swing; without a GPU that of the processor."""
+    """Draws the curve of each GPU, with phases and swing; without a GPU that of the processor."""
     what, unit, curves, top = "utilisation", "%", of_gpus(evidence, "util_pct"), 100.0
     if not curves:  # as of a MIG instance
         what, curves = "SMs at work", of_gpus(evidence, "sm_active_pct")
@@ -88,7 +88,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
 
 
 def _last(at_s: Series, values: Series, period_s: float) -> tuple[Series, Series]:
-    """The last periods of a curve."""
+    """Returns the last periods of a curve."""
     there = at_s >= at_s[-1] - PERIODS * period_s
     return at_s[there], values[there]
 
@@ -96,7 +96,7 @@ def _last(at_s: Series, values: Series, period_s: float) -> tuple[Series, Series
 def _ruler(
     axes: Axes, scaled: Callable[[Series], Series], at_s: Series, values: Series, swing: Swing, *, is_period_shown: bool
 ) -> None:
-    """The levels of a swing, and its period over one that there was."""
+    """Draws the levels of a swing, and its period over a real one."""
     for level in (swing.low, swing.high):
         axes.axhline(level, color=BAD, linewidth=1, linestyle="--")
         axes.text(
@@ -113,7 +113,7 @@ def _ruler(
 
 
 def _periods(axes: Axes, gpu: int, at_s: Series, values: Series, swing: Swing) -> None:
-    """Single readings of a swing that is too short for the picture of the run."""
+    """Draws single readings of a swing that is too short for the picture of the run."""
     axes.plot(at_s, values, color=ACCENT, linewidth=1.2)
     _ruler(axes, lambda edge_s: edge_s, at_s, values, swing, is_period_shown=True)
     axes.set_xlabel(f"its last {PERIODS} periods{f' on GPU {named(gpu)}' if gpu else ''}, seconds")

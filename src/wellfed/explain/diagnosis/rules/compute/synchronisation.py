@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def how_often(per_step: float) -> str:
-    """For people: ``once a step``."""
+    """Returns a frequency in words: ``once a step``."""
     if per_step >= 1.5:
         return f"{per_step:.0f} times a step"
     return "once a step" if per_step > 0.75 else f"every {1 / max(per_step, 1e-3):.0f} steps"

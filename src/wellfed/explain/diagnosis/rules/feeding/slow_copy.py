@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
-    """A copy beside the step costs nothing but where it, or launching the step, takes longer than the step computes."""
+    """Returns the gain of copies beside the step; copies and launching limit it where they take longer."""
     launched_frac = (launch_ms(evidence) or 0.0) / (evidence.step_ms or 1.0)
     best = 1 / (1 - min(copy, 0.99))
     factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))

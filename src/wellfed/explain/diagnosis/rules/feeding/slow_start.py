@@ -10,7 +10,7 @@ from wellfed.units import counted, show_duration
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """A note: these steps are in no figure."""
+    """Returns a note where the first steps took much of the time; no figure contains them."""
     wall = evidence.record.wall
     if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.once_s:
         return _around_steps(evidence, wall)
@@ -34,7 +34,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _around_steps(evidence: Evidence, wall: WallEntry) -> Finding | None:
-    """Where most of it passed before the first step or after the last."""
+    """Returns a note where much of the time passed before the first step or after the last."""
     around_s = wall["start_s"] + wall["end_s"]
     if around_s < SLOW_START_S or around_s < SLOW_START_FRAC * wall["total_s"]:
         return None

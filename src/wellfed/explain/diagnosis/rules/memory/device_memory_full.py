@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _micro_batch(evidence: Evidence, events: list[dict[str, Any]]) -> int | None:
-    """The size that was tried last."""
+    """Returns the size of the last attempt."""
     sizes = [event["micro_batch"] for event in events if event.get("micro_batch")]
     found = sizes[-1] if sizes else evidence.value("memory.micro_batch")
     return int(found) if isinstance(found, int | float) else None
@@ -65,7 +65,7 @@ def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
 
 
 def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
-    """Overrides with which the run would have begun as it ended, and in words what it did."""
+    """Returns overrides with which the run would begin as it ended, and in words how it went on."""
     wanted: dict[str, Any] = {}
     for event in events:
         if event.get("micro_batch"):

@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
-    """Half the workers, and fewer batches ready by each; no workers where there is one."""
+    """Returns overrides for half the workers, and for fewer batches ready by each."""
     if not workers or evidence.value("loader.backend") == "own":
         return ()
     fewer, less = max(1, workers // 2), max(1, prefetch // 2)

@@ -55,7 +55,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: Figures) -> Finding:
-    """A sample with such values was found in the batch of the step."""
+    """Returns the finding for a batch with a sample that is not finite."""
     sample, ended = named["sample"], named.get("action") == "raise"
     place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
     skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
@@ -71,8 +71,7 @@ def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: F
 
 
 def _changes(evidence: Evidence) -> tuple[str, ...]:
-    """One of them at a time: clipping first, as the mildest; then a lower rate. Clipping mends no rate that is far too
-    high: what Adam does hardly depends on how large gradients are."""
+    """Returns one change: clipping first, then a lower rate. Clipping does not help if Adam's rate is far too high."""
     if evidence.value("trainer.gradient_clip") is None and _far_too_high(evidence) is None:
         return ("trainer.gradient_clip=1.0",)
     lr = evidence.value(_LR)
@@ -80,18 +79,18 @@ def _changes(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _far_too_high(evidence: Evidence) -> float | None:
-    """The learning rate, where that alone explains it."""
+    """Returns the learning rate if it alone explains the loss, else None."""
     lr = evidence.value(_LR)
     return lr if isinstance(lr, int | float) and lr > _highest(evidence) else None
 
 
 def _highest(evidence: Evidence) -> float:
-    """No learning rate in use is higher: Adam and its kin move each weight by about that much a step."""
+    """Returns the highest learning rate in use: Adam and its kin move each weight by about that much a step."""
     return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
 
 
 def _first_jump(values: Series) -> int | None:
-    """Place of the first value that is not finite, or far above the median of those before it."""
+    """Returns the place of the first value that is not finite, or far above the median of those before it."""
     if len(values) <= LOSS_WINDOW:
         return None
     medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]

@@ -13,11 +13,11 @@ from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_percent
 
 _EXPLAINED_FRAC = 0.5
-"""Where so much of the idle time went into waiting, copies and the loop, their rules say why."""
+"""Share of idle time in waiting, copies and the loop from which their rules explain it."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Levels and period, and what is due as often."""
+    """Returns levels and period of the swing, and settings with the same period."""
     gpu = _deepest(evidence)
     if gpu is None:
         return None
@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _deepest(evidence: Evidence) -> int | None:
-    """The GPU that swings most, with a period if there is one; None where none does."""
+    """Returns the GPU that swings most, with a period if there is one; None without a swing."""
     found = {gpu: swing.depth for gpu, swing in evidence.swings_of_gpus.items() if swing.depth >= LEAST_DEPTH}
     if found:
         return max(found, key=lambda gpu: found[gpu])
