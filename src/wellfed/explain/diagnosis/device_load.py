@@ -47,11 +47,6 @@ class DeviceLoad:
         return self.busy_frac if self.sm_frac is None else min(self.busy_frac, self.sm_frac)
 
     @property
-    def is_host_late(self) -> bool:
-        """The card had done all it was given before the host gave it more."""
-        return self.launch_frac is not None and self.launch_frac >= limits.LAUNCH_FRAC
-
-    @property
     def without_synchronisation(self) -> Gain:
         """Host and card alternate where one waits for the other; else the slower of the two sets the pace."""
         high = 1 / max(self.full_frac, 1 - self.busy_frac)
@@ -61,7 +56,7 @@ class DeviceLoad:
     def limit(self) -> DeviceLimit | None:
         """The limit to remove; None if the figures show none."""
         idles = self.busy_frac < limits.BUSY_FRAC
-        if self.is_host_late:
+        if self.launch_frac is not None and self.launch_frac >= limits.LAUNCH_FRAC:  # the host is never ahead
             wins = self.without_synchronisation.factor >= limits.LEAST_SYNCHRONISATION_GAIN
             if self.synchronisations and wins and self.busy_frac >= limits.HARDLY_BUSY_FRAC:
                 return "synchronisation"
@@ -95,13 +90,19 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
     def within_steps(share: float | None) -> float | None:
         return None if share is None else min(1.0, share / time["compute_frac"])
 
+    copy_ms, compute_ms = evidence.column("copy_ms"), evidence.column("compute_ms")
+    is_timed = len(copy_ms) == len(compute_ms) > 0
+    launched_ms, took_ms = (
+        launch_ms(evidence),
+        float(np.median(np.nan_to_num(copy_ms) + compute_ms)) if is_timed else 0.0,
+    )
     found = sorted(evidence.record.synchronisations or [], key=lambda one: -one["per_step"])
     return DeviceLoad(
         busy_frac=max(within_steps(busy) or 0.0, 0.01),
         sm_frac=None if sm is None else max(within_steps(sm) or 0.0, 0.01),
         tensor_frac=within_steps(_share(evidence, "tensor_active_pct")),
         dram_frac=within_steps(_share(evidence, "dram_active_pct")),
-        launch_frac=_launch_frac(evidence),
+        launch_frac=None if launched_ms is None or not took_ms > 0 else launched_ms / took_ms,
         synchronisations=tuple(one for one in found if one["per_step"] >= limits.SYNCHRONISATIONS_A_STEP),
     )
 
@@ -117,13 +118,6 @@ def launch_ms(evidence: Evidence) -> float | None:
     found = evidence.column("launch_ms")
     found = found[np.isfinite(found)]
     return float(np.median(found)) if len(found) >= limits.FEWEST_STEPS else None
-
-
-def _launch_frac(evidence: Evidence) -> float | None:
-    """Returns launch time over device time: the host may launch while the device copies."""
-    launched, parts = launch_ms(evidence), [evidence.column(name) for name in ("copy_ms", "compute_ms")]
-    took = np.median(np.nan_to_num(parts[0]) + parts[1]) if len(parts[0]) == len(parts[1]) > 0 else 0.0
-    return None if launched is None or not took > 0 else launched / float(took)
 
 
 def capability_of(evidence: Evidence) -> float | None:

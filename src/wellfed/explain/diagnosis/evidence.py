@@ -65,11 +65,16 @@ class Evidence:
         A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
         """
         table = columns(folder / "steps.csv", _OF_STEPS)
+        in_training = PHASES.index("train")
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
         return cls(
             record if record.throughput else _with_watched(_with_figures(record, table), watched),
             table,
-            {gpu: found for gpu, curve in watched.items() if len((found := _in_training(curve))["phase"])},
+            {
+                gpu: {name: column[curve["phase"] == in_training] for name, column in curve.items()}
+                for gpu, curve in watched.items()
+                if np.any(curve["phase"] == in_training)
+            },
             metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
             watched,
             metrics,
@@ -236,13 +241,6 @@ class Evidence:
             return 1e3 * self.record.samples / self.record.steps / throughput["samples_per_s"]
         return None
 
-    @cached_property
-    def wall_step_ms(self) -> float | None:
-        """Mean time from step to step, with all that lies between them."""
-        if self.step_ms is None or not len(self.gap_ms):
-            return self.step_ms
-        return self.step_ms + float(np.mean(self.gap_ms))
-
     def period_s(self, lag: int) -> float | None:
         """Returns the mean time from a step to the one ``lag`` steps later, with all time between them."""
         ended_at_s = self.column("time_s")
@@ -339,11 +337,6 @@ def _took_ms(steps: Mapping[str, Series], names: Sequence[str]) -> Series:
     """Returns the sum of the columns that the table has; a missing figure counts as 0."""
     columns = [np.nan_to_num(steps[name]) for name in names if len(steps.get(name, ()))]
     return np.asarray(np.sum(columns or [np.zeros(len(steps.get("wait_ms", ())))], axis=0))
-
-
-def _in_training(curve: Mapping[str, Series]) -> dict[str, Series]:
-    there = curve["phase"] == PHASES.index("train")
-    return {name: column[there] for name, column in curve.items()}
 
 
 def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:

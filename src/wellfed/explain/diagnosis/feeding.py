@@ -273,7 +273,8 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
-        alone_ms=_alone_ms(evidence),
+        # Without readings of other programs, these may have slowed down building since.
+        alone_ms=None if evidence.mean_others_cores is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
@@ -338,12 +339,6 @@ def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
         return np.ones(len(evidence.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
-
-
-def _alone_ms(evidence: Evidence) -> float | None:
-    """Returns what building a batch took before training; None where other programs may have made it longer since."""
-    is_known = evidence.mean_others_cores is not None
-    return evidence.record.loading.get("build_ms_alone") if is_known else None
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:

@@ -60,12 +60,15 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     plan = [
         (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
     ]
+    utilisation = run_lines.gpu_lines(record) or run_lines.host_lines(record)
+    if record.swing is not None and record.swing["period_steps"] is None:
+        utilisation.append(run_lines.swing_line(record.swing))
     events, warnings = run_lines.event_rows(record.events), run_lines.warning_lines(record)
     return [
         # stderr has shown the error, so the screen leaves it out.
         ReportSection("verdict", "Verdict", [*begin, *error, *rest], screen=[*begin, *rest]),
         ReportSection("findings", "What to change", run_lines.finding_lines(record)),
-        ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
+        ReportSection("utilisation", "Utilisation", utilisation),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection(
@@ -83,12 +86,6 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ),
         ReportSection("started", "Started with", started_lines(record), screen=()),
     ]
-
-
-def utilisation_lines(record: RunRecord) -> list[str]:
-    """Returns the utilisation of each GPU, else of the processor, and a swing that no step shows."""
-    lines, swing = run_lines.gpu_lines(record) or run_lines.host_lines(record), record.swing
-    return [*lines, run_lines.swing_line(swing)] if swing is not None and swing["period_steps"] is None else lines
 
 
 def own_files(record: RunRecord) -> dict[str, str]:

@@ -73,7 +73,12 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
                 told.append(f"it swings between {swings[gpu].low:.0f} and {swings[gpu].high:.0f} %, every "
                             f"{show_duration(swings[gpu].period_s)}")  # fmt: skip
         if is_short and deepest is not None:
-            _periods(below[-1], deepest, *_last(*curves[deepest], swings[deepest].period_s), swings[deepest])
+            at_s, values = curves[deepest]
+            latest = at_s >= at_s[-1] - PERIODS * swings[deepest].period_s
+            below[-1].plot(at_s[latest], values[latest], color=ACCENT, linewidth=1.2)
+            _ruler(below[-1], np.asarray, at_s[latest], values[latest], swings[deepest], is_period_shown=True)
+            on = f" on GPU {named(deepest)}" if deepest else ""
+            below[-1].set_xlabel(f"its last {PERIODS} periods{on}, seconds")
             scale(below[-1], top, unit, has_room=True)
         drawn.told = f"{what[0].upper()}{what[1:]} over time. {'; '.join(told)}."
     keys = [Key(ACCENT, what), *axis.keys]
@@ -85,12 +90,6 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     if num_gpus > len(curves):
         caption = f"The {len(curves)} of {num_gpus:,} GPUs that were idle most. {caption}".rstrip()
     yield PagePicture(drawn.svg, keys, caption)
-
-
-def _last(at_s: Series, values: Series, period_s: float) -> tuple[Series, Series]:
-    """Returns the last periods of a curve."""
-    there = at_s >= at_s[-1] - PERIODS * period_s
-    return at_s[there], values[there]
 
 
 def _ruler(
@@ -110,10 +109,3 @@ def _ruler(
     begin_s = min(begin_s, float(at_s[-1]) - swing.period_s)
     begin, end = (float(scaled(np.array(edge_s))) for edge_s in (begin_s, begin_s + swing.period_s))
     measure(axes, begin, end, swing.high + 9, show_duration(swing.period_s))
-
-
-def _periods(axes: Axes, gpu: int, at_s: Series, values: Series, swing: Swing) -> None:
-    """Draws single readings of a swing that is too short for the picture of the run."""
-    axes.plot(at_s, values, color=ACCENT, linewidth=1.2)
-    _ruler(axes, lambda edge_s: edge_s, at_s, values, swing, is_period_shown=True)
-    axes.set_xlabel(f"its last {PERIODS} periods{f' on GPU {named(gpu)}' if gpu else ''}, seconds")

@@ -24,17 +24,16 @@ def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | 
     if spent.times == 1 or not every or wanted <= every:
         said = f"{said}. A smaller validation split takes less; so does a longer run."
         return Finding("frequent_validation", said, figures, lost_frac=spent.frac)
+    # A schedule or early stopping depends on the results of validations.
+    uses_results = bool(evidence.value("workload.schedule.monitor")) or "early_stopping" in str(
+        evidence.value("callbacks")
+    )
     when = f"one every {every} steps" if evidence.value(_KNOB) else "one at the end of each epoch"
     return Finding(
         "frequent_validation",
         f"{said}, {when}.",
         {**figures, "every_steps": int(every)},
         (f"{_KNOB}={wanted}",),
-        changes_learning=_is_learned_from(evidence),
+        changes_learning=uses_results,
         gain=spent.gain(max(1.0, spent.times * every / wanted)),
     )
-
-
-def _is_learned_from(evidence: Evidence) -> bool:
-    """Returns whether a schedule or a callback depends on the results of validations."""
-    return bool(evidence.value("workload.schedule.monitor")) or "early_stopping" in str(evidence.value("callbacks"))

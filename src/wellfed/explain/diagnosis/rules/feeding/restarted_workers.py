@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
     if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
         return None
     starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
-    wall_ms = (evidence.wall_step_ms or 0.0) * len(evidence.wait_ms)
+    wall_ms = (evidence.step_ms or 0.0) * len(evidence.wait_ms) + float(evidence.gap_ms.sum())
     if len(starts) < _FEWEST_STARTS or not wall_ms or evidence.value("loader.backend") in ("threads", "inline"):
         return None
     usual_ms = float(np.median(np.delete(evidence.wait_ms, starts)))

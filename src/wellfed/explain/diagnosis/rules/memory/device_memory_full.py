@@ -30,7 +30,9 @@ def check(evidence: Evidence) -> Finding | None:
     room = f" ({show_gib(peak)} of a budget of {show_gib(budget)} at most)" if peak and budget else ""
     if peak and budget:
         figures |= {"peak_gib": peak, "budget_gib": budget}
-    micro = _micro_batch(evidence, events)
+    sizes = [event["micro_batch"] for event in events if event.get("micro_batch")]
+    tried = sizes[-1] if sizes else evidence.value("memory.micro_batch")
+    micro = int(tried) if isinstance(tried, int | float) else None
     of_size = f" with micro-batches of {micro}" if micro else ""
     if record.status == "oom":
         message = f"Device memory did not suffice{of_size}{room}, and the run ended there."
@@ -41,13 +43,6 @@ def check(evidence: Evidence) -> Finding | None:
     lost = _lost_frac(evidence, steps)
     message = f"Device memory {how}{room}. {went}"
     return Finding("device_memory_full", message, figures | {"lost_frac": lost}, change, lost_frac=lost)
-
-
-def _micro_batch(evidence: Evidence, events: list[dict[str, Any]]) -> int | None:
-    """Returns the size of the last attempt."""
-    sizes = [event["micro_batch"] for event in events if event.get("micro_batch")]
-    found = sizes[-1] if sizes else evidence.value("memory.micro_batch")
-    return int(found) if isinstance(found, int | float) else None
 
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:

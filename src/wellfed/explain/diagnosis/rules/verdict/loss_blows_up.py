@@ -33,7 +33,7 @@ def check(evidence: Evidence) -> Finding | None:
         evidence_ |= {"non_finite_steps": len(events)}
     else:
         assert at is not None
-        step, median = int(steps[at]), _median_before(values, at)
+        step, median = int(steps[at]), float(np.median(values[max(0, at - LOSS_WINDOW) : at]))
         now = float(values[at])
         said = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
         if not np.isfinite(now):
@@ -97,7 +97,3 @@ def _first_jump(values: Series) -> int | None:
     # Near zero, or below, a factor says nothing.
     jumps = ~np.isfinite(later) | ((medians > 0) & (later > LOSS_GROWTH * medians))
     return int(LOSS_WINDOW + jumps.argmax()) if jumps.any() else None
-
-
-def _median_before(values: Series, place: int) -> float:
-    return float(np.median(values[max(0, place - LOSS_WINDOW) : place]))
