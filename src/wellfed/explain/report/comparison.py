@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -223,11 +222,6 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
     columns = ((name, evidence.column(f"{name}_ms")) for name in PARTS)
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
     return {name: estimate for name, estimate in found.items() if estimate is not None}
-
-
-def started_with(record: RunRecord) -> str:
-    """Returns the command line of a run."""
-    return shlex.join(record.overrides) or "no overrides"
 
 
 def device(record: RunRecord) -> str:

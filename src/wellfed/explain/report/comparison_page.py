@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.pages.picture import ACCENT, INK, SERIES, no_pictures, picture
-from wellfed.explain.report.comparison import PARTS, Comparison, Estimate, device, started_with
+from wellfed.explain.report.comparison import PARTS, Comparison, Estimate, device
 from wellfed.explain.report.pictures.picture_parts import binned, curve, readings
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
@@ -27,7 +27,6 @@ def comparison_html(both: Comparison) -> str:
             "both": both,
             "sides": list(zip("AB", both.records, both.findings, strict=True)),
             "device": device,
-            "started_with": started_with,
             "pictures": [each for each in drawn if each],
         },
     )
@@ -74,7 +73,7 @@ def _busy_picture(both: Comparison) -> Markup | None:
         for letter, axes, found in zip("AB", rows, curves, strict=True):
             for place, (gpu, (at_s, busy_pct)) in enumerate(found.items()):
                 colour = ACCENT if len(found) == 1 else SERIES[place % len(SERIES)]
-                curve(axes, binned(at_s - at_s[0], scale * busy_pct), colour)
+                curve(axes, binned(at_s - at_s[0], scale * busy_pct), colour, shade=0.2)
                 of = "" if gpu == HOST else f"GPU {named(gpu)} "
                 mean = scale * float(np.mean(busy_pct))
                 told.append(f"{letter}: {of}mean {mean:.0f} %" if unit == "%" else f"{letter}: mean {mean:.2f}")

@@ -83,11 +83,6 @@ def simulated_lines(record: RunRecord) -> list[str]:
     )
 
 
-def finding_lines(record: RunRecord) -> list[str]:
-    """Returns a line for each finding with what to type, the costliest first."""
-    return [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
-
-
 def speed_lines(record: RunRecord) -> list[str]:
     """Returns throughput and ceiling, one line each, if they were measured."""
     throughput = record.throughput

@@ -63,11 +63,12 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     utilisation = run_lines.gpu_lines(record) or run_lines.host_lines(record)
     if record.swing is not None and record.swing["period_steps"] is None:
         utilisation.append(run_lines.swing_line(record.swing))
+    findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
     events, warnings = run_lines.event_rows(record.events), run_lines.warning_lines(record)
     return [
         # stderr has shown the error, so the screen leaves it out.
         ReportSection("verdict", "Verdict", [*begin, *error, *rest], screen=[*begin, *rest]),
-        ReportSection("findings", "What to change", run_lines.finding_lines(record)),
+        ReportSection("findings", "What to change", findings),
         ReportSection("utilisation", "Utilisation", utilisation),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),

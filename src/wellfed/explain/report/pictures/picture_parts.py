@@ -60,10 +60,10 @@ def rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
     return list(figure.subplots(len(heights), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0])
 
 
-def curve(axes: Axes, curve: Binned, colour: str = ACCENT, mark: str = "") -> None:
+def curve(axes: Axes, curve: Binned, colour: str = ACCENT, mark: str = "", shade: float = 0.25) -> None:
     """Draws the mean, and the range where a point stands for several readings."""
     if curve.is_thinned:
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=shade, linewidth=0)
     axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, marker=mark, markersize=3)
 
 
