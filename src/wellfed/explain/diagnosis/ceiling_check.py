@@ -14,7 +14,7 @@ from wellfed.record import LongestWaitEntry, RunRecord, Throughput, TimeEntry
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1
-"""The ceiling is of some 20 steps: less than this is no contradiction."""
+"""Minimum difference for a contradiction, as the ceiling is measured over some 20 steps."""
 _EXPLAINED_FRAC = 0.5
 """Minimum ratio of the time that the ceiling would save and the time in data, for both to agree."""
 
@@ -25,11 +25,11 @@ class Contradiction:
 
     slower: Literal["steps", "loop", "ceiling", "rank"]
     """The part that took longer than the other figures predict: steps of training, loop, ceiling, or data
-    of another rank, for which this one stood waiting within its steps."""
+    of another rank, for which this one waited within its steps."""
     data_frac: float
     """Share of training's time that went into data: waiting for it and copying it."""
     without_data_per_s: float
-    """Samples/s of training had it never stood waiting, by its own steps."""
+    """Samples/s of training without its waiting, by its own steps."""
     hooks_frac: float = 0.0
     """Share of training's time in callbacks and hooks within the steps, which the ceiling goes without."""
     rank: LongestWaitEntry | None = None

@@ -28,7 +28,7 @@ FP16_SINCE, BF16_SINCE = 7.0, 8.0
 
 @dataclass(frozen=True)
 class DeviceLoad:
-    """Shares of the time in which a run computed; None where the card does not tell."""
+    """Shares of the time in which a run computed; None where the card lacks the figure."""
 
     busy_frac: float
     """Any kernel ran, as the driver counts it: on a real card an upper bound."""

@@ -35,7 +35,7 @@ _PAUSES = ("validate", "checkpoint")
 """Phases that interrupt training."""
 _EMPTY = np.empty(0)
 _WARMUP = 3
-"""Steps that a process leaves out at its start: those of `wellfed.train.lightning.callbacks.clock`."""
+"""Warm-up steps of a process, as in `wellfed.train.lightning.callbacks.clock`."""
 _LATEST = 10_000
 """Steps behind the figures of a record that has none yet."""
 
@@ -109,7 +109,7 @@ class Evidence:
 
     @property
     def cores(self) -> float | None:
-        """CPUs that this run may use; None where nobody looked."""
+        """CPUs that this run may use; None if not measured."""
         return self.record.machine.get("cpu_quota_cores")
 
     @property
@@ -199,7 +199,7 @@ class Evidence:
     def steps_frac(self) -> float | None:
         """Share of the wall time of training that went into steps; None if that is not known.
 
-        What is lost once, if it is less than `SLOW_START_S`, is left out: no setting changes it.
+        A loss at start and end below `SLOW_START_S` is left out: no setting changes it.
         """
         wall = self.wall
         if wall is None:
@@ -223,7 +223,7 @@ class Evidence:
 
     @property
     def wait_frac(self) -> float:
-        """Share of training's time that stood waiting for a batch; 0 where it was not measured."""
+        """Share of training's time in waiting for batches; 0 if not measured."""
         return self.record.time["wait_frac"] if self.record.time else 0.0
 
     @property
@@ -258,7 +258,7 @@ class Evidence:
 
     @cached_property
     def build_ms(self) -> float | None:
-        """Mean time to build one batch, whoever builds it."""
+        """Mean time to build one batch, in any process."""
         return self.record.loading.get("build_ms_mean")
 
     @cached_property
@@ -317,7 +317,7 @@ class Evidence:
 
     @cached_property
     def lags(self) -> Mapping[str, int]:
-        """Steps after which something is due, by the setting that says so."""
+        """Steps between periodic events, by setting."""
         return lags_of(self.record, self.column("epoch"))
 
     @cached_property

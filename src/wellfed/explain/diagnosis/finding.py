@@ -45,13 +45,13 @@ class Finding:
     evidence: Mapping[str, float | int | str]
     """The figures that decided, by name; units in the names."""
     change: tuple[str, ...] = ()
-    """Overrides that remove the cause, to be typed behind those of the run; empty: no knob can."""
+    """Overrides that remove the cause, to type after those of the run; empty if no knob does."""
     changes_learning: bool = False
-    """The overrides change what is learned: advice, never applied by itself."""
+    """Whether the overrides change what is learned; such advice is never applied automatically."""
     gain: Gain | None = None
     """Predicted gain; None if unknown, or if there is none."""
     lost_frac: float | None = None
-    """Share of training's time that the cause costs; None = what the gain says, or unknown."""
+    """Share of training's time that the cause costs; None = by the gain, or unknown."""
     is_note: bool = field(default=False, kw_only=True)
     """Whether it is information, and no cause of lost time."""
     steps_frac: float | None = field(default=None, kw_only=True)
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def time_lost_frac(self) -> float:
-        """Share of training's time that would be won back, 0 where nobody knows."""
+        """Share of training's time that a change would win back; 0 if unknown."""
         gained_frac = 0.0 if self.gain is None else self.gain.lost_frac
         lost_frac = gained_frac if self.lost_frac is None else self.lost_frac
         return lost_frac if self.steps_frac is None else lost_frac * self.steps_frac

@@ -1,4 +1,4 @@
-"""Asks every rule for its finding about a run, and orders them by the time that they would win back."""
+"""Runs all rules on a run, and orders their findings by the time that they would win back."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ OF_STEPS: tuple[Rule, ...] = (
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
 """Name what takes time between the steps; take the least share that they name."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
-"""Their gains are of the wall time of training, those of other rules of its steps."""
+"""Rules whose gains refer to the wall time of training; gains of others refer to its steps."""
 _EXPLAINED_FRAC = 0.5
-"""Share of what is missing that a gap must take to be named for it."""
+"""Minimum share of a gap in the missing time, for a finding."""
 
 
 def conclude(evidence: Evidence) -> None:

@@ -52,7 +52,7 @@ def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_W
 
 
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
-    """Columns of telemetry.csv by GPU, with ``phase``, in every phase of the run; those of hosts too.
+    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run.
 
     Numbers are those of `wellfed.observe.telemetry.machines`.
     """

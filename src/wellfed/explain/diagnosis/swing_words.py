@@ -8,7 +8,7 @@ from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_duration
 
 _LIKE = 0.1
-"""Periods that differ by less are the same: a mean step is no better known."""
+"""Relative difference below which periods count as equal."""
 _LONGER: dict[Part, str] = {
     "wait": "a step waits longer for its batch",
     "step": "a step takes longer",

@@ -13,7 +13,7 @@ LEAST_AT_CEILING_FRAC = 0.9
 WIDEST_HALF_FRAC = 0.5
 """Half of the rate's 95 % interval over the rate: beyond, the rate is hardly known, nor what could raise it."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
-"""A loss above so many times its running median, over so many values that were logged."""
+"""Factor of a loss over its running median, and logged values of that median."""
 
 # Of the device
 FEWEST_OF_CARD = 3
@@ -43,7 +43,7 @@ LEAST_DEVICE_GAIN = 1.1
 MEMORY_USED_FRAC = 0.5
 """Peak over budget: less is memory that is not used."""
 CREEP_FRAC, CREEP_WINDOW = 0.05, 10
-"""Memory in use, a moving average of so many readings, rose by so much of all there is (smdebug-rulesconfig 1.0.1)."""
+"""Growth of memory in use over its size, and readings of the moving average (smdebug-rulesconfig 1.0.1)."""
 LIMITED_FRAC = 0.2
 """Share of readings in which power or heat held the clocks down."""
 LEAST_GAIN = 1.05
@@ -72,7 +72,7 @@ QUEUED_FRAC = 0.3
 IOWAIT_CORES = 0.25
 """Cores that stand idle for a disk, on average: more is a slow disk. One reader that does nothing else is one core."""
 COLD_FACTOR = 2.0
-"""Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
+"""Time to build in the first epoch over later ones, which read the disk cache in memory."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """Maximum share, length in steps' time, and minimum number of the steps that wait for single slow samples."""
 REPEATED_FRAC, MOST_BY_CHANCE = 0.5, 0.5
@@ -84,7 +84,7 @@ UNEVEN_FACTOR = 2.5
 CAPACITY_FRAC = 0.9
 """Workers that would need this share of the steps' time, or less, are enough on average."""
 MOST_PREFETCH = 32
-"""Batches a worker keeps ready, at most; what that can't bridge is no matter of unevenness."""
+"""Maximum number of batches that a worker keeps ready; longer delays are no unevenness."""
 MOST_READY_FRAC = 0.8
 """Share of host memory, or of /dev/shm, that batches kept ready may take: beyond it the plan warns, too."""
 MEMORY_FULL_FRAC = 0.9

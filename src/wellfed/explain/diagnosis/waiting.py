@@ -25,7 +25,7 @@ from wellfed.explain.diagnosis.finding import Figures
 from wellfed.units import counted, show_duration, show_percent
 
 _CLOCKWORK = 0.15
-"""Standard deviation over the mean; that of what comes by chance is 1."""
+"""Maximum standard deviation over the mean of periodic events; for random events it is 1."""
 Cause = Literal[
     "loading_in_main_process",
     "too_few_workers",

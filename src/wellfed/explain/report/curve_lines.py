@@ -1,4 +1,4 @@
-"""Puts what a CSV of GPU curves shows into lines: how busy each GPU was, if it swings, and what that can't tell."""
+"""Words the curves of a CSV: how busy each GPU was, whether it swings, and the limits of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wellfed.units import counted, show_duration
 _SHORTEST_READINGS = 3
 """Readings that the shortest period takes (`swing.swing_in_time`)."""
 _COARSE_S, _SURE_READINGS = 0.75, 10
-"""Readings so far apart may hide a swing of seconds; a period of so many readings is no faster one in disguise."""
+"""Seconds between readings that may hide a fast swing, and readings of a period that rule that out."""
 CAUSES = "A curve shows how busy a GPU was, not why: causes need a run, whose steps are timed."
 
 

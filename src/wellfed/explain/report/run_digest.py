@@ -13,12 +13,12 @@ from wellfed.units import show_count, show_percent, show_text
 
 WIDE = ("run", "workload", "status", "age", "rate", "ceiling", "steps", "first finding", "metric")
 NARROW = 5
-"""Columns shown if there is not room for all; the others are in a line below."""
+"""Columns shown on a narrow terminal; the others stand in a line below."""
 
 
 @dataclass(frozen=True)
 class RunDigest:
-    """A run, as programs read it; what is not known is None."""
+    """Run as plain data for programs; unknown values are None."""
 
     run: str
     folder: str
@@ -101,7 +101,7 @@ def lines(rows: list[list[str]], width: int | None) -> list[str]:
     """Returns a table of `row`s; cells that exceed the width stand in a line below their run.
 
     Args:
-        width: characters of a line; None = there is room for all.
+        width: characters of a line; None = unlimited.
     """
     table = [list(WIDE), *(cells[: len(WIDE)] for cells in rows)]
     widths = [max(len(cells[place]) for cells in table) for place in range(len(WIDE))]

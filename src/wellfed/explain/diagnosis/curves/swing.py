@@ -71,7 +71,7 @@ def main_swing(
 
 
 def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
-    """Steps after which something is due in a run, by what says so.
+    """Returns the steps between periodic events of a run, by setting.
 
     Args:
         epochs: of each step.
@@ -128,7 +128,7 @@ def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float
     cycles_s = np.diff(time_s[rises])
     if len(cycles_s):
         gaps = np.cumsum(np.diff(time_s, prepend=time_s[0]) > np.median(cycles_s) / 2)
-        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # nobody knows what was in a gap
+        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # without cycles that have a gap
     if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
         return None
     return float(np.mean(cycles_s))
@@ -200,7 +200,7 @@ def _noise_like(values: Series) -> Series:
 
 @dataclass(frozen=True)
 class StepSwing:
-    """Step times that repeat every so many steps."""
+    """Step times that repeat with a lag."""
 
     lag: int
     """Steps."""
@@ -220,10 +220,10 @@ def swings_in_steps(
     """Returns the swings at some of these lags, the strongest first.
 
     Args:
-        wait_ms: what each step waited for its batch, in order, without the warm-up.
+        wait_ms: time each step waited for its batch, in order, without the warm-up.
         rest_ms: the rest of each step.
-        lags: steps after which something is due, by the setting that says so.
-        gap_ms: what lay before each step and is no part of one.
+        lags: steps between periodic events, by setting.
+        gap_ms: time before each step, outside of all steps.
     """
     if len(wait_ms) < MIN_SAMPLES:
         return []

@@ -28,7 +28,7 @@ PERIODS = 6
 
 
 MOST = 300
-"""Points of a curve in a picture; more can't be told apart."""
+"""Maximum points of a curve in a picture; more are indistinguishable."""
 _GAP = 6
 """Times the usual distance of readings: further apart there is a gap between them."""
 

@@ -38,7 +38,7 @@ _RULED_FRAC = 1 / 16
 
 
 def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """Draws the curve of each GPU, with phases and swing; without a GPU that of the processor."""
+    """Draws the curve of each GPU, with phases and swing; without a GPU the processor's."""
     what, unit, curves, top = "utilisation", "%", of_gpus(evidence, "util_pct"), 100.0
     if not curves:  # as of a MIG instance
         what, curves = "SMs at work", of_gpus(evidence, "sm_active_pct")

@@ -26,7 +26,7 @@ def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | 
     if not every or wanted <= every or 2 * num_best > len(files):
         return Finding("frequent_checkpoints", f"{said}.", figures, lost_frac=spent.frac)
     left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
-    which = "last.ckpt" if num_best else "one"  # those of best.ckpt come on top
+    which = "last.ckpt" if num_best else "one"  # best.ckpt is written in addition
     when = f"{which} every {every} steps" if evidence.value(_KNOB) else f"{which} at the end of each epoch"
     return Finding(
         "frequent_checkpoints",

@@ -1,4 +1,4 @@
-"""Finds that the rows of figures are written so often that steps wait for it."""
+"""Finds that rows of figures are logged too often: steps wait for it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
 
 
 def _between_steps(evidence: Evidence) -> Finding | None:
-    """Returns a finding where much passes at each step, or every so many; what comes without order is the machine's."""
+    """Returns a finding where much time passes between steps regularly; irregular pauses are the machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.column("host_ms")), evidence.step_ms
     if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
         return None

@@ -12,7 +12,7 @@ _RATIO, _LEAST_RATIO, _MOST_RATIO = 4.0, 2.0, 16.0
 """Rate of products on tensor cores over that in float32, which real kernels reach. Of the cards' peaks: 4 for an RTX
 4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
 _DRAM_FRAC = 0.25
-"""Time that bytes take beside the products where nobody measures it."""
+"""Share of time for memory traffic beside the products, if not measured."""
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding | None:
     if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
         return None
     if has_tf32 and evidence.value("gpu.tf32") is not False:
-        return None  # what is a product runs there already
+        return None  # products use tensor cores already
     tensor = load.tensor_frac
     if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
         return None

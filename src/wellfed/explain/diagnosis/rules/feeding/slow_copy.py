@@ -1,4 +1,4 @@
-"""Finds copies to the GPU that steps stand still for."""
+"""Finds copies to the GPU that steps wait for."""
 
 from __future__ import annotations
 

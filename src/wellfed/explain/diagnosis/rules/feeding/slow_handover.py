@@ -10,7 +10,7 @@ from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where workers are fast enough, and each step waits about as long for what is ready."""
+    """Returns a finding where workers are fast enough, and each step waits about as long for a ready batch."""
     waiting = waiting_for(evidence, "slow_handover")
     if waiting is None:
         return None

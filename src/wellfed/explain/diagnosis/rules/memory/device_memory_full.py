@@ -20,9 +20,9 @@ def check(evidence: Evidence) -> Finding | None:
     record = evidence.record
     events = [event for event in record.events if event["kind"] in _KINDS]
     if (record.status != "oom" and not events) or memory_creeps.check(evidence) is not None:
-        return None  # what grows without end fills any memory
+        return None  # memory_creeps reports endless growth
     if record.status == "oom" and record.error is not None and record.error["kind"] == "host_oom":
-        return None  # host_memory_full tells
+        return None  # host_memory_full reports it
     steps = sorted({int(event.get("step") or 0) for event in events if event["kind"] != "restart"})
     ooms = sum(event["kind"] == "oom" for event in events)
     figures: Figures = {"times": max(ooms, 1), "steps": len(steps)}

@@ -13,11 +13,11 @@ from wellfed.units import show_duration, show_gib
 
 _BLOCKS = 5
 _LEAST_OF_MEAN = 0.25
-"""A block that grows by less than so much of what blocks grow on average has come to rest."""
+"""Minimum growth of a block over the mean growth: less means that the growth has ended."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where it never comes to rest: a cache that fills, or an allocator that finds its size, does."""
+    """Returns a finding where the growth never ends, unlike that of a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
     for gpu in evidence.gpus:

@@ -1,4 +1,4 @@
-"""Says of a run whose training went into steps at the ceiling's rate that there is nothing left to tune."""
+"""Reports that nothing is left to tune, if training went into steps at the ceiling's rate."""
 
 from __future__ import annotations
 

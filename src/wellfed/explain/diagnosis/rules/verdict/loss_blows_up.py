@@ -94,6 +94,6 @@ def _first_jump(values: Series) -> int | None:
     if len(values) <= LOSS_WINDOW:
         return None
     medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]
-    # Near zero, or below, a factor says nothing.
+    # A factor has no meaning near zero or below.
     jumps = ~np.isfinite(later) | ((medians > 0) & (later > LOSS_GROWTH * medians))
     return int(LOSS_WINDOW + jumps.argmax()) if jumps.any() else None

@@ -1,4 +1,4 @@
-"""Says that time is lost for which no other rule has found a cause."""
+"""Reports lost time without a cause that another rule found."""
 
 from __future__ import annotations
 

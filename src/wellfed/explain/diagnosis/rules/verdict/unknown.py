@@ -65,7 +65,7 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     if wall is None or frac is None:
         said = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
         return f"{said}, and what passed between them was not measured", figures
-    is_slow_start = slow_start.check(evidence) is not None  # which says so
+    is_slow_start = slow_start.check(evidence) is not None  # reported by that rule
     if frac < LEAST_AT_CEILING_FRAC and not (is_slow_start and frac + evidence.once_s / wall["total_s"] >= _KNOWN_FRAC):
         said = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
         named = beside_steps(wall, {"callbacks": sum(wall["callbacks"].values())}, _MOST_NAMED)
