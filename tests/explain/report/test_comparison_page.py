@@ -18,7 +18,7 @@ from wellfed.explain.diagnosis.judge import conclude
 from wellfed.explain.report import comparison_page
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
-from wellfed.explain.report.pictures.curve_bins import binned
+from wellfed.explain.report.pictures.picture_parts import binned
 from wellfed.observe.telemetry.machines import HOST
 
 TRACES = Path(__file__).parents[2] / "traces" / "simulated"

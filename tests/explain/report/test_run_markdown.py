@@ -13,8 +13,8 @@ from wellfed.explain.report.run_lines import (
     speed_lines,
     time_lines,
 )
-from wellfed.explain.report.run_markdown import to_markdown
 from wellfed.explain.report.run_page import tiles
+from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import conclude
-from wellfed.explain.report.run_markdown import to_markdown
 from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_sections import OF_EVERY_RUN, file_sections, own_files, sections
+from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
 from wellfed.run import screen
 from wellfed.run.bookkeeper import _ARTIFACTS

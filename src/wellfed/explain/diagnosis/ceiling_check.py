@@ -1,7 +1,7 @@
-"""Says what the ceiling means for a run, and whether the time that the run waited for data bears it out.
+"""Compares the ceiling of a run with the time that the run waited for data.
 
-The ceiling is measured at another time than training. Where the machine was slower in one of the two, their ratio is no
-gain that a better loader could bring; the share of time that training stood waiting tells so.
+The ceiling is measured at another time than training. If the machine was slower in one of the two, their ratio is no
+gain that a better loader could bring. The share of time in waiting shows this.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from wellfed.record import LongestWaitEntry, RunRecord, Throughput, TimeEntry
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1
-"""The ceiling is of some 20 steps: less than this is no contradiction."""
+"""Minimum difference for a contradiction, as the ceiling is measured over some 20 steps."""
 _EXPLAINED_FRAC = 0.5
-"""The time that the ceiling would save and the time that went into data agree where neither is less than so much of the
-other."""
+"""Minimum ratio of the time that the ceiling would save and the time in data, for both to agree."""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """Rate, ceiling and waiting can't all be of a machine that was as fast all the time."""
+    """Contradiction of rate, ceiling and waiting, which a machine of constant speed can't have."""
 
     slower: Literal["steps", "loop", "ceiling", "rank"]
     """The part that took longer than the other figures predict: steps of training, loop, ceiling, or data
-    of another rank, for which this one stood waiting within its steps."""
+    of another rank, for which this one waited within its steps."""
     data_frac: float
     """Share of training's time that went into data: waiting for it and copying it."""
     without_data_per_s: float
-    """Samples/s of training had it never stood waiting, by its own steps."""
+    """Samples/s of training without its waiting, by its own steps."""
     hooks_frac: float = 0.0
     """Share of training's time in callbacks and hooks within the steps, which the ceiling goes without."""
     rank: LongestWaitEntry | None = None
@@ -60,7 +59,7 @@ def contradiction(record: RunRecord) -> Contradiction | None:
 
 
 def ceiling_line(record: RunRecord) -> str | None:
-    """The ceiling and what it means for this run, in a line; None where there is nothing to say.
+    """Returns a line on the ceiling and what it means for this run; None if there is nothing to report.
 
     Without a ceiling a prediction stands in, where there is something to win.
     """
@@ -88,7 +87,7 @@ def ceiling_line(record: RunRecord) -> str | None:
 
 
 def explanation(found: Contradiction, unit: str) -> str:
-    """Why the ceiling is not to be taken at its word, and what can be won."""
+    """Returns why the ceiling is doubtful, and how much can be won."""
     share = show_percent(found.data_frac)
     if found.slower == "ceiling":
         return (
@@ -112,12 +111,12 @@ def explanation(found: Contradiction, unit: str) -> str:
 
 
 def _data_frac(time: TimeEntry) -> float:
-    """Share of training's time that went into data, < 1."""
+    """Returns the share of training's time that went into data, < 1."""
     return min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
 
 
 def _hooks_frac(record: RunRecord) -> float:
-    """Share of the time of all steps that callbacks and hooks within them took, as measured."""
+    """Returns the measured share of callbacks and hooks in the time of all steps."""
     wall = record.wall
     if wall is None:
         return 0.0
@@ -126,5 +125,5 @@ def _hooks_frac(record: RunRecord) -> float:
 
 
 def _without_data(throughput: Throughput, time: TimeEntry) -> float:
-    """Samples/s of a run's own steps had they never stood waiting, nor copied."""
+    """Returns the samples/s of a run's own steps without waiting for data and copying it."""
     return throughput["samples_per_s"] / (1 - _data_frac(time))

@@ -1,7 +1,7 @@
-"""Tells how busy the card was within the steps of a run, and what kept it from more.
+"""Computes how busy the card was within the steps of a run, and what limited it.
 
 On a GPU the time of a step runs from its first kernel to its last, gaps for a late host included. So a step that waits
-for nothing may still leave the card idle; what it idles for shows in how long the host took to launch the step.
+for nothing may still leave the card idle. The time the host took to launch the step shows the cause.
 """
 
 from __future__ import annotations
@@ -11,22 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import is_starved
 from wellfed.explain.diagnosis.finding import Gain
-from wellfed.explain.diagnosis.thresholds import (
-    BUSY_FRAC,
-    DRAM_FRAC,
-    FEWEST_OF_CARD,
-    FEWEST_STEPS,
-    HARDLY_BUSY_FRAC,
-    LAUNCH_FRAC,
-    LEAST_SYNCHRONISATION_GAIN,
-    SM_EMPTY_FRAC,
-    SM_HALF_FRAC,
-    SYNCHRONISATIONS_A_STEP,
-    TENSOR_FRAC,
-)
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
@@ -40,7 +28,7 @@ FP16_SINCE, BF16_SINCE = 7.0, 8.0
 
 @dataclass(frozen=True)
 class DeviceLoad:
-    """Shares of the time in which a run computed; None where the card does not tell."""
+    """Shares of the time in which a run computed; None where the card lacks the figure."""
 
     busy_frac: float
     """Any kernel ran, as the driver counts it: on a real card an upper bound."""
@@ -59,11 +47,6 @@ class DeviceLoad:
         return self.busy_frac if self.sm_frac is None else min(self.busy_frac, self.sm_frac)
 
     @property
-    def is_host_late(self) -> bool:
-        """The card had done all it was given before the host gave it more."""
-        return self.launch_frac is not None and self.launch_frac >= LAUNCH_FRAC
-
-    @property
     def without_synchronisation(self) -> Gain:
         """Host and card alternate where one waits for the other; else the slower of the two sets the pace."""
         high = 1 / max(self.full_frac, 1 - self.busy_frac)
@@ -72,16 +55,20 @@ class DeviceLoad:
     @property
     def limit(self) -> DeviceLimit | None:
         """The limit to remove; None if the figures show none."""
-        idles = self.busy_frac < BUSY_FRAC
-        if self.is_host_late:
-            wins = self.without_synchronisation.factor >= LEAST_SYNCHRONISATION_GAIN
-            if self.synchronisations and wins and self.busy_frac >= HARDLY_BUSY_FRAC:
+        idles = self.busy_frac < limits.BUSY_FRAC
+        if self.launch_frac is not None and self.launch_frac >= limits.LAUNCH_FRAC:  # the host is never ahead
+            wins = self.without_synchronisation.factor >= limits.LEAST_SYNCHRONISATION_GAIN
+            if self.synchronisations and wins and self.busy_frac >= limits.HARDLY_BUSY_FRAC:
                 return "synchronisation"
-            if idles or self.full_frac < SM_EMPTY_FRAC:
+            if idles or self.full_frac < limits.SM_EMPTY_FRAC:
                 return "launches"
-        if self.dram_frac is not None and self.dram_frac >= DRAM_FRAC and (self.tensor_frac or 0.0) < TENSOR_FRAC:
+        if (
+            self.dram_frac is not None
+            and self.dram_frac >= limits.DRAM_FRAC
+            and (self.tensor_frac or 0.0) < limits.TENSOR_FRAC
+        ):
             return "bandwidth"
-        if not idles and self.full_frac < SM_HALF_FRAC:
+        if not idles and self.full_frac < limits.SM_HALF_FRAC:
             return "small kernels"
         return None
 
@@ -91,7 +78,7 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
     process), or nobody knows: on a CPU, with too few steps or readings.
     """
     time = evidence.time
-    if time is None or not evidence.on_gpu or evidence.num_measured < FEWEST_STEPS or is_starved(evidence):
+    if time is None or not evidence.on_gpu or evidence.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
     if any(event["kind"] == "data_parallel" for event in evidence.record.events) or time["compute_frac"] <= 0:
         return None
@@ -103,38 +90,37 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
     def within_steps(share: float | None) -> float | None:
         return None if share is None else min(1.0, share / time["compute_frac"])
 
+    copy_ms, compute_ms = evidence.column("copy_ms"), evidence.column("compute_ms")
+    is_timed = len(copy_ms) == len(compute_ms) > 0
+    launched_ms, took_ms = (
+        launch_ms(evidence),
+        float(np.median(np.nan_to_num(copy_ms) + compute_ms)) if is_timed else 0.0,
+    )
     found = sorted(evidence.record.synchronisations or [], key=lambda one: -one["per_step"])
     return DeviceLoad(
         busy_frac=max(within_steps(busy) or 0.0, 0.01),
         sm_frac=None if sm is None else max(within_steps(sm) or 0.0, 0.01),
         tensor_frac=within_steps(_share(evidence, "tensor_active_pct")),
         dram_frac=within_steps(_share(evidence, "dram_active_pct")),
-        launch_frac=_launch_frac(evidence),
-        synchronisations=tuple(one for one in found if one["per_step"] >= SYNCHRONISATIONS_A_STEP),
+        launch_frac=None if launched_ms is None or not took_ms > 0 else launched_ms / took_ms,
+        synchronisations=tuple(one for one in found if one["per_step"] >= limits.SYNCHRONISATIONS_A_STEP),
     )
 
 
 def _share(evidence: Evidence, name: str) -> float | None:
     """Returns the least median over the cards: the first readings belong to the start."""
     readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
-    return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_OF_CARD), default=None)
+    return min((float(np.median(one)) / 100 for one in readings if len(one) >= limits.FEWEST_OF_CARD), default=None)
 
 
 def launch_ms(evidence: Evidence) -> float | None:
     """Returns the median milliseconds the host took to launch a step; None if not measured."""
     found = evidence.column("launch_ms")
     found = found[np.isfinite(found)]
-    return float(np.median(found)) if len(found) >= FEWEST_STEPS else None
-
-
-def _launch_frac(evidence: Evidence) -> float | None:
-    """Returns launch time over device time: the host may launch while the device copies."""
-    launched, parts = launch_ms(evidence), [evidence.column(name) for name in ("copy_ms", "compute_ms")]
-    took = np.median(np.nan_to_num(parts[0]) + parts[1]) if len(parts[0]) == len(parts[1]) > 0 else 0.0
-    return None if launched is None or not took > 0 else launched / float(took)
+    return float(np.median(found)) if len(found) >= limits.FEWEST_STEPS else None
 
 
 def capability_of(evidence: Evidence) -> float | None:
-    """The least of the cards that were there; None where nobody knows."""
+    """Returns the lowest compute capability of the cards; None if unknown."""
     found = [gpu.get("capability") for gpu in evidence.record.machine.get("gpus") or []]
     return min((float(one) for one in found if one), default=None)

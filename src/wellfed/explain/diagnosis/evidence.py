@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ _PAUSES = ("validate", "checkpoint")
 """Phases that interrupt training."""
 _EMPTY = np.empty(0)
 _WARMUP = 3
-"""Steps that a process leaves out at its start: those of `wellfed.train.lightning.callbacks.clock`."""
+"""Warm-up steps of a process, as in `wellfed.train.lightning.callbacks.clock`."""
 _LATEST = 10_000
 """Steps behind the figures of a record that has none yet."""
 
@@ -65,11 +65,16 @@ class Evidence:
         A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
         """
         table = columns(folder / "steps.csv", _OF_STEPS)
+        in_training = PHASES.index("train")
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
         return cls(
             record if record.throughput else _with_watched(_with_figures(record, table), watched),
             table,
-            {gpu: found for gpu, curve in watched.items() if len((found := _in_training(curve))["phase"])},
+            {
+                gpu: {name: column[curve["phase"] == in_training] for name, column in curve.items()}
+                for gpu, curve in watched.items()
+                if np.any(curve["phase"] == in_training)
+            },
             metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
             watched,
             metrics,
@@ -84,7 +89,7 @@ class Evidence:
     # What was asked for
 
     def value(self, knob: str) -> Any:
-        """A knob as the plan decided it, else as it was configured; None where neither knows it."""
+        """Returns a knob as the plan decided it, else as configured; None if neither has it."""
         if knob in self.record.plan:
             return self.record.plan[knob]["value"]
         found: Any = self.record.config
@@ -104,7 +109,7 @@ class Evidence:
 
     @property
     def cores(self) -> float | None:
-        """CPUs that this run may use; None where nobody looked."""
+        """CPUs that this run may use; None if not measured."""
         return self.record.machine.get("cpu_quota_cores")
 
     @property
@@ -126,7 +131,7 @@ class Evidence:
         return {name: column[warmup:] for name, column in self.all_steps.items()}
 
     def column(self, name: str) -> Series:
-        """A column of `steps`, ``nan`` where a step has no figure; empty where the table lacks it."""
+        """Returns a column of `steps`, ``nan`` for a step without a figure; empty if the table lacks the column."""
         return self.steps.get(name, _EMPTY)
 
     @cached_property
@@ -137,12 +142,16 @@ class Evidence:
     @cached_property
     def rest_ms(self) -> Series:
         """The rest of each step: copy, compute and host."""
-        parts = [np.nan_to_num(self.column(name)) for name in ("copy_ms", "compute_ms", "host_ms")]
-        return np.sum([part for part in parts if len(part)] or [np.zeros(len(self.wait_ms))], axis=0)  # type: ignore[no-any-return]
+        return _took_ms(self.steps, _PARTS_MS[1:])
+
+    @cached_property
+    def all_ms(self) -> Series:
+        """Milliseconds of each step, warm-up included."""
+        return _took_ms(self.all_steps, _PARTS_MS)
 
     @cached_property
     def gap_ms(self) -> Series:
-        """Milliseconds before each step that belong to none: a validation, a checkpoint, the end of an epoch.
+        """Milliseconds before each step outside of all steps: a validation, a checkpoint, the end of an epoch.
 
         A step's ``time_s`` is the host's, which runs ahead of a GPU: the clock is behind the sum of the steps then, and
         is back when the host has waited for the device. Only what it is ahead by more than ever before is a gap.
@@ -159,8 +168,7 @@ class Evidence:
         step and the last; None if they show nothing."""
         if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
             return self.record.wall
-        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
-        steps_s, between_s = float(np.sum(parts)) / 1e3, float(self.gap_ms.sum()) / 1e3
+        steps_s, between_s = float(self.all_ms.sum()) / 1e3, float(self.gap_ms.sum()) / 1e3
         phases = self.record.phases
         validation_s, checkpoint_s = (phases[one]["total_s"] if one in phases else 0.0 for one in _PAUSES)
         other_s = max(0.0, between_s - validation_s - checkpoint_s)
@@ -184,15 +192,14 @@ class Evidence:
         if wall is None:
             return 0.0
         warmup = throughput["warmup_steps"] if throughput else 0
-        parts = [np.nan_to_num(self.all_steps[name]) for name in _PARTS_MS if len(self.all_steps.get(name, ()))]
-        first_s = float(sum(part[:warmup].sum() for part in parts)) / 1e3
+        first_s = float(self.all_ms[:warmup].sum()) / 1e3
         return wall["start_s"] + wall["end_s"] + max(0.0, first_s - warmup * (self.step_ms or 0.0) / 1e3)
 
     @cached_property
     def steps_frac(self) -> float | None:
         """Share of the wall time of training that went into steps; None if that is not known.
 
-        What is lost once, if it is less than `SLOW_START_S`, is left out: no setting changes it.
+        A loss at start and end below `SLOW_START_S` is left out: no setting changes it.
         """
         wall = self.wall
         if wall is None:
@@ -216,7 +223,7 @@ class Evidence:
 
     @property
     def wait_frac(self) -> float:
-        """Share of training's time that stood waiting for a batch; 0 where it was not measured."""
+        """Share of training's time in waiting for batches; 0 if not measured."""
         return self.record.time["wait_frac"] if self.record.time else 0.0
 
     @property
@@ -234,15 +241,8 @@ class Evidence:
             return 1e3 * self.record.samples / self.record.steps / throughput["samples_per_s"]
         return None
 
-    @cached_property
-    def wall_step_ms(self) -> float | None:
-        """Mean time from step to step, with all that lies between them."""
-        if self.step_ms is None or not len(self.gap_ms):
-            return self.step_ms
-        return self.step_ms + float(np.mean(self.gap_ms))
-
     def period_s(self, lag: int) -> float | None:
-        """Mean time from a step to the one so many steps later, with all that lies between them."""
+        """Returns the mean time from a step to the one ``lag`` steps later, with all time between them."""
         ended_at_s = self.column("time_s")
         if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
             return None if self.step_ms is None else lag * self.step_ms / 1e3
@@ -258,7 +258,7 @@ class Evidence:
 
     @cached_property
     def build_ms(self) -> float | None:
-        """Mean time to build one batch, whoever builds it."""
+        """Mean time to build one batch, in any process."""
         return self.record.loading.get("build_ms_mean")
 
     @cached_property
@@ -275,13 +275,13 @@ class Evidence:
         return found[np.isfinite(found)]
 
     def mean(self, name: str, gpu: int = HOST) -> float | None:
-        """Mean of `curve`; None without readings."""
+        """Returns the mean of `curve`; None without readings."""
         found = self.curve(name, gpu)
         return float(found.mean()) if len(found) else None
 
     @cached_property
     def others_cores(self) -> Series:
-        """Cores that other programs took of those this run may use, by reading; nan where nobody looked.
+        """Cores of this run that other programs took, by reading; nan if not measured.
 
         A run that may use a part of the machine has the rest of it between itself and others: what fits in there took
         nothing from the run.
@@ -317,7 +317,7 @@ class Evidence:
 
     @cached_property
     def lags(self) -> Mapping[str, int]:
-        """Steps after which something is due, by the setting that says so."""
+        """Steps between periodic events, by setting."""
         return lags_of(self.record, self.column("epoch"))
 
     @cached_property
@@ -333,13 +333,14 @@ class Evidence:
         return found
 
 
-def _in_training(curve: Mapping[str, Series]) -> dict[str, Series]:
-    there = curve["phase"] == PHASES.index("train")
-    return {name: column[there] for name, column in curve.items()}
+def _took_ms(steps: Mapping[str, Series], names: Sequence[str]) -> Series:
+    """Returns the sum of the columns that the table has; a missing figure counts as 0."""
+    columns = [np.nan_to_num(steps[name]) for name in names if len(steps.get(name, ()))]
+    return np.asarray(np.sum(columns or [np.zeros(len(steps.get("wait_ms", ())))], axis=0))
 
 
 def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
-    """The record with rate and shares of the latest steps of the table; as it is where that has none."""
+    """Returns the record with rate and shares of the latest steps of the table, if the table has any."""
     number = len(table["step"])
     names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
     if any(len(table[name]) != number for name in names):
@@ -362,7 +363,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
 
 
 def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
-    """The record with figures of GPUs and host, of the time in training; as it is where it has them."""
+    """Returns the record with figures of GPUs and host while training, where it lacks them."""
     found: dict[int, dict[str, Any]] = {}
     for gpu, curve in watched.items():
         in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
@@ -381,24 +382,14 @@ def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]
 
 
 def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:
-    def figure(name: str) -> float | None:
-        column = table.get(name, _EMPTY)
-        return float(column[place]) if len(column) > place and np.isfinite(column[place]) else None
-
-    return StepRow(
-        step=int(figure("step") or 0),
-        time_s=figure("time_s") or 0.0,
-        epoch=int(figure("epoch") or 0),
-        samples=int(figure("samples") or 0),
-        micro_batch=int(figure("micro_batch") or 0),
-        num_micro=int(figure("num_micro") or 1),
-        wait_ms=figure("wait_ms") or 0.0,
-        copy_ms=figure("copy_ms"),
-        compute_ms=figure("compute_ms") or 0.0,
-        host_ms=figure("host_ms") or 0.0,
-        asked_wait_ms=0.0 if figure("ready") else float("inf"),
-        warmup=is_warmup,
-        build_ms=figure("build_ms"),
-        build_cpu_ms=figure("build_cpu_ms"),
-        launch_ms=figure("launch_ms"),
-    )
+    cells: dict[str, Any] = {
+        name: float(column[place])
+        for name, column in table.items()
+        if len(column) > place and np.isfinite(column[place])
+    }
+    counts: dict[str, Any] = {name: int(cells.get(name, 0)) for name in ("step", "epoch", "samples", "micro_batch")}
+    times: dict[str, Any] = {name: cells.get(name, 0.0) for name in ("time_s", "wait_ms", "compute_ms", "host_ms")}
+    optional: dict[str, Any] = {name: cells.get(name) for name in ("copy_ms", "build_ms", "build_cpu_ms", "launch_ms")}
+    asked_wait_ms = 0.0 if cells.get("ready") else float("inf")
+    num_micro = int(cells.get("num_micro") or 1)
+    return StepRow(**counts, **times, **optional, num_micro=num_micro, asked_wait_ms=asked_wait_ms, warmup=is_warmup)

@@ -17,27 +17,14 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Gain
-from wellfed.explain.diagnosis.thresholds import (
-    BUILD_WAITS_FRAC,
-    CAPACITY_FRAC,
-    CEILING_FACTOR,
-    CONTENTION_FACTOR,
-    CPU_FULL_FRAC,
-    FEWEST_STEPS,
-    HARDLY_WORK_FRAC,
-    LOADER_CPU_FRAC,
-    MOST_READY_FRAC,
-    OTHERS_FRAC,
-    QUEUED_FRAC,
-    WAIT_FRAC,
-)
+from wellfed.explain.diagnosis.finding import Figures, Gain
 from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
-"""Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
+"""Factor on the time to build for the lower end of a gain: workers disturb each other and the step."""
 _MOST_WORKERS = 32
 _PREFETCH = 2
 """torch's default."""
@@ -56,7 +43,7 @@ class Feeding:
     """Milliseconds of a step without waiting for data."""
     build_ms: float
     build_cpu_ms: float
-    """CPU time of building."""
+    """CPU time of building a batch."""
     cpu_ms: float
     """CPU time of a step in all processes of the run, building included."""
     cores: float
@@ -64,7 +51,7 @@ class Feeding:
     """Cores that other processes keep at work, of those this run may use."""
     num_workers: int
     most_workers: int
-    """For which there is room, and data."""
+    """Most workers for which memory and data suffice."""
     bound: float
     """The run can't become faster than by this factor."""
     is_estimate: bool
@@ -82,87 +69,87 @@ class Feeding:
         return self.build_cpu_ms / self.build_ms
 
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
-        """Time of a step that so many workers feed.
+        """Returns the predicted time of a step with this number of workers.
 
         Args:
-            slack: building takes so much longer than it did.
+            slack: factor on the recorded time to build.
         """
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
-        free_cores = max(1.0, self.cores - self.others)  # others give way to who asks for one
+        free_cores = max(1.0, self.cores - self.others)  # one core is always available
         return max(self.fed_ms, slack * alone_ms / workers, slack * self.cpu_ms / free_cores)
 
     @property
     def is_cpu_full(self) -> bool:
-        """All cores are at work, or nearly, for whomever."""
-        return self.cpu_ms / self.step_ms + self.others >= CPU_FULL_FRAC * self.cores
+        """Whether all cores are busy, or nearly, with any process."""
+        return self.cpu_ms / self.step_ms + self.others >= limits.CPU_FULL_FRAC * self.cores
 
     @property
     def has_company(self) -> bool:
-        """Other processes keep many cores at work."""
-        return self.others >= OTHERS_FRAC * self.cores
+        """Whether other processes keep many cores busy."""
+        return self.others >= limits.OTHERS_FRAC * self.cores
 
     @property
     def waits_outside(self) -> bool:
-        """Building is mostly waiting for something else than a core."""
+        """Whether building is mostly waiting for something other than a core."""
         if not self.is_cpu_full:
-            return self.cpu_frac < BUILD_WAITS_FRAC
-        # Who always wants a core gets about this share of one.
+            return self.cpu_frac < limits.BUILD_WAITS_FRAC
+        # A process that always needs a core gets about this share of one.
         fair_frac = min(1.0, self.cores / (self.num_workers + 1 + self.others))
-        return self.cpu_frac < QUEUED_FRAC * fair_frac
+        return self.cpu_frac < limits.QUEUED_FRAC * fair_frac
 
     @property
     def contention(self) -> float | None:
-        """Time to build a batch beside other workers over the time alone, where waiting makes them differ; else None.
+        """Time to build a batch beside other workers over the time alone, if waiting explains it; else None.
 
-        Even the quickest tenth of the batches must take longer: single slow ones are no sign of a shared resource.
+        Even the quickest tenth of the batches must take longer, since single slow ones show no shared resource.
         """
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
-        if self.has_company and self.build_cpu_ms > HARDLY_WORK_FRAC * self.alone_ms:
-            return None  # their work may wait for a core that others have
+        if self.has_company and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
+            return None  # the workers may wait for cores that other processes use
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
-        return factor if factor >= CONTENTION_FACTOR else None
+        return factor if factor >= limits.CONTENTION_FACTOR else None
 
     @property
     def waits_for_core(self) -> bool:
-        """Building is work, and no core is left for it."""
+        """Whether building needs CPU, and no core is left for it."""
         return self.is_cpu_full and not self.waits_outside
 
     @cached_property
     def workers_needed(self) -> int:
-        """The smallest number beyond which more are of no use, if all batches took equally long."""
-        enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
+        """Smallest number of workers that more do not improve, if all batches took equally long."""
+        enough = self.step_ms_with(self.most_workers) / (1 - limits.WAIT_FRAC)
         return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
 
     @property
     def has_enough(self) -> bool:
-        """The workers would keep up with steps that wait for nothing."""
-        return self.build_ms <= CAPACITY_FRAC * self.num_workers * self.fed_ms
+        """Whether the workers keep up with steps that never wait."""
+        return self.build_ms <= limits.CAPACITY_FRAC * self.num_workers * self.fed_ms
 
     @property
     def workers_advised(self) -> int:
-        """One more than needed, as no two batches take equally long; not where it would take a core from the step."""
+        """One worker more than needed, as batches take unequal times, unless it would take a core from the step."""
         has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
         return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
 
     def show_need(self) -> str:
-        """How many workers it takes, in words."""
+        """Returns how many workers are needed, in words."""
         needed, about = self.workers_needed, "about " if self.is_estimate else ""
         said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
         return f"{said} and one to spare" if self.workers_advised > needed else said
 
     def show_doubt(self) -> str:
         """Returns why the gain of more workers may be low, in words; empty if building is mostly work."""
-        if self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC:
+        if self.waits_for_core or self.cpu_frac >= limits.BUILD_WAITS_FRAC:
             return ""
         return (
             f" Only {show_percent(self.cpu_frac)} of building is CPU time: more workers win nothing where batches wait "
             "for a lock, a rate limit or a store at its limit."
         )
 
-    def figures(self) -> dict[str, float | int | str]:
-        """Evidence figures by name."""
+    def figures(self) -> Figures:
+        """Returns the figures of evidence by name."""
         return {
             "wait_frac": 1 - self.fed_ms / self.step_ms,
             "build_ms": self.build_ms,
@@ -182,7 +169,7 @@ class Feeding:
         limit_ms = self.step_ms_with(workers)
         factor = self.step_ms / max(limit_ms, float(np.mean(self._simulated(workers, prefetch, 1.0))))
         low = 1.0
-        if workers <= self.num_workers or self.cpu_frac >= BUILD_WAITS_FRAC or self.waits_for_core:
+        if workers <= self.num_workers or self.cpu_frac >= limits.BUILD_WAITS_FRAC or self.waits_for_core:
             shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
             slowest_ms = float(np.quantile(self._simulated(workers, prefetch, _SLACK), 1 - _TAIL))
             low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
@@ -190,7 +177,7 @@ class Feeding:
         return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
 
     def _simulated(self, workers: int, prefetch: int, slack: float) -> npt.NDArray[np.float64]:
-        """Mean time of a step in each of the simulated runs."""
+        """Returns the mean time of a step in each of the simulated runs."""
         mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         builds = self.builds or (self.build_ms,)
         scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
@@ -230,25 +217,25 @@ def simulated_steps(
 
 
 def is_starved(evidence: Evidence) -> bool:
-    """Steps wait for data so long that it is worth a change, and the ceiling does not deny it."""
+    """Returns whether steps wait for data long enough for a finding, and the ceiling does not contradict it."""
     factor = evidence.ceiling_factor
-    if evidence.num_measured < FEWEST_STEPS or steady_wait_frac(evidence) <= WAIT_FRAC:
+    if evidence.num_measured < limits.FEWEST_STEPS or steady_wait_frac(evidence) <= limits.WAIT_FRAC:
         return False
-    if factor is None or factor > CEILING_FACTOR:
+    if factor is None or factor > limits.CEILING_FACTOR:
         return True
     found = contradiction(evidence.record)
     return found is not None and found.slower == "ceiling"
 
 
 def steady_wait_frac(evidence: Evidence) -> float:
-    """Share of training's time in waiting, the first step of each epoch left out: there workers may have to start."""
+    """Returns the share of time in waiting, without the first steps of epochs, which may start workers."""
     steady = steady_steps(evidence)
     total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
     return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
 
 
 def feeding_of(evidence: Evidence) -> Feeding | None:
-    """None where steps or batches were not timed."""
+    """Returns the feeding of a run; None if steps or batches were not timed."""
     step_ms, cores = evidence.step_ms, evidence.cores
     if step_ms is None or evidence.time is None or step_ms <= 0:
         return None
@@ -286,14 +273,15 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
-        alone_ms=_alone_ms(evidence),
+        # Without readings of other programs, these may have slowed down building since.
+        alone_ms=None if evidence.mean_others_cores is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
 
 
 def ready_mib(evidence: Evidence, workers: int, prefetch: int | None = None) -> float | None:
-    """Host memory of the batches that so many workers keep ready; None where a batch's size is not known."""
+    """Returns the host memory of the batches that ``workers`` keep ready; None if a batch's size is unknown."""
     batch_mib = evidence.record.loading.get("batch_mib")
     prefetch = prefetch or evidence.value("loader.prefetch_factor") or _PREFETCH
     return None if batch_mib is None else workers * prefetch * batch_mib
@@ -303,16 +291,16 @@ def room_mib(evidence: Evidence) -> float:
     """Returns the MiB that batches may take of host memory, and of /dev/shm between worker processes."""
     machine = evidence.record.machine
     sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
-    return MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
+    return limits.MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
 
 
 def has_unused_fetch(evidence: Evidence) -> bool:
-    """The data gives whole batches at once, and torch's DataLoader asks it for one sample after the other."""
+    """Returns whether the data can fetch whole batches, but torch's DataLoader asks for single samples."""
     return evidence.value("loader.backend") == "torch" and evidence.record.loading.get("has_fetch", False)
 
 
 def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
-    """Overrides of ``loader``, those left out that the run was configured with."""
+    """Returns overrides of ``loader``, without those that the configuration of the run has."""
     asked = evidence.record.config.get("loader", {})
     typed = {True: "true", False: "false", None: "null"}
     return tuple(
@@ -323,8 +311,7 @@ def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
 
 
 def planned_anew(evidence: Evidence) -> tuple[str, ...]:
-    """Overrides that leave the loader to the plan: its option, or, where single knobs were typed, which would stand,
-    those."""
+    """Returns overrides that leave the loader to the plan, and undo single knobs of the command line."""
     if not any(typed.lstrip("+").startswith("loader.") for typed in evidence.record.overrides):
         return ("loader=auto",)
     change = knobs(evidence, backend="auto", num_workers=None)
@@ -333,32 +320,25 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
 
 
 def workers_crowd(evidence: Evidence) -> bool:
-    """The run's own workers took the CPU that its steps needed: all cores are full, and steps longer than in the
-    ceiling."""
+    """Returns whether workers took CPU from the steps: all cores are full, and steps slower than the ceiling."""
     cores, found = evidence.cores, contradiction(evidence.record)
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
-    if cpu_pct < 100 * CPU_FULL_FRAC * cores or loader_pct < 100 * LOADER_CPU_FRAC * cores:
+    if cpu_pct < 100 * limits.CPU_FULL_FRAC * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
         return False
     has_threads = (evidence.value("loader.worker_threads") or 1) > 1
     is_slower = found is not None and found.slower == "steps"
-    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > CEILING_FACTOR)
+    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > limits.CEILING_FACTOR)
 
 
 def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
-    """Which steps are not the first of an epoch; all where nobody builds ahead, or the table has no epochs."""
+    """Returns which steps are not the first of an epoch; all without workers, or without epochs in the table."""
     epochs = evidence.column("epoch")
     if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):
         return np.ones(len(evidence.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
-
-
-def _alone_ms(evidence: Evidence) -> float | None:
-    """Returns what building a batch took before training; None where other programs may have made it longer since."""
-    is_known = evidence.mean_others_cores is not None
-    return evidence.record.loading.get("build_ms_alone") if is_known else None
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:

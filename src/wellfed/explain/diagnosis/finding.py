@@ -1,4 +1,4 @@
-"""Says what a rule of the diagnosis has found: the sentence, the figures behind it, the overrides, what they win."""
+"""Defines a finding of the diagnosis: message, figures, overrides and their predicted gain."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 from wellfed.record import FindingEntry
 from wellfed.units import show_factor, show_percent
 
+Figures = dict[str, float | int | str]
+"""Figures that decided on a finding, by name; units in the names."""
 Severity = Literal["high", "medium", "low", "info"]
 """Share of time lost: at least a third, at least a tenth, less; ``info`` = none known."""
 _HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10
@@ -34,7 +36,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause of lost time, or what there is to say instead."""
+    """Cause of lost time, or a note."""
 
     id: str
     """Name of the rule: its file in `wellfed.explain.diagnosis.rules`."""
@@ -43,28 +45,28 @@ class Finding:
     evidence: Mapping[str, float | int | str]
     """The figures that decided, by name; units in the names."""
     change: tuple[str, ...] = ()
-    """Overrides that remove the cause, to be typed behind those of the run; empty: no knob can."""
+    """Overrides that remove the cause, to type after those of the run; empty if no knob does."""
     changes_learning: bool = False
-    """The overrides change what is learned: advice, never applied by itself."""
+    """Whether the overrides change what is learned; such advice is never applied automatically."""
     gain: Gain | None = None
-    """None: not known, or nothing to win."""
+    """Predicted gain; None if unknown, or if there is none."""
     lost_frac: float | None = None
-    """Share of training's time that the cause costs; None = what the gain says, or unknown."""
+    """Share of training's time that the cause costs; None = by the gain, or unknown."""
     is_note: bool = field(default=False, kw_only=True)
-    """Good to know, and no cause of lost time."""
+    """Whether it is information, and no cause of lost time."""
     steps_frac: float | None = field(default=None, kw_only=True)
     """Share of the wall time of training that its steps take, if gain and loss are of these alone; None: of all."""
 
     @property
     def time_lost_frac(self) -> float:
-        """Share of training's time that would be won back, 0 where nobody knows."""
+        """Share of training's time that a change would win back; 0 if unknown."""
         gained_frac = 0.0 if self.gain is None else self.gain.lost_frac
         lost_frac = gained_frac if self.lost_frac is None else self.lost_frac
         return lost_frac if self.steps_frac is None else lost_frac * self.steps_frac
 
     @property
     def severity(self) -> Severity:
-        """How much it matters."""
+        """Severity by the share of time lost."""
         if self.is_note:
             return "info"
         lost_frac = self.time_lost_frac
@@ -72,7 +74,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """All of it as one line of a screen."""
+        """Message, overrides and gain in one line."""
         parts = [self.message]
         if self.change:
             parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain, self.steps_frac)}.")

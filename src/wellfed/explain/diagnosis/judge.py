@@ -1,8 +1,8 @@
-"""Asks every rule for its finding about a run, and orders them by the time that they would win back."""
+"""Runs all rules on a run, and orders their findings by the time that they would win back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from wellfed.explain.diagnosis.curves.swing import main_swing
@@ -97,18 +97,16 @@ OF_STEPS: tuple[Rule, ...] = (
     utilisation_swings.check,
 )
 """Decide from figures of enough steps."""
-
-
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
 """Name what takes time between the steps; take the least share that they name."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
-"""Their gains are of the wall time of training, those of other rules of its steps."""
+"""Rules whose gains refer to the wall time of training; gains of others refer to its steps."""
 _EXPLAINED_FRAC = 0.5
-"""Share of what is missing that a gap must take to be named for it."""
+"""Minimum share of a gap in the missing time, for a finding."""
 
 
 def conclude(evidence: Evidence) -> None:
-    """Put swing and findings into the record of the evidence."""
+    """Puts swing and findings into the record of the evidence."""
     record = evidence.record
     record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
     record.findings = [finding.entry() for finding in judge(evidence)]
@@ -117,10 +115,11 @@ def conclude(evidence: Evidence) -> None:
 def judge(evidence: Evidence) -> list[Finding]:
     """Returns the findings of a run, the costliest first, notes last; the first says if nothing costs time.
 
-    Of a machine that others use that comes first, and no gain is promised from it.
+    If others use the machine, that comes first, and no gain is promised.
     """
     too_few = too_few_steps.check(evidence)
-    found = _asked(OF_EVENTS, evidence) + ([] if too_few else _asked_of_steps(evidence))
+    found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
+    found += [] if too_few else _of_steps(evidence)
     found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
     found += [too_few] if too_few else []
     if (busy := busy_machine.check(evidence)) is not None:
@@ -129,17 +128,18 @@ def judge(evidence: Evidence) -> list[Finding]:
         return found
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
-        found[0] = _with_utilisation(found[0], evidence)
+        said = utilisation_said(evidence)
+        if said is not None and said not in found[0].message:
+            found[0] = replace(found[0], message=f"{found[0].message} {said}")
         is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
         return found if doubt is None or is_known else [*found, doubt]
-    verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence) or unknown.check(evidence)
-    verdict = verdict or healthy.check(evidence)
+    verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence)
+    verdict = verdict or unknown.check(evidence) or healthy.check(evidence)
     return found if verdict is None else [verdict, *found]
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """Returns the largest gap if too little of the wall time went into steps at the ceiling's
-    rate, though it is not much by itself."""
+    """Returns the largest gap if too little of the wall time went into steps at the ceiling's rate."""
     frac = evidence.at_ceiling_frac
     if frac is None or frac >= LEAST_AT_CEILING_FRAC:
         return None
@@ -148,29 +148,19 @@ def _largest_gap(evidence: Evidence) -> Finding | None:
 
 
 def _without_gain(finding: Finding) -> Finding:
-    """The same with no promise."""
+    """Returns the finding without its predicted gain."""
     if finding.gain is None:
         return finding
     message = f"{finding.message} What that would win can't be predicted beside other programs."
     return replace(finding, message=message, gain=None, lost_frac=finding.time_lost_frac, steps_frac=None)
 
 
-def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
-    """Adds to a finding that the GPU is busy and idle in turns."""
-    said = utilisation_said(evidence)
-    if said is None or said in finding.message:
-        return finding
-    return replace(finding, message=f"{finding.message} {said}")
-
-
-def _asked(rules: Iterable[Rule], evidence: Evidence) -> list[Finding]:
-    return [finding for rule in rules if (finding := rule(evidence)) is not None]
-
-
-def _asked_of_steps(evidence: Evidence) -> list[Finding]:
-    """Findings of `OF_STEPS`; where much of the time lies between the steps, they name the share that is theirs."""
+def _of_steps(evidence: Evidence) -> list[Finding]:
+    """Returns the findings of `OF_STEPS`, with the share of the steps in the wall time if that is small."""
     frac = evidence.steps_frac
-    found = [(rule in _OF_WALL, finding) for rule in OF_STEPS if (finding := rule(evidence)) is not None]
-    if frac is None or frac >= LEAST_AT_CEILING_FRAC:
-        return [finding for _, finding in found]
-    return [finding if is_of_wall else replace(finding, steps_frac=frac) for is_of_wall, finding in found]
+    is_small = frac is not None and frac < LEAST_AT_CEILING_FRAC
+    return [
+        replace(finding, steps_frac=frac) if is_small and rule not in _OF_WALL else finding
+        for rule in OF_STEPS
+        if (finding := rule(evidence)) is not None
+    ]

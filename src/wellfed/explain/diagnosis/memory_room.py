@@ -1,4 +1,4 @@
-"""Says how much device memory a run has left, and how far its micro-batches may grow into it."""
+"""Computes how much device memory a run has left, and how far its micro-batches may grow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Merge:
 
     @property
     def factor(self) -> float:
-        """So many times fewer passes."""
+        """Passes before over passes after."""
         return self.parts_before / self.parts
 
     def gain(self, load: DeviceLoad) -> Gain:
@@ -48,19 +48,19 @@ class Merge:
 
 
 def memory_frac(evidence: Evidence) -> float | None:
-    """Share of the budget that the run's peak took; None without a budget, as on a CPU."""
+    """Returns the share of the budget at the run's peak; None without a budget, as on a CPU."""
     budget, peak = evidence.record.memory.get("budget_gib"), evidence.record.memory.get("measured_peak_gib")
     return None if not budget or peak is None or not evidence.on_gpu else peak / budget
 
 
 def has_run_out(evidence: Evidence) -> bool:
-    """Device memory did not suffice, at least once."""
+    """Returns whether device memory did not suffice at least once."""
     kinds = {event["kind"] for event in evidence.record.events}
     return evidence.record.status == "oom" or bool(kinds & {"oom", "step_down", "thrash", "ladder"})
 
 
 def merge(evidence: Evidence) -> Merge | None:
-    """The largest micro-batch that memory surely holds: a peak grows at most in proportion. None if it can't grow."""
+    """Returns the largest micro-batch that surely fits, as peaks grow at most in proportion; None if none is larger."""
     effective, used = evidence.value("workload.effective_batch_size"), memory_frac(evidence)
     parts, micro = evidence.column("num_micro"), evidence.column("micro_batch")
     if not effective or not used or not len(parts) or not len(micro) or has_run_out(evidence):

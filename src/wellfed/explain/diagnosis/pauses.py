@@ -1,4 +1,4 @@
-"""Tells what a run's pauses cost: phases in which it does not train, and settings that would have fewer of them."""
+"""Computes what pauses of training cost: validations and checkpoints, and the gain of fewer of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,31 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Gain
+from wellfed.units import counted, show_duration, show_percent
 
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
+"""Phases that make up the time of a training without a measured wall time."""
 _IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """Share of the wall time of training that a phase took."""
+    """Time and number of the pauses of one phase."""
 
     total_s: float
     times: int
     frac: float
     """Share of the wall time of training."""
+
+    def said(self, noun: str) -> str:
+        """Returns the begin of a message: the share of the time, and how many pauses of what length."""
+        spent = f"{counted(self.times, noun)} of {show_duration(self.each_s)}"
+        return f"{show_percent(self.frac)} of the wall time of training went into {spent}"
+
+    @property
+    def each_s(self) -> float:
+        """Mean seconds of a pause."""
+        return self.total_s / self.times
 
     def gain(self, times: float) -> Gain:
         """Returns the gain of the whole run with ``times`` pauses, by the time of one."""
@@ -43,13 +55,13 @@ def pauses(evidence: Evidence, phase: str) -> Pauses | None:
 
 
 def gain_of(won_frac: float, low_frac: float, high_frac: float) -> Gain:
-    """From shares of the time that are won back."""
+    """Returns the gain from shares of the time that are won back."""
     low, mid, high = sorted(min(0.99, max(0.0, share)) for share in (low_frac, won_frac, high_frac))
     return Gain(1 / (1 - mid), 1 / (1 - low), 1 / (1 - high))
 
 
 def rarer(every: float, by: float) -> int:
-    """A round number of steps that is so many times as long, at least."""
+    """Returns a round number of steps, at least ``by`` times ``every``."""
     least = max(2.0, every * max(1.0, by))
     power = 10.0 ** np.floor(np.log10(least))
     return int(next(digit * power for digit in (1, 2, 5, 10) if digit * power >= 0.999 * least))

@@ -52,7 +52,7 @@ def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_W
 
 
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
-    """Columns of telemetry.csv by GPU, with ``phase``, in every phase of the run; those of hosts too.
+    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run.
 
     Numbers are those of `wellfed.observe.telemetry.machines`.
     """
@@ -78,7 +78,7 @@ def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
 
 
 def passes_ended(folder: Path) -> dict[str, Series]:
-    """When each pass over ``val`` and ``test`` had its figures, seconds since the run started, in order."""
+    """Returns the end of each pass over ``val`` and ``test``, in seconds since the run started, in order."""
     found: dict[str, set[float]] = {}
     for split, at_s in _metric_rows(folder, ("split", "time_s")):
         if split in ("val", "test"):
@@ -87,7 +87,7 @@ def passes_ended(folder: Path) -> dict[str, Series]:
 
 
 def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
-    """These cells of each whole row of metrics.csv."""
+    """Yields these cells of each whole row of metrics.csv."""
     try:
         with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
             rows = csv.reader(stream)
@@ -100,7 +100,7 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Series:
-    """``[rows, width]``; lines of another width, or without their end, are left out."""
+    """Returns ``[rows, width]``, without lines of another width or without a line end."""
     whole = [line for line in lines if line.endswith(b"\n") and line.count(b",") == width - 1]
     text = b"".join(whole)
     if b",node" in text:

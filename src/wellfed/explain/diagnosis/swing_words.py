@@ -1,4 +1,4 @@
-"""Puts a swing into words: how often it comes, how deep it goes, and what is due as often."""
+"""Words a swing: its period, its depth, and the settings with the same period."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_duration
 
 _LIKE = 0.1
-"""Periods that differ by less are the same: a mean step is no better known."""
+"""Relative difference below which periods count as equal."""
 _LONGER: dict[Part, str] = {
     "wait": "a step waits longer for its batch",
     "step": "a step takes longer",
@@ -35,7 +35,7 @@ def swing_of(evidence: Evidence, setting: str) -> str | None:
 
 
 def utilisation_said(evidence: Evidence) -> str | None:
-    """Levels and period of the GPU whose utilisation swings most; None where none does."""
+    """Returns levels and period of the GPU whose utilisation swings most; None without a swing."""
     deepest = max(evidence.swings_of_gpus.items(), key=lambda found: found[1].depth, default=None)
     if deepest is None or deepest[1].depth < LEAST_DEPTH:
         return None

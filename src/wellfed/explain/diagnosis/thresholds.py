@@ -1,9 +1,9 @@
-"""Lists the figures beyond which a rule of the diagnosis speaks, each with where it comes from."""
+"""Lists the thresholds of the diagnosis, each with its source."""
 
 from __future__ import annotations
 
 FEWEST_STEPS = 20
-"""Steps after the warm-up; of fewer nothing is judged."""
+"""Minimum steps after the warm-up for a diagnosis."""
 WAIT_FRAC = 0.05
 """Share of a step that waits for data: more is a finding (torch-tb-profiler 0.4.3)."""
 CEILING_FACTOR = 1.1
@@ -13,11 +13,11 @@ LEAST_AT_CEILING_FRAC = 0.9
 WIDEST_HALF_FRAC = 0.5
 """Half of the rate's 95 % interval over the rate: beyond, the rate is hardly known, nor what could raise it."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
-"""A loss above so many times its running median, over so many values that were logged."""
+"""Factor of a loss over its running median, and logged values of that median."""
 
 # Of the device
 FEWEST_OF_CARD = 3
-"""Readings of a card while it trained; of fewer nothing is said."""
+"""Minimum readings of a card while training."""
 AT_WORK_PCT = 1.0
 """Utilisation of a card that does anything at all."""
 COPY_FRAC = 0.05
@@ -43,11 +43,11 @@ LEAST_DEVICE_GAIN = 1.1
 MEMORY_USED_FRAC = 0.5
 """Peak over budget: less is memory that is not used."""
 CREEP_FRAC, CREEP_WINDOW = 0.05, 10
-"""Memory in use, a moving average of so many readings, rose by so much of all there is (smdebug-rulesconfig 1.0.1)."""
+"""Growth of memory in use over its size, and readings of the moving average (smdebug-rulesconfig 1.0.1)."""
 LIMITED_FRAC = 0.2
 """Share of readings in which power or heat held the clocks down."""
 LEAST_GAIN = 1.05
-"""A change of the loader that is predicted to win less is not worth telling."""
+"""Minimum predicted gain of a reported change of the loader."""
 CPU_FULL_FRAC = 0.9
 """Share of the cores that the run keeps at work: more is full (SageMaker's rules: CPU > 90 %)."""
 LOADER_CPU_FRAC = 0.4
@@ -68,13 +68,13 @@ BUSY_READINGS_FRAC = 0.25
 LITTLE_FRAC = 0.5
 """Share of a step in which all cores would build a batch: less can't make it wait, were the cores the run's own."""
 QUEUED_FRAC = 0.3
-"""The same, of the share of a core that is to be had where all are full."""
+"""The same for full cores, over the share of a core that a process then gets."""
 IOWAIT_CORES = 0.25
 """Cores that stand idle for a disk, on average: more is a slow disk. One reader that does nothing else is one core."""
 COLD_FACTOR = 2.0
-"""Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
+"""Time to build in the first epoch over later ones, which read the disk cache in memory."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
-"""At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
+"""Maximum share, length in steps' time, and minimum number of the steps that wait for single slow samples."""
 REPEATED_FRAC, MOST_BY_CHANCE = 0.5, 0.5
 """Share of an epoch's slow samples that must be slow in another, and share of those that chance may have repeated."""
 SLOW_BUILD_FACTOR = 5.0
@@ -84,7 +84,7 @@ UNEVEN_FACTOR = 2.5
 CAPACITY_FRAC = 0.9
 """Workers that would need this share of the steps' time, or less, are enough on average."""
 MOST_PREFETCH = 32
-"""Batches a worker keeps ready, at most; what that can't bridge is no matter of unevenness."""
+"""Maximum number of batches that a worker keeps ready; longer delays are no unevenness."""
 MOST_READY_FRAC = 0.8
 """Share of host memory, or of /dev/shm, that batches kept ready may take: beyond it the plan warns, too."""
 MEMORY_FULL_FRAC = 0.9
@@ -113,7 +113,7 @@ FEWEST_PAUSES = 5
 HOOKS_FRAC = 0.05
 """Share of the wall time of training in callbacks and hooks: more is a finding (a proposal)."""
 HOST_FRAC, HOST_MS = 0.1, 3.0
-"""Between two steps; Lightning's own loop takes 2.2 ms there (record 2026-11-21_loop_cpu)."""
+"""Share of the time and milliseconds between two steps; Lightning's loop takes 2.2 ms (record 2026-11-21_loop_cpu)."""
 BUSY_PCT, IDLE_PCT, FEWEST_READINGS = 70, 10, 500
 """Utilisation swings if its 95th percentile reaches the first and its 5th stays below the second, over so many readings
 (smdebug-rulesconfig 1.0.1)."""

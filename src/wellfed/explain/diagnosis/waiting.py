@@ -1,4 +1,4 @@
-"""Decides why the steps of a run wait for data: one cause, which one rule then tells."""
+"""Decides why the steps of a run wait for data: one cause, which one rule reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.curves.swing import MIN_PERIODS
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import (
@@ -20,26 +21,11 @@ from wellfed.explain.diagnosis.feeding import (
     room_mib,
     steady_steps,
 )
-from wellfed.explain.diagnosis.thresholds import (
-    CAPACITY_FRAC,
-    COLD_FACTOR,
-    EVEN_FRAC,
-    FEWEST_SLOW,
-    FEWEST_STEPS,
-    IOWAIT_CORES,
-    LEAST_GAIN,
-    LITTLE_FRAC,
-    MOST_BY_CHANCE,
-    MOST_PREFETCH,
-    REPEATED_FRAC,
-    SLOW_BUILD_FACTOR,
-    SLOW_STEP_FACTOR,
-    SLOW_STEPS_FRAC,
-    UNEVEN_FACTOR,
-)
+from wellfed.explain.diagnosis.finding import Figures
+from wellfed.units import counted, show_duration, show_percent
 
 _CLOCKWORK = 0.15
-"""Standard deviation over the mean; that of what comes by chance is 1."""
+"""Maximum standard deviation over the mean of periodic events; for random events it is 1."""
 Cause = Literal[
     "loading_in_main_process",
     "too_few_workers",
@@ -51,21 +37,26 @@ Cause = Literal[
     "slow_samples",
     "slow_handover",
 ]
-"""Ids of the rules that tell them."""
+"""Ids of the rules that report them."""
 
 
 @dataclass(frozen=True)
 class CauseOfWaiting:
-    """Why steps wait, and the figures behind it."""
+    """Cause of the waiting, with its figures."""
 
     cause: Cause
     frac: float
     """Share of a step that waits."""
     feeding: Feeding
 
+    @property
+    def said(self) -> str:
+        """Begin of the message: the share of a step that waits."""
+        return f"{show_percent(self.frac)} of each step waits for data"
+
 
 def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
-    """None where steps hardly wait, or nobody can say why."""
+    """Returns the cause; None if steps hardly wait, or if the cause is unknown."""
     feeding = feeding_of(evidence)
     if feeding is None or not is_starved(evidence):
         return None
@@ -73,9 +64,28 @@ def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
     return None if cause is None else CauseOfWaiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
 
 
+def waiting_for(evidence: Evidence, cause: Cause) -> CauseOfWaiting | None:
+    """Returns the waiting of a run if this is its cause, else None."""
+    found = cause_of_waiting(evidence)
+    return found if found is not None and found.cause == cause else None
+
+
+def latency_of(evidence: Evidence, waiting: CauseOfWaiting) -> tuple[str, Figures, float]:
+    """Returns the waiting in single slow steps: begin of the message, figures, and share of the time lost."""
+    slow = slow_steps(evidence, waiting.feeding)
+    waited_ms = evidence.wait_ms[slow]
+    share, longest_ms = float(waited_ms.sum() / evidence.wait_ms.sum()), float(waited_ms.max())
+    said = (
+        f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
+        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(longest_ms / 1e3)} each"
+    )
+    figures: Figures = {"slow_steps": len(slow), "slowest_wait_ms": longest_ms, "share_of_waiting_frac": share}
+    return said, figures, waiting.frac * share
+
+
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     advised = feeding.workers_advised
-    of_use = feeding.gain(advised).factor >= LEAST_GAIN
+    of_use = feeding.gain(advised).factor >= limits.LEAST_GAIN
     if has_slow_builds(evidence, feeding):
         if stall_period_s(evidence, feeding) is not None:
             return "slow_storage"
@@ -91,13 +101,13 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     if prefetch_needed(evidence, feeding) is not None:
         return "uneven_batches"
     if not feeding.waits_for_core:
-        if handover_ms(evidence) >= EVEN_FRAC * (feeding.step_ms - feeding.fed_ms) and feeding.has_enough:
+        if handover_ms(evidence) >= limits.EVEN_FRAC * (feeding.step_ms - feeding.fed_ms) and feeding.has_enough:
             return "slow_handover"
         return "too_few_workers" if advised > feeding.num_workers and of_use else None
     if (evidence.value("loader.worker_threads") or 1) > 1:
         return "workers_take_the_cpu"
-    # Others hold the batches up where all cores would build one in a small part of a step.
-    is_little = feeding.build_cpu_ms / feeding.cores < LITTLE_FRAC * feeding.fed_ms
+    # Other processes delay the batches if all cores would build one in a small part of a step.
+    is_little = feeding.build_cpu_ms / feeding.cores < limits.LITTLE_FRAC * feeding.fed_ms
     return None if feeding.has_company and is_little else "cpu_bound_loading"
 
 
@@ -109,17 +119,17 @@ def handover_ms(evidence: Evidence) -> float:
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
-    """Places of the steps that waited for as long as many others take, and not because workers had to start."""
-    return np.flatnonzero((evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
+    """Returns the places of steps that waited far longer than others, without the first steps of epochs."""
+    return np.flatnonzero((evidence.wait_ms > limits.SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
 def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
     """Returns whether most of the waiting is in few steps, each far longer than others."""
     wait_ms, slow = evidence.wait_ms, slow_steps(evidence, feeding)
     builds = evidence.column("build_ms")
-    if not FEWEST_SLOW <= len(slow) <= SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
+    if not limits.FEWEST_SLOW <= len(slow) <= limits.SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
         return False
-    is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
+    is_built_slowly = float(np.nanmedian(builds[slow])) > limits.SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
     return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
 
 
@@ -133,7 +143,7 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
     if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:
         return {}
     # One sample took most of the time of a batch that took far longer than others.
-    is_slow = (build_ms > SLOW_BUILD_FACTOR * np.nanmedian(build_ms)) & (slowest_ms > 0.5 * build_ms)
+    is_slow = (build_ms > limits.SLOW_BUILD_FACTOR * np.nanmedian(build_ms)) & (slowest_ms > 0.5 * build_ms)
     found: dict[int, dict[int, float]] = {}
     for of_epoch, sample, ms in zip(epoch[is_slow], index[is_slow], slowest_ms[is_slow], strict=True):
         found.setdefault(int(sample), {})[int(of_epoch)] = float(ms)
@@ -141,12 +151,12 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
     fewest = min((int(np.sum(is_slow & (epoch == one))) for one in np.unique(epoch[is_slow])), default=0)
     length = max(float(np.sum(samples[epoch == one])) for one in np.unique(epoch))
     by_chance = len(found) * fewest / max(length, 1.0)
-    is_sure = len(repeated) >= REPEATED_FRAC * fewest and by_chance <= MOST_BY_CHANCE * len(repeated)
+    is_sure = len(repeated) >= limits.REPEATED_FRAC * fewest and by_chance <= limits.MOST_BY_CHANCE * len(repeated)
     return repeated if repeated and is_sure else {}
 
 
 def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
-    """Seconds from one slow step to the next where they come like a clock, as no shuffled samples do; else None."""
+    """Returns the seconds between slow steps if they are periodic, which slow samples are not; else None."""
     ended_at_s = evidence.column("time_s")
     apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
     if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
@@ -167,16 +177,16 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     builds = evidence.column("build_ms")
     builds = builds[np.isfinite(builds)]
     spare_ms = workers * feeding.fed_ms - mean_ms
-    if len(builds) < FEWEST_STEPS or mean_ms > CAPACITY_FRAC * workers * feeding.fed_ms:
+    if len(builds) < limits.FEWEST_STEPS or mean_ms > limits.CAPACITY_FRAC * workers * feeding.fed_ms:
         return None
     slowest_ms = float(np.quantile(builds, 0.99))
     # Among others' processes any batch may be late.
-    if slowest_ms < UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
+    if slowest_ms < limits.UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
     of_each = ready_mib(evidence, workers, 1)
-    most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
+    most = limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
     return min(needed, most) if most > now else None
 
 
@@ -190,28 +200,28 @@ def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] 
     if not (workers and feeding.has_enough) and feeding.contention is None:
         workers = max(workers, feeding.workers_advised)
     of_each = ready_mib(evidence, workers, 1)
-    most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
+    most = limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
     sizes = [feeding.prefetch, *(size for size in (4, 8, 16, 32) if feeding.prefetch < size <= most)]
     gains = {size: feeding.gain(workers, size).factor for size in sizes}
     best = max(gains.values())
-    if best < LEAST_GAIN:
+    if best < limits.LEAST_GAIN:
         return None
-    return workers, next(size for size in sizes if gains[size] >= best / LEAST_GAIN)
+    return workers, next(size for size in sizes if gains[size] >= best / limits.LEAST_GAIN)
 
 
 def reads_slowly(evidence: Evidence) -> bool:
-    """Cores were seen waiting for a disk, or the first epoch was far slower to build than those after it."""
-    if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= IOWAIT_CORES:
+    """Returns whether cores waited for a disk, or batches of the first epoch took far longer to build."""
+    if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= limits.IOWAIT_CORES:
         return True
-    return (cold_over_warm(evidence) or 1.0) >= COLD_FACTOR
+    return (cold_over_warm(evidence) or 1.0) >= limits.COLD_FACTOR
 
 
 def cold_over_warm(evidence: Evidence) -> float | None:
-    """Time to build a batch in the first epoch over that in later ones; None with too few of either."""
+    """Returns the time to build a batch in the first epoch over that in later ones; None with too few batches."""
     epochs, builds = evidence.column("epoch"), evidence.column("build_ms")
     if not len(epochs) or len(builds) != len(epochs):
         return None
     cold, warm = (part[np.isfinite(part)] for part in (builds[epochs == 0], builds[epochs > 0]))
-    if min(len(cold), len(warm)) < FEWEST_STEPS // 2:
+    if min(len(cold), len(warm)) < limits.FEWEST_STEPS // 2:
         return None
     return float(np.median(cold) / max(np.median(warm), 1e-9))

@@ -21,7 +21,7 @@ def fill_in(
     autoescape: bool = True,
     filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
 ) -> str:
-    """The page; a template may extend ``base.html.j2`` of this room, and shows ``no_pictures`` where pictures lack.
+    """Returns the page; a template may extend ``base.html.j2``, and can show ``no_pictures``.
 
     Args:
         autoescape: for HTML; Markdown brings filters of its own.
@@ -41,5 +41,5 @@ def fill_in(
 
 
 def _shown(value: Any) -> Any:
-    """A plain text without what no page may hold; what is HTML already stays as it is."""
+    """Returns plain text without control characters; HTML stays unchanged."""
     return show_text(value) if type(value) is str else value

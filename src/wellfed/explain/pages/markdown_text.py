@@ -10,10 +10,10 @@ _ESCAPED = str.maketrans(
 
 
 def code_span(text: str) -> str:
-    """In a code span, which no Markdown in it leaves; a bar would end the cell of a table even there."""
+    """Returns a code span in which nothing is rendered as Markdown; a bar is escaped for tables."""
     return f"`{' '.join(show_text(text).split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def plain_line(text: str) -> str:
-    """In a line, in which nothing is Markdown or HTML."""
+    """Returns a line in which nothing is rendered as Markdown or HTML."""
     return " ".join(show_text(text).translate(_ESCAPED).split())

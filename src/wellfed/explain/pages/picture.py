@@ -56,7 +56,7 @@ class Picture:
     told: str = ""
     """Description of the picture in words, for readers who can't see it."""
     svg: Markup = field(default=Markup(""))
-    """There once the ``with`` block has ended."""
+    """SVG element, set when the ``with`` block ends."""
 
 
 def no_pictures() -> str:
@@ -68,7 +68,7 @@ def no_pictures() -> str:
 
 @contextmanager
 def picture(width: float, height: float) -> Iterator[Picture]:
-    """A figure of this size in inches of 72 pixels; on the page it is as wide as there is room. Needs matplotlib.
+    """Yields a figure of this size in inches of 72 pixels; the page scales it to its width. Needs matplotlib.
 
     Matplotlib's text is to hold nothing of the user's but what `show_text` has gone over; HTML in it is escaped.
     """
@@ -91,5 +91,5 @@ def picture(width: float, height: float) -> Iterator[Picture]:
 
 
 def _short(path: re.Match[str]) -> str:
-    """A path whose points are good to a tenth of a pixel: half the bytes."""
+    """Returns a path with points rounded to a tenth of a pixel: half the bytes."""
     return re.sub(r"\s+", " ", re.sub(r"(\.\d)\d+", r"\1", path[0]))

@@ -1,9 +1,8 @@
-"""Sets two runs side by side: what differs in their settings, plans, machines and figures, and what is only noise."""
+"""Compares two runs: which settings, plans, machines and figures differ, and which differences are only noise."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,19 +22,19 @@ from wellfed.units import show_count, show_duration, show_energy, show_factor, s
 PARTS = ("wait", "copy", "compute", "host")
 """Kinds of a step's time, in this order."""
 _LEAST_FRAC = 0.01
-"""Share of a step from which a part of it is worth a ratio."""
+"""Minimum share of a step for a ratio of a part of it."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its 95 % interval, where there is one."""
+    """Figure with its 95 % interval, if it has one."""
 
     value: float
     interval: tuple[float, float] | None = None
 
     @classmethod
     def of_mean(cls, readings: Series) -> Estimate | None:
-        """The mean of a figure of each step, or of readings at even distances; they may depend on those before."""
+        """Returns the mean of a figure of each step, or of regular readings, which may be correlated."""
         if len(readings) == 0:
             return None
         values = readings.tolist()
@@ -45,7 +44,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as much B has as A."""
+    """Ratio of a figure of B to that of A."""
 
     factor: float
     low: float | None = None
@@ -56,9 +55,8 @@ class Ratio:
     def of(cls, a: Estimate | None, b: Estimate | None) -> Ratio | None:
         """Returns the ratio of two independent figures; None if one is missing or not above 0.
 
-        The interval is that of a difference of logarithms, made of the limits of both (MOVER: Zou and Donner,
-        Statistics in Medicine 27, 2008), so that it is as lopsided as they are; one that reaches down to 0 leaves the
-        ratio without a bound on that side.
+        The interval is that of a difference of logarithms, from the limits of both (MOVER: Zou and Donner, Statistics
+        in Medicine 27, 2008). If the interval of a figure reaches 0, the ratio has no bound on that side.
         """
         if a is None or b is None or not (0 < a.value < math.inf and 0 < b.value < math.inf):
             return None
@@ -74,12 +72,12 @@ class Ratio:
 
     @property
     def is_told_apart(self) -> bool | None:
-        """Whether the interval leaves out 1; None without one."""
+        """Whether 1 is outside the interval; None without an interval."""
         return None if self.low is None or self.high is None else not self.low <= 1 <= self.high
 
     @property
     def between(self) -> str:
-        """The interval, for show; empty without one."""
+        """The interval as text; empty without one."""
         if self.low is None or self.high is None:
             return ""
         if self.high == math.inf:
@@ -88,14 +86,14 @@ class Ratio:
 
     @property
     def inverse(self) -> Ratio:
-        """How many times as much A has as B."""
+        """Ratio of A to B."""
         if self.low is None or self.high is None:
             return Ratio(1 / self.factor)
         return Ratio(1 / self.factor, 1 / self.high, 1 / self.low if self.low > 0 else math.inf)
 
     @property
     def times(self) -> str:
-        """The factor, for show."""
+        """The factor as text."""
         return f"{show_factor(self.factor)} times" if self.factor >= 0.01 else "under 0.01 times"
 
     def __str__(self) -> str:
@@ -106,7 +104,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure of both runs."""
+    """Figure of both runs."""
 
     name: str
     shown: Sequence[str]
@@ -116,7 +114,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A number that was decided in another way."""
+    """Knob whose planned values differ."""
 
     knob: str
     values: Sequence[str]
@@ -148,7 +146,7 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> str:
-        """Which is faster, in a sentence."""
+        """Sentence that names the faster run."""
         rate = self.rate
         if rate is None:
             have_both = all(record.throughput for record in self.records)
@@ -166,19 +164,19 @@ class Comparison:
 
     @cached_property
     def caveats(self) -> list[str]:
-        """Returns the reasons against comparing figures of the two."""
+        """Reasons against comparing figures of the two."""
         return list(_caveats(*self.records, is_of_one_unit=self.is_of_one_unit))
 
     @cached_property
     def settings(self) -> list[Difference]:
-        """Dotted settings of the configuration, but those of which both plans made the same."""
+        """Settings that differ, by dotted name, unless both plans made them the same."""
         a, b = self.records
         same = {knob for knob, one in a.plan.items() if knob in b.plan and one["value"] == b.plan[knob]["value"]}
         return _shown([one for one in differences(a.config, b.config) if one[0] not in same])
 
     @cached_property
     def plan(self) -> list[Planned]:
-        """Numbers that were decided in another way, and why."""
+        """Knobs whose planned values differ, and why."""
         a, b = (record.plan for record in self.records)
         found = []
         for knob in [*a, *(knob for knob in b if knob not in a)]:
@@ -198,12 +196,12 @@ class Comparison:
 
     @cached_property
     def figures(self) -> list[Compared]:
-        """Returns the measured figures of both."""
+        """Measured figures of both."""
         return [one for one in _figures(self) if any(one.shown)]
 
     @cached_property
     def parts(self) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
-        """Mean time of each part of a step, in ms; parts that were not measured are not there."""
+        """Mean time of each part of a step, in ms; parts that were not measured are left out."""
         return _parts_ms(self.a), _parts_ms(self.b)
 
     @cached_property
@@ -215,7 +213,7 @@ class Comparison:
 
     @property
     def findings(self) -> tuple[list[FindingEntry], list[FindingEntry]]:
-        """Returns the findings of each."""
+        """Findings of each."""
         a, b = self.records
         return a.findings, b.findings
 
@@ -226,11 +224,6 @@ def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
     return {name: estimate for name, estimate in found.items() if estimate is not None}
 
 
-def started_with(record: RunRecord) -> str:
-    """Returns the command line of a run."""
-    return shlex.join(record.overrides) or "no overrides"
-
-
 def device(record: RunRecord) -> str:
     """Returns the device of a run."""
     gpus = record.machine.get("gpus") or []
@@ -239,33 +232,44 @@ def device(record: RunRecord) -> str:
 
 
 def _figures(both: Comparison) -> Iterator[Compared]:
-    a, b = both.records
-    yield _row("status", both, lambda record: record.status)
-    yield _row("steps", both, lambda record: f"{record.steps:,}")
-    yield _row("time, all in all", both, lambda record: show_duration(record.duration_s))
-    yield Compared("rate", [_shown_rate(one) for one in (a, b)], both.rate)
-    tops = [None if one.ceiling is None else Estimate(one.ceiling["samples_per_s"]) for one in (a, b)]
-    shown = [_with_unit(top.value, record) if top else "" for top, record in zip(tops, (a, b), strict=True)]
-    yield Compared("ceiling", shown, Ratio.of(*tops) if both.is_of_one_unit else None)
-    shares = [_of_ceiling(record) for record in (a, b)]
-    yield Compared("of the ceiling", ["" if share is None else show_percent(share) for share in shares])
-    yield _row("readiness", both, lambda one: "" if one.readiness_frac is None else show_percent(one.readiness_frac))
+    a, b = records = both.records
+    has_ratio = both.is_of_one_unit
+    yield Compared("status", [one.status for one in records])
+    yield Compared("steps", [f"{one.steps:,}" for one in records])
+    yield Compared("time, all in all", [show_duration(one.duration_s) for one in records])
+    yield Compared("rate", [_shown_rate(one) for one in records], both.rate)
+    tops = [None if one.ceiling is None else one.ceiling["samples_per_s"] for one in records]
+    shown = ["" if top is None else _with_unit(top, one) for top, one in zip(tops, records, strict=True)]
+    yield Compared("ceiling", shown, _ratio(tops) if has_ratio else None)
+    yield _measured("of the ceiling", [_of_ceiling(one) for one in records], show_percent)
+    yield _measured("readiness", [one.readiness_frac for one in records], show_percent)
     for name, key in (("mean", "step_ms_mean"), ("median", "step_ms_p50"), ("p95", "step_ms_p95")):
-        times: list[Mapping[str, Any]] = [one.time or {} for one in (a, b)]
-        yield Compared(f"step, {name}", ["" if one.get(key) is None else f"{one[key]:.2f} ms" for one in times])
+        times: list[Mapping[str, Any]] = [one.time or {} for one in records]
+        yield _measured(f"step, {name}", [one.get(key) for one in times], "{:.2f} ms".format)
     yield from _parts(both)
     yield from _watched(both)
-    peaks = [_estimate(one.memory.get("measured_peak_gib")) for one in (a, b)]
-    yield Compared("memory, peak", ["" if peak is None else show_gib(peak.value) for peak in peaks], Ratio.of(*peaks))
-    yield _row("memory, budget", both, lambda one: _gib(one.memory.get("budget_gib")))
+    peaks = [one.memory.get("measured_peak_gib") for one in records]
+    yield _measured("memory, peak", peaks, show_gib, has_ratio=True)
+    yield _measured("memory, budget", [one.memory.get("budget_gib") for one in records], show_gib)
     for gpu in _either(a.gpus, b.gpus):
-        energies = [_estimate(one.gpus.get(gpu, {}).get("energy_per_sample_j")) for one in (a, b)]
-        shown = ["" if energy is None else show_energy(energy.value) for energy in energies]
-        yield Compared(f"GPU {gpu}: energy a sample", shown, Ratio.of(*energies) if both.is_of_one_unit else None)
+        energies = [one.gpus.get(gpu, {}).get("energy_per_sample_j") for one in records]
+        yield _measured(f"GPU {gpu}: energy a sample", energies, show_energy, has_ratio=has_ratio)
+
+
+def _measured(
+    name: str, values: Sequence[float | None], show: Callable[[float], str], *, has_ratio: bool = False
+) -> Compared:
+    """Returns a figure that has no interval; one that was not measured is shown as empty."""
+    shown = ["" if value is None else show(value) for value in values]
+    return Compared(name, shown, _ratio(values) if has_ratio else None)
+
+
+def _ratio(values: Sequence[float | None]) -> Ratio | None:
+    return Ratio.of(*(None if value is None else Estimate(value) for value in values))
 
 
 def _parts(both: Comparison) -> Iterator[Compared]:
-    """The parts of a step: their time with its ratio, and their share."""
+    """Yields the parts of a step: their time with its ratio, and their share."""
     of_a, of_b = both.parts
     for name in PARTS:
         shares = [one.time[f"{name}_frac"] if one.time else None for one in both.records]  # type: ignore[literal-required]
@@ -279,7 +283,7 @@ def _parts(both: Comparison) -> Iterator[Compared]:
 
 
 def _watched(both: Comparison) -> Iterator[Compared]:
-    """Utilisation of each GPU, of the processor where there is none."""
+    """Yields the utilisation of each GPU, or of the processor if there is none."""
     gpus = _either(both.a.gpus, both.b.gpus)
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
         what = "CPU cores busy" if gpu == HOST else f"GPU {named(gpu)}: utilisation"
@@ -301,10 +305,6 @@ def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
         return f"{busy_pct:.0f} %"
     cores = record.machine.get("cpu_quota_cores")
     return f"{busy_pct / 100:.2f}" + ("" if cores is None else f" of {cores:.3g}")
-
-
-def _row(name: str, both: Comparison, show: Callable[[RunRecord], str]) -> Compared:
-    return Compared(name, [show(record) for record in both.records])
 
 
 def _caveats(a: RunRecord, b: RunRecord, *, is_of_one_unit: bool) -> Iterator[str]:
@@ -335,18 +335,15 @@ def _caveats(a: RunRecord, b: RunRecord, *, is_of_one_unit: bool) -> Iterator[st
 def _machine(record: RunRecord) -> dict[str, Any]:
     machine = record.machine
     git: Mapping[str, Any] = record.git or {}
-    gpus = [
-        " of ".join(filter(None, [gpu.get("name"), _gib(gpu.get("memory_gib"))])) for gpu in machine.get("gpus") or []
-    ]
+    sizes = [(gpu.get("name"), gpu.get("memory_gib")) for gpu in machine.get("gpus") or []]
+    gpus = [" of ".join(filter(None, [name, "" if size is None else show_gib(size)])) for name, size in sizes]
     kept = {name: value for name, value in machine.items() if name not in ("gpus", "versions")}
     versions = {f"version of {name}": version for name, version in machine.get("versions", {}).items()}
     commit = f"{str(git.get('commit'))[:12]}{', changed' if git.get('dirty') else ''}" if git else None
-    diff = (
-        {"uncommitted change": f"{len(text)} characters, {crc32(text.encode()):08x}"}
-        if (text := git.get("diff"))
-        else {}
-    )
-    return {"gpus": "; ".join(gpus) or None, "host": record.host_name, **kept, **versions, "commit": commit, **diff}
+    found = {"gpus": "; ".join(gpus) or None, "host": record.host_name, **kept, **versions, "commit": commit}
+    if text := git.get("diff"):
+        found["uncommitted change"] = f"{len(text)} characters, {crc32(text.encode()):08x}"
+    return found
 
 
 def _shown(found: Sequence[tuple[str, Any, Any]]) -> list[Difference]:
@@ -376,14 +373,6 @@ def _with_unit(value: float, record: RunRecord) -> str:
 def _of_ceiling(record: RunRecord) -> float | None:
     rate, top = _rate(record), record.ceiling
     return None if rate is None or not top or not top["samples_per_s"] else rate.value / top["samples_per_s"]
-
-
-def _estimate(value: float | None) -> Estimate | None:
-    return None if value is None else Estimate(value)
-
-
-def _gib(value: float | None) -> str:
-    return "" if value is None else show_gib(value)
 
 
 def _either(a: Sequence[Any] | Mapping[Any, Any], b: Sequence[Any] | Mapping[Any, Any]) -> list[Any]:

@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.pages.picture import ACCENT, INK, SERIES, no_pictures, picture
-from wellfed.explain.report.comparison import PARTS, Comparison, Estimate, device, started_with
-from wellfed.explain.report.pictures.curve_bins import binned
+from wellfed.explain.report.comparison import PARTS, Comparison, Estimate, device
+from wellfed.explain.report.pictures.picture_parts import binned, curve, readings
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
 
@@ -21,7 +19,7 @@ _WIDTH = 5.7
 
 
 def comparison_html(both: Comparison) -> str:
-    """The page. Every text of the user's is escaped."""
+    """Returns the page, with all texts escaped."""
     drawn = () if no_pictures() else (_step_picture(both), _busy_picture(both))
     return fill_in(
         Path(__file__).with_name("comparison.html.j2"),
@@ -29,14 +27,13 @@ def comparison_html(both: Comparison) -> str:
             "both": both,
             "sides": list(zip("AB", both.records, both.findings, strict=True)),
             "device": device,
-            "started_with": started_with,
             "pictures": [each for each in drawn if each],
         },
     )
 
 
 def _step_picture(both: Comparison) -> Markup | None:
-    """The parts of a step of each run, end to end; None where neither was timed."""
+    """Draws the parts of a step of each run as bars; None if neither was timed."""
     parts = dict(zip("AB", both.parts, strict=True))
     shown = [name for name in PARTS if any(name in found for found in parts.values())]
     if not shown:
@@ -61,9 +58,9 @@ def _step_picture(both: Comparison) -> Markup | None:
 
 
 def _busy_picture(both: Comparison) -> Markup | None:
-    """Utilisation while each run trained, one above the other on the same axes; None where neither was watched."""
+    """Draws the utilisation while each run trained, on the same axes; None if neither was watched."""
     name = "util_pct" if both.a.gpus or both.b.gpus else "cpu_pct"
-    curves = [_curves(one, name) for one in (both.a, both.b)]
+    curves = [readings(one.curves, name, one.gpus if name == "util_pct" else [HOST]) for one in (both.a, both.b)]
     if not any(curves):
         return None
     what, unit, scale = ("GPU utilisation", "%", 1.0) if name == "util_pct" else ("CPU cores busy", "cores", 0.01)
@@ -75,11 +72,8 @@ def _busy_picture(both: Comparison) -> Markup | None:
         told = []
         for letter, axes, found in zip("AB", rows, curves, strict=True):
             for place, (gpu, (at_s, busy_pct)) in enumerate(found.items()):
-                curve = binned(at_s - at_s[0], scale * busy_pct)
                 colour = ACCENT if len(found) == 1 else SERIES[place % len(SERIES)]
-                if curve.is_thinned:
-                    axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
-                axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2)
+                curve(axes, binned(at_s - at_s[0], scale * busy_pct), colour, shade=0.2)
                 of = "" if gpu == HOST else f"GPU {named(gpu)} "
                 mean = scale * float(np.mean(busy_pct))
                 told.append(f"{letter}: {of}mean {mean:.0f} %" if unit == "%" else f"{letter}: mean {mean:.2f}")
@@ -92,15 +86,3 @@ def _busy_picture(both: Comparison) -> Markup | None:
         rows[-1].set_xlabel(f"{what}: seconds since training began")
         drawn.told = f"{what} while training. {'; '.join(told)}."
     return drawn.svg
-
-
-def _curves(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
-    """Times and readings by GPU, or of the host, of those that have any."""
-    found = {}
-    for gpu in evidence.gpus if name == "util_pct" else [HOST]:
-        curve = evidence.curves.get(gpu, {})
-        at_s, busy_pct = curve.get("time_s", np.empty(0)), curve.get(name, np.empty(0))
-        if len(at_s) == len(busy_pct) and np.isfinite(busy_pct).any():
-            there = np.isfinite(at_s) & np.isfinite(busy_pct)
-            found[gpu] = (at_s[there], busy_pct[there])
-    return found

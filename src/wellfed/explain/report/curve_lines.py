@@ -1,4 +1,4 @@
-"""Puts what a CSV of GPU curves shows into lines: how busy each GPU was, if it swings, and what that can't tell."""
+"""Words the curves of a CSV: how busy each GPU was, whether it swings, and the limits of the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from wellfed.units import counted, show_duration
 _SHORTEST_READINGS = 3
 """Readings that the shortest period takes (`swing.swing_in_time`)."""
 _COARSE_S, _SURE_READINGS = 0.75, 10
-"""Readings so far apart may hide a swing of seconds; a period of so many readings is no faster one in disguise."""
+"""Seconds between readings that may hide a fast swing, and readings of a period that rule that out."""
 CAUSES = "A curve shows how busy a GPU was, not why: causes need a run, whose steps are timed."
 
 
 def curve_lines(file: RecordedCurves) -> list[str]:
-    """Level, swing and verdict of each GPU, what to type next, and what the file can't tell."""
+    """Returns level, swing and verdict of each GPU, the next command, and the limits of the file."""
     verdicts = _verdicts(file)
     lines = [_about(file)]
     for curve, found in verdicts:
@@ -31,7 +31,7 @@ def curve_lines(file: RecordedCurves) -> list[str]:
 
 
 def curve_entry(file: RecordedCurves) -> Mapping[str, Any]:
-    """The same as plain data; a GPU of which no utilisation was read is None."""
+    """Returns the same as plain data; a GPU without readings of utilisation is None."""
     verdicts = _verdicts(file)
     entries = ((curve, found.entry()) for curve, found in verdicts)
     return {

@@ -13,12 +13,12 @@ from wellfed.units import show_count, show_percent, show_text
 
 WIDE = ("run", "workload", "status", "age", "rate", "ceiling", "steps", "first finding", "metric")
 NARROW = 5
-"""Columns shown if there is not room for all; the others are in a line below."""
+"""Columns shown on a narrow terminal; the others stand in a line below."""
 
 
 @dataclass(frozen=True)
 class RunDigest:
-    """A run, as programs read it; what is not known is None."""
+    """Run as plain data for programs; unknown values are None."""
 
     run: str
     folder: str
@@ -76,7 +76,7 @@ def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | N
 
 
 def row(one: RunDigest, now: datetime) -> list[str]:
-    """The cells of a run under `WIDE`, and what is wrong with it, each of one line; empty: not known."""
+    """Returns the cells of a run under `WIDE`, and its problem, each of one line; empty: unknown."""
     rate = "" if one.samples_per_s is None else f"{show_count(one.samples_per_s)} {one.sample_unit}/s"
     of_ceiling = "" if one.of_ceiling_frac is None else show_percent(min(one.of_ceiling_frac, 1.0))
     value = "not finite" if one.value is None else f"{one.value:.4g}"
@@ -98,10 +98,10 @@ def _age(started_at: str | None, now: datetime) -> str:
 
 
 def lines(rows: list[list[str]], width: int | None) -> list[str]:
-    """A table of `row`s; where its lines don't go into the width, each run has what is left of it in a line below.
+    """Returns a table of `row`s; cells that exceed the width stand in a line below their run.
 
     Args:
-        width: characters of a line; None = there is room for all.
+        width: characters of a line; None = unlimited.
     """
     table = [list(WIDE), *(cells[: len(WIDE)] for cells in rows)]
     widths = [max(len(cells[place]) for cells in table) for place in range(len(WIDE))]

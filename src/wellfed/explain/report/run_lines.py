@@ -1,4 +1,4 @@
-"""Puts what a run did into lines, for the screen and for both reports."""
+"""Words the figures of a run as lines, for the screen and for both reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
 from wellfed.explain.diagnosis.rules.compute.synchronisation import how_often
-from wellfed.explain.diagnosis.rules.verdict.unknown import WALL_NAMES
+from wellfed.explain.diagnosis.rules.verdict.unknown import beside_steps
 from wellfed.observe.telemetry.machines import label_of
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
-"""Nothing to worry about, or told beside the figures."""
+"""Kinds of events that need no warning, or stand beside the figures."""
 _MOST_WARNINGS = 5
 _MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
-"""Share of the wall time of training in steps from which its parts are not listed, and how many are."""
+"""Share of the wall time in steps from which its parts are not listed, and most parts listed."""
 MOST_ALIKE = 3
 """Events of a kind that the report shows one by one; run.json has them all."""
 MOST_GPUS = 16
@@ -29,7 +29,7 @@ _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_acti
 
 
 def headline(record: RunRecord) -> str:
-    """How the run ended, and when."""
+    """Returns how the run ended, after how many steps and what time."""
     ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
     return f"{record.status}: {counted_steps(record)} in {show_duration(record.duration_s)}{ended_by}"
 
@@ -44,7 +44,7 @@ def state_lines(record: RunRecord) -> list[str]:
 
 
 def amount_line(record: RunRecord) -> str:
-    """How far it came."""
+    """Returns epochs and samples of a run."""
     return f"{show_count(record.epochs)} epochs, {show_count(record.samples)} {sample_unit(record)}"
 
 
@@ -57,7 +57,7 @@ def sample_unit(record: RunRecord) -> str:
 
 
 def counted_steps(record: RunRecord) -> str:
-    """How many it made: ``1 step``, ``1200 steps``."""
+    """Returns the number of steps: ``1 step``, ``1200 steps``."""
     return f"{record.steps} step{'s' * (record.steps != 1)}"
 
 
@@ -75,20 +75,16 @@ def error_lines(record: RunRecord) -> list[str]:
 
 def simulated_lines(record: RunRecord) -> list[str]:
     """Returns a line if the GPU is simulated."""
-    found = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
-    names = dict.fromkeys(found)
-    if not names:
-        return []
-    return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
-
-
-def finding_lines(record: RunRecord) -> list[str]:
-    """Returns a line for each finding with what to type, the costliest first."""
-    return [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
+    names = dict.fromkeys(gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated"))
+    return (
+        []
+        if not names
+        else [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
+    )
 
 
 def speed_lines(record: RunRecord) -> list[str]:
-    """Throughput and ceiling, one line each; what was not measured is left out."""
+    """Returns throughput and ceiling, one line each, if they were measured."""
     throughput = record.throughput
     lines = []
     if throughput:
@@ -103,12 +99,12 @@ def speed_lines(record: RunRecord) -> list[str]:
 
 
 def time_lines(record: RunRecord) -> list[str]:
-    """Readiness, shares of a step, swing and phases, one line each; what was not measured is left out."""
+    """Returns readiness, shares of a step, swing and phases, one line each, if they were measured."""
     time, readiness_frac = record.time, record.readiness_frac
     lines = []
     if readiness_frac is not None:
         line = f"readiness {show_percent(readiness_frac)}: steps whose batch was waiting when asked for"
-        # A device that has work in store does not notice that the host waits.
+        # A device with queued work is not held up while the host waits.
         if readiness_frac < 0.9 and time and time["copy_frac"] is not None and time["wait_frac"] < 0.05:
             line += "; the device had work meanwhile"
         lines.append(line)
@@ -131,10 +127,7 @@ def wall_lines(record: RunRecord) -> list[str]:
     wall = record.wall
     if wall is None or wall["total_s"] <= 0 or wall["steps_s"] >= _MOSTLY_STEPS * wall["total_s"]:
         return []
-    rest = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
-    rest |= wall["callbacks"]
-    shown = [name for name in sorted(rest, key=lambda name: -rest[name]) if rest[name] >= 0.01 * wall["total_s"]]
-    parts = [f"{name} {show_percent(rest[name] / wall['total_s'])}" for name in shown[:_MOST_PARTS]]
+    parts = beside_steps(wall, wall["callbacks"], _MOST_PARTS)
     steps = f"steps {show_percent(wall['steps_s'] / wall['total_s'])}"
     return [f"the {show_duration(wall['total_s'])} of training: {', '.join([steps, *parts])}"]
 
@@ -159,8 +152,7 @@ def swing_line(swing: SwingEntry) -> str:
 
 
 def gpu_lines(record: RunRecord) -> list[str]:
-    """Returns a line for each GPU with NVML's figures of training; absent ones are left out. Of many GPUs
-    those that were idle most."""
+    """Returns a line for each GPU with NVML's figures of training; of many GPUs only the idlest."""
     names = {label_of(gpu): gpu.get("name", "") for gpu in record.machine.get("gpus", ())}
     shown, lines = list(record.gpus), list[str]()
     if len(shown) > MOST_GPUS:
@@ -190,7 +182,7 @@ def gpu_lines(record: RunRecord) -> list[str]:
 
 
 def figure_of(figures: Mapping[str, Any], name: str, *parts: str) -> Mapping[str, float] | None:
-    """A figure of a GPU with these parts; None where one of them is missing or no number."""
+    """Returns a figure of a GPU; None if one of these parts is missing or no number."""
     found = figures.get(name)
     is_whole = isinstance(found, Mapping) and all(isinstance(found.get(part), (int, float)) for part in parts)
     return found if is_whole else None
@@ -212,7 +204,7 @@ def _kind_of(gpu: Mapping[str, Any]) -> str:
 
 
 def machine_lines(record: RunRecord) -> list[str]:
-    """Processor, GPUs and versions, and why a GPU can't be used."""
+    """Returns processor, GPUs and versions, and why a GPU is unusable."""
     machine = record.machine
     if not machine:
         return ["Nobody looked at it."]
@@ -234,7 +226,7 @@ def machine_lines(record: RunRecord) -> list[str]:
 
 
 def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Step, kind and facts; a kind that came often is one row, at its first, with the facts of its last."""
+    """Returns step, kind and facts; many events of a kind are one row, with the facts of the last."""
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
     for event in events:
         by_kind.setdefault(event["kind"], []).append(event)
@@ -250,28 +242,24 @@ def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]
 
 
 def events_line(record: RunRecord) -> str:
-    """How many of each kind; empty where there are none."""
+    """Returns the number of events by kind; empty without events."""
     kinds = Counter(event["kind"] for event in record.events)
     shown = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
     return f"{counted(len(record.events), 'event')}: {shown}" if kinds else ""
 
 
 def warning_lines(record: RunRecord) -> list[str]:
-    """The first events that are worth a look."""
+    """Returns the first events that need attention."""
     found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
-    return [
-        f"event {event['kind']}: "
-        + ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
-        for event in found
-    ]
+    return [f"event {event['kind']}: {_facts(event, 'time_s')}" for event in found]
 
 
-def _facts(event: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", "step"))
+def _facts(event: Mapping[str, Any], without: str = "step") -> str:
+    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", without))
 
 
 def memory_lines(record: RunRecord) -> list[str]:
-    """Measured against the budget and the prediction."""
+    """Returns peak memory beside the budget and the prediction."""
     memory = record.memory
     if not memory:
         return ["Nothing was measured."]
@@ -316,12 +304,12 @@ def profile_lines(record: RunRecord) -> list[str]:
 
 
 def show_value(value: Any) -> str:
-    """A value as it would be typed."""
+    """Returns a value as typed on the command line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def show_figure(value: float | None) -> str:
-    """A metric with five digits."""
+    """Returns a metric with five digits."""
     return f"{value:.5g}" if value is not None and math.isfinite(value) else "not finite"

@@ -30,7 +30,7 @@ class Tile:
 
 
 def to_html(evidence: Evidence, folder: Path) -> str:
-    """The page of the run in ``folder``. Every text of the user's is escaped."""
+    """Returns the page of the run in ``folder``, with all texts escaped."""
     record = evidence.record
     return fill_in(
         Path(__file__).with_name("run_page.html.j2"),
@@ -48,7 +48,7 @@ def to_html(evidence: Evidence, folder: Path) -> str:
 
 
 def tiles(record: RunRecord) -> Iterator[Tile]:
-    """Rate, share of the ceiling, utilisation, waiting and memory, those that are known."""
+    """Yields rate, share of the ceiling, utilisation, waiting and memory, if known."""
     throughput, ceiling, time, memory = record.throughput, record.ceiling, record.time, record.memory
     if throughput:
         low, high = throughput["ci95"] or (None, None)

@@ -1,4 +1,4 @@
-"""Orders what is told of a run: one list of sections, which report.html, report.md and the last screen go through."""
+"""Builds the sections of a report: one list for report.html, report.md and the last screen."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Name = Literal[
     "started",
 ]  # fmt: skip
 OF_EVERY_RUN = frozenset({"report", "page", "steps", "metrics", "telemetry", "log", "last", "best", "profile"})
-"""Artifacts that are no workload's own."""
+"""Names of the artifacts that every run writes; a workload's evaluation wrote the others."""
 Row = tuple[str, ...]
 _SHOWN, _NAME_WIDTH = 10, 100
-"""Operations of a profile on the last screen, and characters of a name: a kernel's may have hundreds."""
+"""Operations of a profile on the last screen, and characters shown of a name: a kernel's may have hundreds."""
 
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A part of what is told."""
+    """Section of a report: lines, a table, or both."""
 
     name: Name
     title: str
     lines: Sequence[str] = ()
-    """Sentences of text, each for itself."""
+    """Sentences or short phrases, one a line."""
     head: Row = ()
     """Head of the table; empty without a table."""
     rows: Sequence[Row] = ()
@@ -45,32 +45,43 @@ class ReportSection:
 
 
 def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> list[ReportSection]:
-    """All that is told of a run, in the order in which a reader asks.
+    """Returns all sections of a run, in the order in which a reader asks.
 
     Args:
         first: the first value of each metric, where it is known.
     """
     begin, error = [run_lines.headline(record), *run_lines.state_lines(record)], run_lines.error_lines(record)
     rest = [run_lines.amount_line(record), *run_lines.simulated_lines(record), *run_lines.speed_lines(record)]
-    metrics, warnings = metric_rows(record, first or {}), run_lines.warning_lines(record)
+    begun = {name: run_lines.show_figure(value) for name, value in (first or {}).items()}
+    metrics = [(name, begun.get(name, ""), run_lines.show_figure(value)) for name, value in record.metrics.items()]
+    changed = [f" (first {begun})" if begun not in ("", latest) else "" for _, begun, latest in metrics]
+    metric_lines = [f"{name} {latest}{change}" for (name, _, latest), change in zip(metrics, changed, strict=True)]
+    tested = [] if record.tested is None else [f"test/ is of {record.tested}"]
+    plan = [
+        (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
+    ]
+    utilisation = run_lines.gpu_lines(record) or run_lines.host_lines(record)
+    if record.swing is not None and record.swing["period_steps"] is None:
+        utilisation.append(run_lines.swing_line(record.swing))
+    findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
+    events, warnings = run_lines.event_rows(record.events), run_lines.warning_lines(record)
     return [
-        # The screen has the error above it already, on stderr.
+        # stderr has shown the error, so the screen leaves it out.
         ReportSection("verdict", "Verdict", [*begin, *error, *rest], screen=[*begin, *rest]),
-        ReportSection("findings", "What to change", run_lines.finding_lines(record)),
-        ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
+        ReportSection("findings", "What to change", findings),
+        ReportSection("utilisation", "Utilisation", utilisation),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection(
-            *("metrics", "Metrics", tested_lines(record), ("metric", "first", "latest"), metrics),
-            screen=[*metric_lines(metrics), *tested_lines(record)],
+            "metrics", "Metrics", tested, ("metric", "first", "latest"), metrics, screen=[*metric_lines, *tested]
         ),
         *file_sections(record),
-        # Shown when the run began.
-        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
+        # The screen shows the plan when the run begins.
+        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan, screen=()),
         *profile_sections(record),
         ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
         ReportSection(
-            *("events", "Events", (), ("step", "event", "facts"), run_lines.event_rows(record.events)),
+            *("events", "Events", (), ("step", "event", "facts"), events),
             screen=warnings,
             folded=run_lines.events_line(record),
         ),
@@ -78,42 +89,8 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     ]
 
 
-def utilisation_lines(record: RunRecord) -> list[str]:
-    """Returns the utilisation of each GPU, else of the processor, and a swing that no step shows."""
-    lines = run_lines.gpu_lines(record) or run_lines.host_lines(record)
-    has_swing = record.swing is not None and record.swing["period_steps"] is None
-    return [*lines, run_lines.swing_line(record.swing)] if has_swing and record.swing else lines
-
-
-def metric_rows(record: RunRecord, first: Mapping[str, float]) -> list[Row]:
-    """Name, first and latest value of each metric; a record read back has null where a figure was not finite."""
-    return [
-        (name, "" if name not in first else run_lines.show_figure(first[name]), run_lines.show_figure(value))
-        for name, value in record.metrics.items()
-    ]
-
-
-def metric_lines(rows: Sequence[Row]) -> list[str]:
-    """A line each."""
-    return [
-        f"{name} {latest}" + (f" (first {first})" if first not in ("", latest) else "") for name, first, latest in rows
-    ]
-
-
-def tested_lines(record: RunRecord) -> list[str]:
-    """Returns the checkpoint whose weights were tested."""
-    return [] if record.tested is None else [f"test/ is of {record.tested}"]
-
-
-def plan_rows(record: RunRecord) -> list[Row]:
-    """Knob, value, source and reason."""
-    return [
-        (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
-    ]
-
-
 def own_files(record: RunRecord) -> dict[str, str]:
-    """Tables and pictures that the workload's evaluation has written: name to file, relative to the run folder."""
+    """Returns the files of the workload's evaluation by name, relative to the run folder."""
     return {name: path for name, path in record.artifacts.items() if name not in OF_EVERY_RUN}
 
 
@@ -148,7 +125,7 @@ def profile_sections(record: RunRecord) -> list[ReportSection]:
 
 
 def _aligned(rows: Sequence[Row]) -> list[str]:
-    """Lines of a terminal: figures in columns, and behind them a name."""
+    """Returns lines of a terminal: figures in columns, then a name."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(["", *(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))])

@@ -5,30 +5,32 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
-from wellfed.explain.report.run_markdown import to_markdown
 from wellfed.explain.report.run_page import to_html
+from wellfed.explain.report.run_sections import ReportSection, sections
 from wellfed.masking import hidden
-from wellfed.record import write_atomically
+from wellfed.record import RunRecord, write_atomically
+from wellfed.units import show_text
 
+_ESCAPED = str.maketrans({"<": "&lt;", "|": "\\|", "`": "'", "[": "\\[", "*": "\\*"})
 MARKDOWN, PAGE = "report.md", "report.html"
 _LONGEST = 160
-"""Bytes of two names in that of a file: systems take 255 of it all, some of the path."""
+"""Bytes of both names in the name of the file: systems allow 255 in all."""
 
 
 def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
-    """Both files, the page last: what fails in drawing it, which may be anything, leaves the other there.
+    """Writes ``report.md``, then ``report.html``: an error in drawing the page leaves the other file there.
 
     Args:
-        has_page: whether there is a page.
+        has_page: whether to write the page.
 
     Raises:
-        OSError: a file can't be written.
+        OSError: writing a file failed.
     """
     write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics)))
     if has_page:
@@ -36,10 +38,10 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
 
 
 def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
-    """The page of two runs, called by the names of their folders.
+    """Writes the page of two runs, named after their folders, and returns its path.
 
     Raises:
-        OSError: it can't be written.
+        OSError: writing it failed.
     """
     path = folder / f"comparison_{_pair(both, names)}.html"
     write_atomically(path, comparison_html(both))
@@ -56,3 +58,28 @@ def _pair(both: Comparison, names: Sequence[str]) -> str:
         return whole
     cut = (os.fsencode(name)[: _LONGEST // 2].decode(errors="ignore") for name in names)
     return f"{'_'.join(cut)}_{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"
+
+
+def to_markdown(record: RunRecord, first: Mapping[str, float] | None = None) -> str:
+    """Returns the report of a run as Markdown.
+
+    Args:
+        first: the first value of each metric, where it is known.
+    """
+    parts = [f"# {_text(record.workload)}: {_text(record.run_id)}"]
+    for section in sections(record, first):
+        parts += [f"## {section.title}", *_body(section)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _body(section: ReportSection) -> list[str]:
+    parts = ["\n".join(f"- {_text(line)}" for line in section.lines)] if section.lines else []
+    if section.head and section.rows:
+        head = [f"| {' | '.join(section.head)} |", f"|{'---|' * len(section.head)}"]
+        parts.append("\n".join([*head, *(f"| {' | '.join(map(_text, row))} |" for row in section.rows)]))
+    return parts or ["None."]
+
+
+def _text(text: str) -> str:
+    """Returns one line that is not rendered as Markdown, and is readable as plain text."""
+    return " ".join(re.sub(r"&(?=#?\w+;)", "&amp;", show_text(text)).translate(_ESCAPED).split())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from wellfed.explain.report.pictures.curve_bins import MOST, binned
+from wellfed.explain.report.pictures.picture_parts import MOST, binned
 
 values = arrays.arrays(float, st.integers(0, 2000), elements=st.floats(-1e9, 1e9) | st.just(np.nan))
 

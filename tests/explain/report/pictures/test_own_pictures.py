@@ -11,8 +11,8 @@ import pytest
 from tests.kit.made_run import made_run
 from tests.kit.page_reader import read_page
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.report.pictures import own_pictures as own
-from wellfed.explain.report.pictures.own_pictures import own_pictures
+from wellfed.explain.report.pictures import run_pictures as own
+from wellfed.explain.report.pictures.run_pictures import own_pictures
 from wellfed.explain.report.run_page import to_html
 from wellfed.record import RunRecord
 

@@ -1,4 +1,4 @@
-"""Judges a curve of GPU utilisation by its mean: well used, room left or starved, and whether it swings."""
+"""Rates a curve of GPU utilisation by its mean (well used, room left, starved) and finds whether it swings."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Level:
     num: int
     """Readings."""
     span_s: float
-    """From the first reading to the last."""
+    """Seconds from the first reading to the last."""
     swing: Swing | None
-    """Only one that is deep enough to matter."""
+    """Swing of at least `LEAST_DEPTH`."""
     verdict: Verdict
 
     @property
     def is_idle(self) -> bool:
-        """Nothing ran on the GPU: it starves for nobody."""
+        """Whether no kernel ran."""
         return self.peak_pct < AT_WORK_PCT
 
     @property
     def message(self) -> str:
-        """The verdict with its figures, in one sentence without a full stop."""
+        """Verdict with its figures, in one sentence without a full stop."""
         mean = f"utilisation {int(self.mean_pct)} % on average"  # not rounded: 49.9 is below 50
         if self.swing is None:
             return f"{mean}: {self.verdict}"
@@ -62,26 +62,29 @@ class Level:
 
     @property
     def advice(self) -> str:
-        """Returns what to type next."""
+        """Next command to type."""
         return _ADVICE[self.verdict]
 
     def entry(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Returns the level as plain data."""
         return {**asdict(self), "message": self.message, "advice": self.advice}
 
 
 def level_of(time_s: Series, util_pct: Series) -> Level | None:
-    """The level of a curve that was read at ``time_s``, in seconds; None without readings, and ``nan`` is none."""
+    """Returns the level of a curve read at ``time_s`` seconds; None without readings. ``nan`` is no reading."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
     if not len(util_pct):
         return None
-    # A mean may be rounded to just beyond all that it is of.
+    # Rounding may put a mean just outside the range of the values.
     mean_pct = float(np.clip(util_pct.mean(), util_pct.min(), util_pct.max()))
     p5_pct, p95_pct = (float(level) for level in np.percentile(util_pct, (5, 95)))
     swing = swing_in_time(time_s, util_pct)
     if swing is not None and swing.depth < LEAST_DEPTH:
         swing = None
+    by_mean: Verdict = (
+        "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
+    )
     return Level(
         mean_pct,
         p5_pct,
@@ -90,14 +93,8 @@ def level_of(time_s: Series, util_pct: Series) -> Level | None:
         len(util_pct),
         float(np.ptp(time_s)),
         swing,
-        "swings" if swing is not None else _by_mean(mean_pct),
+        "swings" if swing is not None else by_mean,
     )
-
-
-def _by_mean(mean_pct: float) -> Verdict:
-    if mean_pct >= WELL_USED_PCT:
-        return "well used"
-    return "room left" if mean_pct >= STARVED_PCT else "starved"
 
 
 @dataclass(frozen=True)
@@ -105,13 +102,13 @@ class CurveVerdict:
     """Verdict on one GPU from its curve alone, live or from a file."""
 
     whole: Level | None
-    """None without readings."""
+    """Level of all readings; None without any."""
     judged: Level | None
-    """The level that counts: while the GPU was in use, if it was idle before or after; None where none is judged."""
+    """Level while the GPU was in use, if it was idle before or after, else of all; None without a verdict."""
 
     @property
     def message(self) -> str:
-        """The verdict of all that was read, without a full stop."""
+        """Verdict on all readings, without a full stop."""
         if self.whole is None:
             return "no utilisation was read"
         if self.judged is not None:
@@ -122,24 +119,22 @@ class CurveVerdict:
 
     @property
     def in_use(self) -> Level | None:
-        """The level while it was in use, where that was not all the time."""
+        """Level while the GPU was in use, if that was not all the time."""
         return None if self.judged is self.whole else self.judged
 
     @property
     def in_use_message(self) -> str | None:
-        """The same in words, without a full stop."""
+        """Message of `in_use`, without a full stop."""
         found = self.in_use
-        if found is None:
-            return None
-        return f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
+        return None if found is None else f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
 
     @property
     def advice(self) -> str | None:
-        """Returns what to type next; None if nothing is left to find out."""
+        """Next command to type; None without a verdict."""
         return None if self.judged is None else self.judged.advice
 
     def entry(self) -> dict[str, Any] | None:
-        """All of it as plain data; None without readings. Without a verdict ``verdict`` and ``advice`` are None."""
+        """Returns plain data; None without readings. Without a verdict, ``verdict`` and ``advice`` are None."""
         if self.whole is None:
             return None
         verdict = None if self.judged is None else self.whole.verdict
@@ -149,7 +144,7 @@ class CurveVerdict:
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
-    """Judges a curve: what is watched often begins before a training does, or goes on after it."""
+    """Returns the verdict on a curve, without the idle time before and after a training."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
     whole = level_of(time_s, util_pct)

@@ -1,4 +1,4 @@
-"""Reads curves of GPU utilisation from a CSV: of nvidia-smi, of the monitor, or of the telemetry of a training."""
+"""Reads curves of GPU utilisation from a CSV of nvidia-smi, of the monitor, or of telemetry."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _TIME = ("time_s", "timestamp")
 _GPU = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
 _CARD = ("name", "gpu_name")
 _HEAD_BYTES, _HEAD_ROWS = 65_536, 20
-"""Where the names of the columns must stand; a shell may have written something before them."""
+"""Bytes and rows in which the header must stand; a shell may have written something before it."""
 _TRAINING = "train"
 _ROUND_QUANTILE, _ROUND_FRAC = 97, 0.5
-"""Without a column that tells GPUs apart: a pause of half the one between two rounds begins a new one."""
+"""For a file without a column of GPUs: a pause of half the usual one between rounds begins a round."""
 _EVEN_FRAC = 0.95
-"""Share of the rounds that must have as many rows."""
+"""Minimum share of rounds with the same number of rows."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class GpuCurve:
     """The utilisation of one GPU; readings that are no number are left out."""
 
     gpu: str
-    """Its number, or what else the file tells it apart by."""
+    """Its number, or another identifier of the file."""
     card: str
-    """Its name; empty where the file does not have it."""
+    """Its name; empty if the file lacks it."""
     time_s: Series
     """Seconds since the first reading of the file."""
     util_pct: Series
@@ -63,16 +63,16 @@ class RecordedCurves:
     interval_s: float | None
     """Median time between two readings of a GPU; None with fewer than two."""
     unread: int
-    """Rows that no reading could be taken from: cut, or without a time."""
+    """Rows without a reading: cut, or without a time."""
     out_of_order: int = 0
-    """Rows left out since the clock went back: of each GPU the longest stretch in order is kept."""
+    """Rows left out since the clock went back; the longest stretch of each GPU is kept."""
 
 
 def read_curves(path: Path) -> RecordedCurves:
-    """The curves of a file; of a training's telemetry those of its steps.
+    """Reads the curves of a file; of telemetry only readings while training.
 
     Raises:
-        DataError: it can't be read, or holds no readings of GPUs.
+        DataError: the file is unreadable, or holds no readings of GPUs.
     """
     try:
         with _opened(path) as stream:
@@ -83,8 +83,7 @@ def read_curves(path: Path) -> RecordedCurves:
         raise _refused(path, f"can't be read: {error.strerror or error}.", "Name another file.") from error
     except csv.Error as error:
         raise _refused(path, f"is no CSV ({error}).") from error
-    out_of_order = gathered.put_in_order()
-    curves = _curves(gathered, has_gpu=columns.gpu is not None)
+    curves, out_of_order = _curves(gathered, has_gpu=columns.gpu is not None)
     if not curves and gathered.odd_time is not None:
         problem = f"has no time that can be read; the first: {show_text(repr(gathered.odd_time[:40]))}."
         raise _refused(path, problem, f"Times are {_TIMES}. {_WAY_OUT}")
@@ -102,7 +101,7 @@ def _refused(path: Path, problem: str, way_out: str = _WAY_OUT) -> DataError:
 
 
 def _opened(path: Path) -> IO[str]:
-    """The file as text, whatever the shell has made of it: PowerShell writes UTF-16."""
+    """Opens the file as text, in UTF-8 or in UTF-16, which PowerShell writes."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if not head.strip():
@@ -116,18 +115,18 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _whole(stream: IO[str]) -> Iterator[str]:
-    """Lines with their end, and the first: of a last figure without one some digits may be missing."""
+    """Yields the first line, and lines with a line end: the last figure of others may be cut."""
     return (line for number, line in enumerate(stream) if number == 0 or line.endswith(("\n", "\r")))
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where in a row what stands."""
+    """Places of the columns in a row."""
 
     writer: Writer
     header: Sequence[str]
     first_rows: Sequence[Sequence[str]]
-    """Below the header, read already."""
+    """Rows below the header that were read with it."""
     time: int
     util: int
     gpu: int | None
@@ -136,7 +135,7 @@ class _Columns:
 
     @classmethod
     def found(cls, path: Path, rows: Sequence[Sequence[str]]) -> _Columns:
-        """Reads the columns from the first row that names one of utilisation."""
+        """Finds the header: the first row that names a column of utilisation."""
         named = [[re.sub(r"\s*\[.*\]$", "", cell.strip()).lower() for cell in row] for row in rows]
         at = next((place for place, names in enumerate(named) if _place(names, _UTILISATION) is not None), None)
         if at is None:
@@ -153,7 +152,7 @@ class _Columns:
 
     @property
     def width(self) -> int:
-        """Cells that a row has at least."""
+        """Minimum number of cells in a row."""
         return 1 + max(place for place in (self.time, self.util, self.gpu, self.card, self.phase) if place is not None)
 
 
@@ -179,37 +178,17 @@ def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
 class _Gathered:
     """Readings by GPU, in the order of the file."""
 
-    times: dict[str, array[float]] = field(default_factory=dict)
-    utils: dict[str, array[float]] = field(default_factory=dict)
+    readings: dict[str, array[float]] = field(default_factory=dict)
+    """Time and utilisation in turn."""
     cards: dict[str, str] = field(default_factory=dict)
     unread: int = 0
     rows_of_host: int = 0
     odd_time: str | None = None
     """The first time that could not be read."""
 
-    def add(self, gpu: str, card: str, time_s: float, util_pct: float) -> None:
-        """A row of the file."""
-        times = self.times.get(gpu)
-        if times is None:
-            times = self.times[gpu] = array("d")
-            self.utils[gpu], self.cards[gpu] = array("d"), card
-        times.append(time_s)
-        self.utils[gpu].append(util_pct)
-
-    def put_in_order(self) -> int:
-        """Keep of each GPU the longest stretch in which time goes on; returns how many rows that leaves out."""
-        left_out = 0
-        for gpu, times in self.times.items():
-            kept = _in_order(np.array(times))
-            if len(kept) < len(times):
-                left_out += len(times) - len(kept)
-                self.times[gpu] = array("d", np.array(times)[kept])
-                self.utils[gpu] = array("d", np.array(self.utils[gpu])[kept])
-        return left_out
-
 
 def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
-    """Places of the longest stretch in which time goes on, without single rows that are out of it."""
+    """Returns the places of the longest stretch in which time increases, without single rows out of order."""
     places: npt.NDArray[np.int64] = np.arange(len(time_s))
     if not (np.diff(time_s) < 0).any():
         return places
@@ -219,7 +198,7 @@ def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
     gaps_s = np.diff(time_s[places])
     if not (gaps_s < 0).any():
         return places
-    # A clock that is wrong for a while goes as far forward as it comes back.
+    # A clock that was set wrong for a while jumps forward as far as it jumps back.
     cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
     stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
     return max(stretches, key=len)
@@ -227,10 +206,7 @@ def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
 
 def _gathered(columns: _Columns, rows: Iterator[Sequence[str]]) -> _Gathered:
     found, seconds_of, host = _Gathered(), _clock(columns.header[columns.time].strip().lower()), str(HOST)
-    time, util, gpu, card, phase, width = (
-        *(columns.time, columns.util, columns.gpu, columns.card, columns.phase),
-        columns.width,
-    )
+    gpu, card, phase, width = columns.gpu, columns.card, columns.phase, columns.width
     for row in rows:
         if len(row) < width:
             found.unread += bool(row)
@@ -238,18 +214,19 @@ def _gathered(columns: _Columns, rows: Iterator[Sequence[str]]) -> _Gathered:
             found.rows_of_host += 1
         elif (phase is None or row[phase] == _TRAINING) and row != columns.header:
             try:
-                time_s = seconds_of(row[time])
+                time_s = seconds_of(row[columns.time])
             except ValueError:
                 found.unread += 1
-                found.odd_time = row[time] if found.odd_time is None else found.odd_time
+                found.odd_time = row[columns.time] if found.odd_time is None else found.odd_time
             else:
                 name = "" if gpu is None else row[gpu].strip()
-                found.add(name, "" if card is None else row[card].strip(), time_s, _percent(row[util]))
+                found.cards.setdefault(name, "" if card is None else row[card].strip())
+                found.readings.setdefault(name, array("d")).extend((time_s, _percent(row[columns.util])))
     return found
 
 
 def _percent(cell: str) -> float:
-    """``nan`` for what is none: ``[N/A]``, ``[Not Supported]``, an empty cell."""
+    """Returns the percentage; ``nan`` for ``[N/A]``, ``[Not Supported]`` and empty cells."""
     try:
         percent = float(cell.rstrip("% "))
     except ValueError:
@@ -258,7 +235,7 @@ def _percent(cell: str) -> float:
 
 
 def _clock(name: str) -> Callable[[str], float]:
-    """Seconds from a cell; raises ValueError where it holds no time."""
+    """Returns a function from cell to seconds, which raises ValueError if the cell holds no time."""
     if name == "time_s":
         return _finite
     latest = ("", 0.0)
@@ -280,31 +257,31 @@ def _finite(cell: str) -> float:
     return value
 
 
-def _curves(found: _Gathered, *, has_gpu: bool) -> tuple[GpuCurve, ...]:
-    times = {gpu: np.array(part) for gpu, part in found.times.items()}
-    utils = {gpu: np.array(part) for gpu, part in found.utils.items()}
+def _curves(found: _Gathered, *, has_gpu: bool) -> tuple[tuple[GpuCurve, ...], int]:
+    """Returns the curves, and the number of rows left out since the clock went back."""
+    tables = {gpu: np.array(flat).reshape(-1, 2) for gpu, flat in found.readings.items()}
+    kept = {gpu: table[_in_order(table[:, 0])] for gpu, table in tables.items()}
+    out_of_order = sum(len(table) - len(kept[gpu]) for gpu, table in tables.items())
     cards: Mapping[str, str] = found.cards
-    if not has_gpu and times:
-        number = _gpus_a_round(times[""])
-        places = np.arange(len(times[""])) % number
-        times, utils = ({str(each): part[""][places == each] for each in range(number)} for part in (times, utils))
-        cards = dict.fromkeys(times, found.cards[""] if number == 1 else "")
-    began_s = min((part[0] for part in times.values() if len(part)), default=0.0)
-    there = {gpu: np.isfinite(part) for gpu, part in utils.items()}
-    return tuple(
-        GpuCurve(gpu, cards[gpu], times[gpu][there[gpu]] - began_s, utils[gpu][there[gpu]])
-        for gpu in sorted(times, key=lambda name: (len(name), name))
-    )
+    if not has_gpu and kept:
+        number = _gpus_a_round(kept[""][:, 0])
+        kept = {str(each): kept[""][each::number] for each in range(number)}
+        cards = dict.fromkeys(kept, found.cards[""] if number == 1 else "")
+    began_s = min((table[0, 0] for table in kept.values() if len(table)), default=0.0)
+    known = {gpu: table[np.isfinite(table[:, 1])] for gpu, table in kept.items()}
+    names = sorted(known, key=lambda name: (len(name), name))
+    curves = tuple(GpuCurve(gpu, cards[gpu], known[gpu][:, 0] - began_s, known[gpu][:, 1]) for gpu in names)
+    return curves, out_of_order
 
 
 def _gpus_a_round(time_s: Series) -> int:
-    """How many GPUs were read together, of rows that don't say which; 1 where rounds are uneven."""
+    """Returns the number of GPUs in a round, for rows without a GPU; 1 if rounds are uneven."""
     gaps_s = np.diff(time_s)
     if not len(gaps_s):
         return 1
     pause_s = _ROUND_FRAC * float(np.percentile(gaps_s, _ROUND_QUANTILE))
     begins = np.flatnonzero(np.append(True, gaps_s > pause_s))
-    sizes = np.diff(begins)  # the last may be cut
+    sizes = np.diff(begins)  # without the last, which may be cut
     if not len(sizes):
         return 1
     number = int(np.median(sizes))

@@ -1,8 +1,8 @@
 """Finds periodic swings: of a curve in seconds, and of step times at the lags that a run's settings imply.
 
-A curve that jumps between two levels is a swing if its cycles are about equally long. Anything else must be more like
-itself a period later than chance could make it: the same figure is computed of noise that is as slow and as spiky as
-the series (an AR(1) process fed with its shuffled residuals), and only what none of that reaches counts.
+A curve that jumps between two levels is a swing if its cycles are about equally long. Other curves must correlate with
+themselves a period later by more than chance. The same figure is computed for noise with the memory and the jumps of
+the series (an AR(1) process fed with its shuffled residuals), and a swing must exceed all of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.record import RunRecord, SwingEntry
 
 Part = Literal["wait", "step", "gap"]
-"""Waiting for a batch, the rest of a step, and what lay between a step and the one before."""
+"""Waiting for a batch, the rest of a step, and the gap before a step."""
 
 _PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
 """Knobs of events for which training stops between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
-"""Below either nothing can be told from chance."""
+"""Minimum periods and samples: fewer can't be distinguished from chance."""
 _MOST_SAMPLES = 2048
-"""The latest of a longer series: a swing goes on to the end."""
+"""Latest samples used of a longer series: a swing continues to the end."""
 _NOISES = 200
 _MARGIN = 1.2
 """Minimum ratio of a swing to the strongest of the noises."""
@@ -43,9 +43,9 @@ _STRETCH = 10
 _SURE = 1.25
 """Minimum ratio of the regularity of step times to that of the noises."""
 _LEAST_REGULAR, _OF_FEW = 0.4, 0.65
-"""Share of the periods that must show it: some long steps that happen to be so far apart are no swing."""
+"""Minimum share of the periods that show the swing: a few long steps at this distance are chance."""
 _LEAST_FRAC = 0.05
-"""Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
+"""Minimum standard deviation from a swing, over the mean step: smaller swings cost little."""
 _CLOSE = 0.02
 """Lags whose R2 differs by less are the same swing; the smallest is its period."""
 _MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
@@ -71,7 +71,7 @@ def main_swing(
 
 
 def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
-    """Steps after which something is due in a run, by what says so.
+    """Returns the steps between periodic events of a run, by setting.
 
     Args:
         epochs: of each step.
@@ -99,12 +99,12 @@ class Swing:
 
     @property
     def depth(self) -> float:
-        """From the one to the other."""
+        """Difference of both levels."""
         return self.high - self.low
 
 
 def swing_in_time(time_s: Series, values: Series) -> Swing | None:
-    """The swing of a curve that was read at ``time_s``; None if there is none, or too little to tell.
+    """Returns the swing of a curve read at ``time_s``; None if there is none, or too few readings to know.
 
     Readings may be missing or late. The period is at least three readings and at most a fifth of the time.
     """
@@ -118,7 +118,7 @@ def swing_in_time(time_s: Series, values: Series) -> Swing | None:
 
 
 def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
-    """The mean cycle of a curve with two levels, from rise to rise; None for any other, or uneven cycles."""
+    """Returns the mean cycle of a curve with two levels, from rise to rise; None for others, or uneven cycles."""
     third = (high - low) / 3
     state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
     known = np.flatnonzero(state)
@@ -128,14 +128,14 @@ def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float
     cycles_s = np.diff(time_s[rises])
     if len(cycles_s):
         gaps = np.cumsum(np.diff(time_s, prepend=time_s[0]) > np.median(cycles_s) / 2)
-        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # nobody knows what was in a gap
+        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # without cycles that have a gap
     if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
         return None
     return float(np.mean(cycles_s))
 
 
 def _by_likeness(time_s: Series, values: Series) -> float | None:
-    """The period after which a curve is most like itself, by its autocorrelation; None where chance might do it."""
+    """Returns the period with the highest autocorrelation; None if chance may explain it."""
     interval_s = float(np.median(np.diff(time_s)))
     number = int((time_s[-1] - time_s[0]) / interval_s) + 1 if interval_s > 0 else 0
     if not MIN_SAMPLES <= number <= 4 * len(values):
@@ -155,7 +155,7 @@ def _by_likeness(time_s: Series, values: Series) -> float | None:
 
 
 def _peak(periods: Series, found: Series, best: int) -> float:
-    """Between the grid's periods: the middle of all that is nearly as good around the best."""
+    """Returns the centre of the periods that are nearly as good as the best; it may lie between two of the grid."""
     first = last = best
     enough = 0.95 * found[best]
     while first > 0 and found[first - 1] >= enough:
@@ -167,8 +167,8 @@ def _peak(periods: Series, found: Series, best: int) -> float:
 
 
 def _likeness(series: Series, periods: Series) -> Series:
-    """``[n, periods]`` of ``series`` ``[n, samples]``: by how much the autocorrelation is higher at a whole number of
-    periods than half a period before, the mean over the turns."""
+    """Returns ``[n, periods]`` of ``series`` ``[n, samples]``: how much the autocorrelation at whole periods exceeds
+    that half a period before, as the mean over the turns."""
     number = series.shape[1]
     centred = series - series.mean(axis=1, keepdims=True)
     spectrum = np.fft.rfft(centred, 2 * number, axis=1)
@@ -187,7 +187,7 @@ def _between(rows: Series, places: Series) -> Series:
 
 
 def _noise_like(values: Series) -> Series:
-    """``[_NOISES, samples - 1]`` of noise that remembers and jumps as the series does, and has no period."""
+    """Returns ``[_NOISES, samples - 1]`` of noise with the memory and the jumps of the series, without a period."""
     centred = values - values.mean()
     memory = float(np.clip(np.dot(centred[1:], centred[:-1]) / max(np.dot(centred, centred), 1e-30), 0, 0.99))
     residuals = centred[1:] - memory * centred[:-1]
@@ -200,30 +200,30 @@ def _noise_like(values: Series) -> Series:
 
 @dataclass(frozen=True)
 class StepSwing:
-    """Step times that repeat every so many steps."""
+    """Step times that repeat with a lag."""
 
     lag: int
     """Steps."""
     settings: tuple[str, ...]
     """Settings that imply the lag."""
     where: Part
-    """Which part of a step it shows in."""
+    """Part of a step that shows the swing."""
     r2: float
     """Share of that part's variance that the place within the period explains."""
     amplitude_ms: float
-    """From the shortest mean of a place to the longest."""
+    """Difference of the longest and the shortest mean of a place in the period."""
 
 
 def swings_in_steps(
     wait_ms: Series, rest_ms: Series, lags: Mapping[str, int], gap_ms: Series | None = None
 ) -> list[StepSwing]:
-    """The swings at some of these lags, the strongest first.
+    """Returns the swings at some of these lags, the strongest first.
 
     Args:
-        wait_ms: what each step waited for its batch, in order, without the warm-up.
+        wait_ms: time each step waited for its batch, in order, without the warm-up.
         rest_ms: the rest of each step.
-        lags: steps after which something is due, by the setting that says so.
-        gap_ms: what lay before each step and is no part of one.
+        lags: steps between periodic events, by setting.
+        gap_ms: time before each step, outside of all steps.
     """
     if len(wait_ms) < MIN_SAMPLES:
         return []
@@ -281,7 +281,7 @@ def _regular_frac(cut: Series) -> float:
 
 
 def _stretches(series: Series, lag: int) -> Series:
-    """``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``, whose first steps may be left out.
+    """Returns ``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``; the first steps may be left out.
 
     Where times vary, the workers of a loader drift apart over a hundred steps: only a few periods are compared.
     """
@@ -291,7 +291,7 @@ def _stretches(series: Series, lag: int) -> Series:
 
 
 def _folded(series: Series, lag: int) -> Series:
-    """R2 of each of ``series`` ``[n, steps]`` by the place within ``lag``, adjusted for as many means as it takes."""
+    """Returns R2 of each of ``series`` ``[n, steps]`` by the place within ``lag``, adjusted for the number of means."""
     cut = _stretches(series, lag)
     total = ((cut - cut.mean(axis=(2, 3), keepdims=True)) ** 2).sum(axis=(1, 2, 3))
     left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))

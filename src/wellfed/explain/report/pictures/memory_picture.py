@@ -7,11 +7,11 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.picture import ACCENT, BAD, INK, SERIES, picture
-from wellfed.explain.report.pictures.curve_bins import binned
 from wellfed.explain.report.pictures.picture_parts import (
     WIDTH,
     Key,
     PagePicture,
+    binned,
     curve,
     of_gpus,
     of_host,
@@ -30,7 +30,7 @@ _Line = tuple[float, str, Literal["line", "dashed", "dotted"]]
 
 
 def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """The device's where a GPU was used, else the process's."""
+    """Draws the device's memory if a GPU was used, else the process's."""
     lines = _lines(evidence.record.memory)
     curves, is_host = of_gpus(evidence, "mem_used_gib"), False
     if not curves and not evidence.on_gpu:
@@ -77,7 +77,7 @@ def _lines(memory: MemoryEntry) -> Mapping[str, _Line]:
 
 
 def _peak(lines: Mapping[str, _Line]) -> PagePicture:
-    """Bars."""
+    """Draws the sizes as bars."""
     sizes = {name: size_gib for name, (size_gib, _, _) in lines.items()}
     with picture(WIDTH, 0.6 + 0.35 * len(sizes)) as drawn:
         axes = drawn.figure.add_subplot()

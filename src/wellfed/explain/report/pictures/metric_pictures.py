@@ -9,8 +9,7 @@ import numpy as np
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.picture import INK, SERIES, picture
-from wellfed.explain.report.pictures.curve_bins import binned
-from wellfed.explain.report.pictures.picture_parts import Key, PagePicture, curve
+from wellfed.explain.report.pictures.picture_parts import Key, PagePicture, binned, curve
 from wellfed.explain.report.run_lines import show_figure
 from wellfed.units import show_text
 
@@ -19,7 +18,7 @@ MOST_METRICS = 9
 
 
 def metrics(evidence: Evidence) -> Iterator[PagePicture]:
-    """A picture of each metric, with its splits."""
+    """Draws a picture of each metric, with its splits."""
     by_name: dict[str, dict[str, tuple[Series, Series]]] = {}
     for (split, name), found in evidence.metrics.items():
         if split != "throughput":

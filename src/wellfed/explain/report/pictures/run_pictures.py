@@ -1,20 +1,28 @@
-"""Draws what a run has left in its tables, for the sections of its report."""
+"""Collects the pictures of a report by section: drawn from tables, or PNG files of the workload's evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from markupsafe import Markup
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.picture import no_pictures
 from wellfed.explain.report.pictures.memory_picture import memory
 from wellfed.explain.report.pictures.metric_pictures import metrics
-from wellfed.explain.report.pictures.own_pictures import own_pictures
 from wellfed.explain.report.pictures.picture_parts import PagePicture
 from wellfed.explain.report.pictures.step_time_picture import step_time
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.pictures.utilisation_picture import utilisation
-from wellfed.explain.report.run_sections import Name
+from wellfed.explain.report.run_sections import Name, own_files
+from wellfed.record import RunRecord
+from wellfed.units import MIB
+
+MOST_PICTURES, MOST_BYTES = 8, MIB
+"""Most pictures in a page, and bytes of each; others are named only."""
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePicture]]:
@@ -30,3 +38,25 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePic
         "metrics": list(metrics(evidence)),
         "files": own,
     }
+
+
+def own_pictures(record: RunRecord, folder: Path) -> Iterator[PagePicture]:
+    """Yields the first PNG files of the evaluation, unchanged; a missing file or another format is left out."""
+    found = 0
+    for name, path in own_files(record).items():
+        content = _content(folder, path) if found < MOST_PICTURES and path.lower().endswith(".png") else None
+        if content is not None:
+            found += 1
+            source = base64.b64encode(content).decode()
+            yield PagePicture(Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source), title=name)
+
+
+def _content(folder: Path, path: str) -> bytes | None:
+    try:
+        file = (folder / path).resolve()
+        if not file.is_relative_to(folder.resolve()) or file.stat().st_size > MOST_BYTES:
+            return None
+        content = file.read_bytes()
+    except OSError:
+        return None
+    return content if content.startswith(_SIGNATURE) else None

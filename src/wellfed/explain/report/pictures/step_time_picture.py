@@ -10,8 +10,18 @@ import numpy as np
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.picture import BAD, INK, SERIES, picture
-from wellfed.explain.report.pictures.curve_bins import MOST, Binned, binned
-from wellfed.explain.report.pictures.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
+from wellfed.explain.report.pictures.picture_parts import (
+    MOST,
+    PERIODS,
+    WIDTH,
+    Binned,
+    Key,
+    PagePicture,
+    binned,
+    measure,
+    of_many,
+    rows,
+)
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
@@ -30,7 +40,7 @@ _SEEN_FRAC = 1 / 100
 
 
 def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """The parts of a step upon each other, with the warm-up and what happened."""
+    """Draws the parts of a step on top of each other, with the warm-up and events."""
     table = evidence.all_steps
     at_s, number = table.get("time_s", np.empty(0)), len(table.get("wait_ms", ()))
     if number == 0 or len(at_s) != number:
@@ -77,7 +87,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
 
 
 def _most(total_ms: Series, curve: Binned) -> float:
-    """Up to where step times are shown: a few very long steps must not flatten all others."""
+    """Returns the upper limit of the axis: a few very long steps must not flatten all others."""
     usual_ms = float(np.nanpercentile(curve.mean, 95)) if np.isfinite(curve.mean).any() else 1.0
     return max(1e-3, 1.08 * min(float(total_ms.max()), 2.5 * usual_ms))
 
@@ -93,7 +103,7 @@ def _areas(
 
 
 def _happened(axes: Axes, evidence: Evidence, axis: TimeAxis, most_ms: float) -> Iterator[Key]:
-    """A mark at each event that is worth a look, above the steps."""
+    """Draws a mark at each event that needs attention, above the steps."""
     kinds: dict[str, list[float]] = {}
     for event in evidence.record.events:
         if _is_marked(event):
@@ -126,12 +136,12 @@ def _pauses(evidence: Evidence, axis: TimeAxis, began_s: Series) -> Iterator[str
 
 
 def _is_marked(event: Mapping[str, Any]) -> bool:
-    """Whether an event is worth a look."""
+    """Returns whether an event has a mark."""
     return (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None
 
 
 def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series], period: int, period_s: float) -> None:
-    """The last periods of a swing, step by step."""
+    """Draws the last periods of a swing, step by step."""
     number = min(PERIODS, len(table["step"]) // period)
     steps, latest = table["step"][-number * period :], [ms[-number * period :] for ms in parts.values()]
     if len(steps) <= MOST:

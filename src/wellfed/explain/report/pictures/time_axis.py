@@ -1,4 +1,4 @@
-"""Gives pictures of a run their common time axis, with the phases of the run shaded behind the curves."""
+"""Defines the common time axis of a run's pictures, with the phases shaded behind the curves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "s
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """From the first reading or step of a run to the last."""
+    """Time axis from the first reading or step of a run to the last."""
 
     begin_s: float
     end_s: float
@@ -58,7 +58,7 @@ class TimeAxis:
 
     @property
     def span_s(self) -> float:
-        """Its length."""
+        """Length of the axis."""
         return self.end_s - self.begin_s
 
     @property
@@ -66,11 +66,11 @@ class TimeAxis:
         return next((size_s, name) for least_s, size_s, name in _UNITS if self.end_s >= least_s)
 
     def scaled(self, at_s: Series) -> Series:
-        """In the unit of the axis."""
+        """Returns times in the unit of the axis."""
         return at_s / self._unit[0]
 
     def put_under(self, axes: Axes, *, is_labelled: bool = True) -> None:
-        """Set it on a picture."""
+        """Sets the axis on a picture."""
         size_s, name = self._unit
         margin_s = 0.01 * self.span_s
         axes.set_xlim((self.begin_s - margin_s) / size_s, (self.end_s + margin_s) / size_s)
@@ -79,7 +79,7 @@ class TimeAxis:
             axes.set_xlabel(f"{name} since the run started")
 
     def shade(self, axes: Axes) -> None:
-        """Draw the phases."""
+        """Draws the phases."""
         size_s, _ = self._unit
         for phase, stretches in self.spans.items():
             for begin_s, end_s in stretches:
@@ -95,7 +95,7 @@ class TimeAxis:
 
 
 def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, float]]]:
-    """Where each phase was; what is too short to be seen is widened, and what is too close to be told apart joined."""
+    """Returns the stretches of each phase; short ones are widened to be visible, and close ones joined."""
     found: dict[str, list[tuple[float, float]]] = {}
     for phase in SHADES:
         for span in sorted(_known(evidence, phase) or _watched(evidence, phase)):
@@ -110,7 +110,7 @@ def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, fl
 
 
 def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
-    """From what was written when the phase ended, each as long as the mean; none where nothing was written."""
+    """Returns stretches that end when the phase was recorded, each of the mean length; empty without records."""
     usual_s = _usual_s(evidence, phase)
     if phase == "checkpoint":
         events = [event.get("time_s") for event in evidence.record.events if event.get("kind") == "checkpoint"]
@@ -123,7 +123,7 @@ def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
 
 
 def _watched(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
-    """From readings, which tell of the time since the one before; who is there for a moment was not there all of it."""
+    """Returns stretches from readings, each of which covers the time since the one before, up to the mean length."""
     curve = evidence.watched.get(HOST) or next(iter(evidence.watched.values()), {})
     at_s, phases = curve.get("time_s", np.empty(0)), curve.get("phase", np.empty(0))
     if len(at_s) != len(phases):

@@ -11,12 +11,12 @@ from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.picture import ACCENT, BAD, INK, picture
-from wellfed.explain.report.pictures.curve_bins import binned
 from wellfed.explain.report.pictures.picture_parts import (
     PERIODS,
     WIDTH,
     Key,
     PagePicture,
+    binned,
     curve,
     measure,
     of_gpus,
@@ -38,7 +38,7 @@ _RULED_FRAC = 1 / 16
 
 
 def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """The curve of each GPU, with the phases of the run and its swing; without a GPU that of the processor."""
+    """Draws the curve of each GPU, with phases and swing; without a GPU the processor's."""
     what, unit, curves, top = "utilisation", "%", of_gpus(evidence, "util_pct"), 100.0
     if not curves:  # as of a MIG instance
         what, curves = "SMs at work", of_gpus(evidence, "sm_active_pct")
@@ -73,7 +73,12 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
                 told.append(f"it swings between {swings[gpu].low:.0f} and {swings[gpu].high:.0f} %, every "
                             f"{show_duration(swings[gpu].period_s)}")  # fmt: skip
         if is_short and deepest is not None:
-            _periods(below[-1], deepest, *_last(*curves[deepest], swings[deepest].period_s), swings[deepest])
+            at_s, values = curves[deepest]
+            latest = at_s >= at_s[-1] - PERIODS * swings[deepest].period_s
+            below[-1].plot(at_s[latest], values[latest], color=ACCENT, linewidth=1.2)
+            _ruler(below[-1], np.asarray, at_s[latest], values[latest], swings[deepest], is_period_shown=True)
+            on = f" on GPU {named(deepest)}" if deepest else ""
+            below[-1].set_xlabel(f"its last {PERIODS} periods{on}, seconds")
             scale(below[-1], top, unit, has_room=True)
         drawn.told = f"{what[0].upper()}{what[1:]} over time. {'; '.join(told)}."
     keys = [Key(ACCENT, what), *axis.keys]
@@ -87,16 +92,10 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     yield PagePicture(drawn.svg, keys, caption)
 
 
-def _last(at_s: Series, values: Series, period_s: float) -> tuple[Series, Series]:
-    """The last periods of a curve."""
-    there = at_s >= at_s[-1] - PERIODS * period_s
-    return at_s[there], values[there]
-
-
 def _ruler(
     axes: Axes, scaled: Callable[[Series], Series], at_s: Series, values: Series, swing: Swing, *, is_period_shown: bool
 ) -> None:
-    """The levels of a swing, and its period over one that there was."""
+    """Draws the levels of a swing, and its period over a real one."""
     for level in (swing.low, swing.high):
         axes.axhline(level, color=BAD, linewidth=1, linestyle="--")
         axes.text(
@@ -110,10 +109,3 @@ def _ruler(
     begin_s = min(begin_s, float(at_s[-1]) - swing.period_s)
     begin, end = (float(scaled(np.array(edge_s))) for edge_s in (begin_s, begin_s + swing.period_s))
     measure(axes, begin, end, swing.high + 9, show_duration(swing.period_s))
-
-
-def _periods(axes: Axes, gpu: int, at_s: Series, values: Series, swing: Swing) -> None:
-    """Single readings of a swing that is too short for the picture of the run."""
-    axes.plot(at_s, values, color=ACCENT, linewidth=1.2)
-    _ruler(axes, lambda edge_s: edge_s, at_s, values, swing, is_period_shown=True)
-    axes.set_xlabel(f"its last {PERIODS} periods{f' on GPU {named(gpu)}' if gpu else ''}, seconds")

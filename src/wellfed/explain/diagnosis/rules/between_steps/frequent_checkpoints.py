@@ -6,7 +6,6 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.pauses import pauses, rarer
 from wellfed.explain.diagnosis.thresholds import CHECKPOINT_FRAC
-from wellfed.units import counted, show_duration, show_percent
 
 _KNOB = "trainer.checkpoint_every_steps"
 _WANTED_FRAC = 0.01
@@ -14,23 +13,20 @@ _WANTED_FRAC = 0.01
 
 
 def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | None:
-    """Where they cost more than ``least_frac`` of the time, however few there were."""
+    """Returns a finding where they cost more than ``least_frac`` of the time, however few there were."""
     spent = pauses(evidence, "checkpoint")
     files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
     if spent is None or not files or spent.frac < least_frac:
         return None
-    each_s = spent.total_s / spent.times
-    said = f"{show_percent(spent.frac)} of the wall time of training went into "
-    said += f"{counted(spent.times, 'checkpoint')} of {show_duration(each_s)}"
-    figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": each_s}
-    every = evidence.value(_KNOB) or evidence.lags.get("epoch")
-    num_best = files.count("best.ckpt")
+    said = spent.said("checkpoint")
+    figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
+    every, num_best = evidence.value(_KNOB) or evidence.lags.get("epoch"), files.count("best.ckpt")
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
-    # Those of best.ckpt are written because a validation was the best so far.
+    # best.ckpt is written after the best validation so far, whatever the knob.
     if not every or wanted <= every or 2 * num_best > len(files):
         return Finding("frequent_checkpoints", f"{said}.", figures, lost_frac=spent.frac)
     left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
-    which = "last.ckpt" if num_best else "one"  # those of best.ckpt come on top
+    which = "last.ckpt" if num_best else "one"  # best.ckpt is written in addition
     when = f"{which} every {every} steps" if evidence.value(_KNOB) else f"{which} at the end of each epoch"
     return Finding(
         "frequent_checkpoints",

@@ -1,4 +1,4 @@
-"""Finds that the rows of figures are written so often that steps wait for it."""
+"""Finds that rows of figures are logged too often: steps wait for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USUAL = 50
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the time behind the steps that log is longer than behind the others; where each logs, where it is long."""
+    """Returns a finding where steps that log are followed by longer gaps; if all log, where these gaps are long."""
     every, step_ms, host_ms = int(evidence.value(_KNOB) or 0), evidence.step_ms, evidence.column("host_ms")
     if not every or not step_ms or not len(host_ms):
         return None
@@ -34,14 +34,15 @@ def check(evidence: Evidence) -> Finding | None:
     # A row fetches its figures from the device, which has nothing to do until the host is ahead again.
     found = contradiction(evidence.record)
     is_loop_slow = every == 1 and found is not None and found.slower == "loop"
-    # A few rows that something else held up are not what each of them takes; nor is what comes behind others too.
+    # Rejects a few slow rows, and time that other steps take as well.
     is_of_rows = is_loop_slow or np.median(behind_ms) >= (HOST_MS if every == 1 else 0.5 * row_ms)
     if frac < PAUSE_FRAC or not is_of_rows or np.sum(others_ms > 0.5 * row_ms) > _MOST_OTHERS * len(behind_ms):
         return None
     hook, hook_frac = _costliest_hook(evidence)
-    if every == 1 and hook_frac >= 0.5 * frac:  # then it is that one, whether figures are logged or not
+    if every == 1 and hook_frac >= 0.5 * frac:  # the hook is the cause
         return None
     wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
+    factor = evidence.ceiling_factor or 1.0
     won_frac = frac * (1 - every / wanted)
     said = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
     return Finding(
@@ -50,14 +51,14 @@ def check(evidence: Evidence) -> Finding | None:
         f"time.{f' {hook} takes part in it.' if hook_frac >= 0.1 * frac else ''}",
         {"logging_frac": frac, "row_ms": row_ms, "every_steps": every},
         (f"{_KNOB}={wanted}",),
-        gain=_to_the_ceiling(evidence)
+        gain=Gain(factor, 1.0, factor)  # steps of the ceiling log nothing; what else they leave out is unknown
         if is_loop_slow
         else gain_of(won_frac, 0.7 * won_frac if every > 1 else 0.0, frac),
     )
 
 
 def _costliest_hook(evidence: Evidence) -> tuple[str, float]:
-    """The hook at the end of steps that took the most time, and its share of the time of all steps."""
+    """Returns the costliest hook at the end of steps, and its share of the time of all steps."""
     wall = evidence.record.wall
     hooks = {name: s for name, s in (wall["callbacks"] if wall else {}).items() if name.endswith("on_train_batch_end")}
     if wall is None or not hooks:
@@ -66,15 +67,8 @@ def _costliest_hook(evidence: Evidence) -> tuple[str, float]:
     return name, hooks[name] / max(1e-9, wall["steps_s"] + hooks_within_steps_s(wall))
 
 
-def _to_the_ceiling(evidence: Evidence) -> Gain:
-    """The ceiling's steps log nothing; what else they leave out, nobody can tell."""
-    factor = evidence.ceiling_factor or 1.0
-    return Gain(factor, 1.0, factor)
-
-
 def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
-    """Returns the excess time from a step that logged to the next, and from any other step; after a pause
-    nobody knows."""
+    """Returns the excess time after steps that logged, and after other steps; those before a pause are left out."""
     host_ms, steps = np.nan_to_num(evidence.column("host_ms")), evidence.column("step")
     known = evidence.gap_ms < 0.1 * float(evidence.step_ms or 0.0)
     logged = ((steps - 1) % every == 0) & (steps > 1)

@@ -16,14 +16,12 @@ from wellfed.units import show_duration, show_percent
 
 _LEAST_REGULAR = 0.8
 """Share of the long pauses that come the same number of steps after the one before."""
-
-
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 """Share of the time of all hooks from which one is named beside the costliest, and how many are named."""
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
-    """Where they take more than ``least_frac`` of the wall time. A record without it shows the time between steps."""
+    """Returns a finding where they take ``least_frac`` of the wall time; without it, judges the time between steps."""
     wall = evidence.record.wall
     if wall is None:
         return _between_steps(evidence)
@@ -51,7 +49,7 @@ def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
 
 
 def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
-    """Time of hooks within steps beside which a GPU computed: the steps lost no more than they lost to the ceiling."""
+    """Returns the time of hooks that a GPU hid: steps lost no more than the distance to the ceiling."""
     within_s, factor = hooks_within_steps_s(wall), evidence.ceiling_factor
     if not evidence.on_gpu or factor is None:
         return 0.0
@@ -59,7 +57,7 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
 
 
 def _between_steps(evidence: Evidence) -> Finding | None:
-    """Where much passes at each step, or every so many; what comes without order is the machine's."""
+    """Returns a finding where much time passes between steps regularly; irregular pauses are the machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.column("host_ms")), evidence.step_ms
     if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
         return None
@@ -87,7 +85,7 @@ def _between_steps(evidence: Evidence) -> Finding | None:
 
 
 def _distance(places: Series) -> int:
-    """Steps from one to the next, where nearly all are as far apart; else 0."""
+    """Returns the steps between two places if nearly all are equally far apart, else 0."""
     if len(places) <= FEWEST_PAUSES:
         return 0
     apart, times = np.unique(np.diff(places), return_counts=True)

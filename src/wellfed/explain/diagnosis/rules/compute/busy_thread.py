@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.thresholds import BUSY_THREAD_CORES
 from wellfed.units import show_percent
 
@@ -22,9 +22,5 @@ def check(evidence: Evidence) -> Finding | None:
         "Python runs one thread at a time, so the steps stand still while it runs Python code: up to "
         f"{show_percent(most)} of the time. Do its work in another process, or between epochs."
     )
-    figures: dict[str, float | int | str] = {
-        "thread": first["name"],
-        "thread_cores": first["cores"],
-        "busy_threads": len(busy),
-    }
+    figures: Figures = {"thread": first["name"], "thread_cores": first["cores"], "busy_threads": len(busy)}
     return Finding("busy_thread", said, figures, lost_frac=0.5 * most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.thresholds import LIMITED_FRAC
 from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_percent
@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
     if not found:
         return None
     share, gpu, cause = max(found)
-    figures: dict[str, float | int | str] = {"limited_by": cause, "limited_frac": share, "gpu": named(gpu)}
+    figures: Figures = {"limited_by": cause, "limited_frac": share, "gpu": named(gpu)}
     said = f"The clocks of GPU {named(gpu)} were held down by {cause} in {show_percent(share)} of the readings"
     clocks = evidence.curve("sm_clock_mhz", gpu)
     if len(clocks):

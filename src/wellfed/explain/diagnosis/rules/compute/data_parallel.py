@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the model copies itself to other cards in each step."""
+    """Returns a finding where the model copies itself to other cards in each step."""
     event = next((event for event in evidence.record.events if event["kind"] == "data_parallel"), None)
     if event is None:
         return None
     devices = int(event.get("devices") or 0)
-    figures: dict[str, float | int | str] = {"devices": devices}
+    figures: Figures = {"devices": devices}
     if devices < 2:
         return Finding(
             "data_parallel",

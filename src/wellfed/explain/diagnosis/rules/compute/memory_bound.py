@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.device_load import BF16_SINCE, capability_of, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.rules.compute import small_batch
 from wellfed.explain.diagnosis.thresholds import SM_FULL_FRAC
 from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the card moves bytes rather than computes."""
+    """Returns a finding where the card moves bytes rather than computes."""
     load = device_load(evidence)
     if load is None or load.limit != "bandwidth" or load.dram_frac is None or small_batch.check(evidence) is not None:
         return None
@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
     is_few = load.full_frac < SM_FULL_FRAC  # weights are read for few samples
     few = ", or more samples a step, which changes what is learned" if is_few else ""
     best = 1 / (1 - min(load.dram_frac, 0.9) / 2)
-    figures: dict[str, float | int | str] = {"dram_frac": load.dram_frac, "full_frac": load.full_frac}
+    figures: Figures = {"dram_frac": load.dram_frac, "full_frac": load.full_frac}
     if load.tensor_frac is not None:
         figures["tensor_frac"] = load.tensor_frac
     return Finding(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.device_load import DeviceLoad, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.memory_room import has_run_out, memory_frac, merge
 from wellfed.explain.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_FRAC
 from wellfed.units import counted, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where merging micro-batches, or a larger batch, would fill the card."""
+    """Returns a finding where merging micro-batches, or a larger batch, would fill the card."""
     load, used = device_load(evidence), memory_frac(evidence)
     if load is None or used is None or load.limit in (None, "synchronisation"):
         return None
-    figures: dict[str, float | int | str] = {"full_frac": load.full_frac, "memory_frac": used}
+    figures: Figures = {"full_frac": load.full_frac, "memory_frac": used}
     merged = merge(evidence)
     if merged is not None:
         gain = merged.gain(load)

@@ -28,15 +28,15 @@ def check(evidence: Evidence) -> Finding | None:
     if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # a last batch of an epoch may be smaller
     levels = _rising(times_ms)
-    if levels is None or clocks_limited.check(evidence) is not None:
-        return None
-    if _others_rise(evidence):
+    if levels is None or clocks_limited.check(evidence) is not None or _others_rise(evidence):
         return None
     first, last = float(levels[0]), float(levels[-1])
     begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
     place = round(begun * len(times_ms) / _BLOCKS)
     step = int(steps[place]) if len(steps) == len(times_ms) else place
-    part = "between the steps" if _grows_between(evidence, last - first) else "in forward, backward and optimizer"
+    between_ms = np.array_split(np.nan_to_num(evidence.column("host_ms")), _BLOCKS)
+    grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
+    part = "between the steps" if grown_ms > 0.5 * (last - first) else "in forward, backward and optimizer"
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
     said = (
         f"Steps take longer and longer: {show_ms(first)} at the start and {show_ms(last)} at the end, "
@@ -67,10 +67,3 @@ def _others_rise(evidence: Evidence) -> bool:
         return False
     first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))
     return last - first >= OTHERS_FRAC * (evidence.cores or 1.0)
-
-
-def _grows_between(evidence: Evidence, growth_ms: float) -> bool:
-    """Returns whether most of the growth is in the time between two steps."""
-    host_ms = np.nan_to_num(evidence.column("host_ms"))
-    parts = np.array_split(host_ms, _BLOCKS)
-    return bool(len(host_ms) and np.median(parts[-1]) - np.median(parts[0]) > 0.5 * growth_ms)

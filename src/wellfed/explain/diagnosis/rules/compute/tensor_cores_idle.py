@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.device_load import BF16_SINCE, FP16_SINCE, DeviceLoad, capability_of, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.thresholds import SM_HALF_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 
@@ -12,11 +12,11 @@ _RATIO, _LEAST_RATIO, _MOST_RATIO = 4.0, 2.0, 16.0
 """Rate of products on tensor cores over that in float32, which real kernels reach. Of the cards' peaks: 4 for an RTX
 4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
 _DRAM_FRAC = 0.25
-"""Time that bytes take beside the products where nobody measures it."""
+"""Share of time for memory traffic beside the products, if not measured."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the card has work that its tensor cores could do."""
+    """Returns a finding where the card has work that its tensor cores could do."""
     load, capability = device_load(evidence), capability_of(evidence)
     if load is None or load.limit is not None or capability is None or load.full_frac < SM_HALF_FRAC:
         return None
@@ -24,11 +24,11 @@ def check(evidence: Evidence) -> Finding | None:
     if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
         return None
     if has_tf32 and evidence.value("gpu.tf32") is not False:
-        return None  # what is a product runs there already
+        return None  # products use tensor cores already
     tensor = load.tensor_frac
     if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
         return None
-    figures: dict[str, float | int | str] = {"full_frac": load.full_frac, "capability": capability}
+    figures: Figures = {"full_frac": load.full_frac, "capability": capability}
     said = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
     if tensor is None:
         said = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {said}: its tensor cores are not used"

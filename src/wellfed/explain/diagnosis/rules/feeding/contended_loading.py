@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
+from wellfed.explain.diagnosis.waiting import waiting_for
 from wellfed.units import show_factor, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a finding where a batch takes far longer beside other workers than one worker alone took for it."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "contended_loading" or waiting.feeding.contention is None:
+    waiting = waiting_for(evidence, "contended_loading")
+    if waiting is None or waiting.feeding.contention is None:
         return None
     feeding, factor = waiting.feeding, waiting.feeding.contention
     is_thread = evidence.value("loader.backend") == "threads"
     first = "Python's own lock, as they are threads" if is_thread else "a lock in the dataset"
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data. Beside {feeding.num_workers} workers a batch takes "
+        f"{waiting.said}. Beside {feeding.num_workers} workers a batch takes "
         f"{show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker alone took, and "
         f"{show_percent(feeding.cpu_frac)} of that is CPU time. The workers wait for one another: {first}, "
         "a rate limit, or a store at its limit. More workers don't help. Read without the lock, in larger "

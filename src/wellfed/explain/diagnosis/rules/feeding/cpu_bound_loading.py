@@ -5,18 +5,18 @@ from __future__ import annotations
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import Feeding, has_unused_fetch, planned_anew
 from wellfed.explain.diagnosis.finding import Finding, Gain
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_ms, show_percent
+from wellfed.explain.diagnosis.waiting import waiting_for
+from wellfed.units import show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where more workers would only share the same cores."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "cpu_bound_loading":
+    """Returns a finding where more workers would only share the same cores."""
+    waiting = waiting_for(evidence, "cpu_bound_loading")
+    if waiting is None:
         return None
     feeding = waiting.feeding
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data: building a batch takes "
+        f"{waiting.said}: building a batch takes "
         f"{show_ms(feeding.build_cpu_ms)} of CPU, a step takes {show_ms(feeding.fed_ms)}"
     )
     change: tuple[str, ...] = ()

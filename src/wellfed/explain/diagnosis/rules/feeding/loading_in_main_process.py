@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import Feeding, has_unused_fetch, knobs, planned_anew
+from wellfed.explain.diagnosis.feeding import has_unused_fetch, knobs, planned_anew
 from wellfed.explain.diagnosis.finding import Finding, Gain
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_ms, show_percent
+from wellfed.explain.diagnosis.waiting import waiting_for
+from wellfed.units import show_ms
 
 _FETCH_FRAC = 0.1
-"""A batch that is fetched as a whole takes at most so much of the time of its samples one by one: record loader_cpu."""
+"""Time to fetch a whole batch over that of its samples one by one, at most (record loader_cpu)."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where there are no workers, and others could build beside the step."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "loading_in_main_process":
+    """Returns a finding where there are no workers, and others could build beside the step."""
+    waiting = waiting_for(evidence, "loading_in_main_process")
+    if waiting is None:
         return None
     feeding = waiting.feeding
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data: the training process builds a batch itself in "
+        f"{waiting.said}: the training process builds a batch itself in "
         f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
     )
-    fetches = has_unused_fetch(evidence) and not feeding.waits_outside
-    if fetches:
-        gain = _of_fetching(feeding)
+    if has_unused_fetch(evidence) and not feeding.waits_outside:
+        low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
+        gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
         said += ". The data can give whole batches (fetch), and is asked for single samples."
         change = planned_anew(evidence)
     else:
@@ -35,8 +35,3 @@ def check(evidence: Evidence) -> Finding | None:
         if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
             change += knobs(evidence, persistent_workers=True)
     return Finding("loading_in_main_process", said, feeding.figures(), change, gain=gain)
-
-
-def _of_fetching(feeding: Feeding) -> Gain:
-    low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
-    return Gain(feeding.bound, min(low, feeding.bound), feeding.bound)

@@ -15,15 +15,15 @@ _FEWEST_STARTS = 3
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where workers end with the epoch, and the first batch of the next comes late by more than `PAUSE_FRAC`.
+    """Returns a finding where the first batch of each epoch comes late by more than `PAUSE_FRAC` of the time.
 
-    Or where they stay, begin with nothing ready, and the data could be fetched without them.
+    Either the workers are started anew, or they begin with nothing ready, and the data could be fetched without them.
     """
     stays = evidence.value("loader.persistent_workers") is not False
     if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
         return None
     starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
-    wall_ms = (evidence.wall_step_ms or 0.0) * len(evidence.wait_ms)
+    wall_ms = (evidence.step_ms or 0.0) * len(evidence.wait_ms) + float(evidence.gap_ms.sum())
     if len(starts) < _FEWEST_STARTS or not wall_ms or evidence.value("loader.backend") in ("threads", "inline"):
         return None
     usual_ms = float(np.median(np.delete(evidence.wait_ms, starts)))

@@ -1,10 +1,10 @@
-"""Finds copies to the GPU that steps stand still for."""
+"""Finds copies to the GPU that steps wait for."""
 
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.device_load import launch_ms
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
 from wellfed.explain.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
 from wellfed.units import MIB, show_bytes, show_percent
 
@@ -13,12 +13,12 @@ _AHEAD = 2
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where a step waits for its copy, which could run beside the step before."""
+    """Returns a finding where a step waits for its copy, which could run beside the step before."""
     copy = evidence.copy_frac
     if copy <= COPY_FRAC or evidence.num_measured < FEWEST_STEPS or evidence.step_ms is None:
         return None
     copy_ms, mib = copy * evidence.step_ms, evidence.record.loading.get("batch_mib")
-    figures: dict[str, float | int | str] = {"copy_frac": copy, "copy_ms": copy_ms}
+    figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
     said = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
-    """A copy beside the step costs nothing but where it, or launching the step, takes longer than the step computes."""
+    """Returns the gain of copies beside the step; copies and launching limit it where they take longer."""
     launched_frac = (launch_ms(evidence) or 0.0) / (evidence.step_ms or 1.0)
     best = 1 / (1 - min(copy, 0.99))
     factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import knobs
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.waiting import cause_of_waiting, handover_ms
-from wellfed.units import counted, show_ms, show_percent
+from wellfed.explain.diagnosis.waiting import handover_ms, waiting_for
+from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where workers are fast enough, and each step waits about as long for what is ready."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "slow_handover":
+    """Returns a finding where workers are fast enough, and each step waits about as long for a ready batch."""
+    waiting = waiting_for(evidence, "slow_handover")
+    if waiting is None:
         return None
     feeding, taken_ms = waiting.feeding, handover_ms(evidence)
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
+        f"{waiting.said}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up: to take a batch over from another process takes "
         f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.waiting import cause_of_waiting, slow_steps, slow_twice
-from wellfed.units import counted, show_duration, show_percent
+from wellfed.explain.diagnosis.waiting import latency_of, slow_twice, waiting_for
+from wellfed.units import counted
 
 _NAMED = 5
 """Most that are named."""
@@ -22,25 +22,14 @@ def check(evidence: Evidence) -> Finding | None:
             "the start."
         )
         return Finding("slow_samples", said, {"samples_skipped": len(lost)}, is_note=True)
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "slow_samples":
+    waiting = waiting_for(evidence, "slow_samples")
+    if waiting is None:
         return None
-    repeated = slow_twice(evidence)
-    slow = slow_steps(evidence, waiting.feeding)
-    waited_ms = evidence.wait_ms[slow]
-    share = float(waited_ms.sum() / evidence.wait_ms.sum())
+    repeated, (said, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
     named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
     more = f" and {len(repeated) - _NAMED} more" if len(repeated) > _NAMED else ""
-    said = (
-        f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
-        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(waited_ms.max() / 1e3)} each. "
-        f"The same samples were slow in more than one epoch: {named}{more}. Look at these samples; loader.skip_ids "
+    said += (
+        f". The same samples were slow in more than one epoch: {named}{more}. Look at these samples; loader.skip_ids "
         "leaves them out."
     )
-    figures = {
-        "slow_steps": len(slow),
-        "slowest_wait_ms": float(waited_ms.max()),
-        "share_of_waiting_frac": share,
-        "samples_slow_twice": len(repeated),
-    }
-    return Finding("slow_samples", said, figures, lost_frac=waiting.frac * share)
+    return Finding("slow_samples", said, {**figures, "samples_slow_twice": len(repeated)}, lost_frac=lost_frac)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.thresholds import SLOW_START_FRAC, SLOW_START_S
@@ -12,16 +10,14 @@ from wellfed.units import counted, show_duration
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """A note: these steps are in no figure."""
+    """Returns a note where the first steps took much of the time; no figure contains them."""
     wall = evidence.record.wall
     if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.once_s:
         return _around_steps(evidence, wall)
     throughput, step_ms = evidence.record.throughput, evidence.step_ms
-    names = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
-    columns = [np.nan_to_num(evidence.all_steps[name]) for name in names if len(evidence.all_steps.get(name, ()))]
-    if not throughput or step_ms is None or not columns:
+    if not throughput or step_ms is None:
         return None
-    warmup, took_ms = throughput["warmup_steps"], np.sum(columns, axis=0)
+    warmup, took_ms = throughput["warmup_steps"], evidence.all_ms
     first_s, all_s = float(took_ms[:warmup].sum()) / 1e3, float(took_ms.sum()) / 1e3
     lost_s = first_s - warmup * step_ms / 1e3
     if lost_s < SLOW_START_S or lost_s < SLOW_START_FRAC * all_s:
@@ -38,7 +34,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _around_steps(evidence: Evidence, wall: WallEntry) -> Finding | None:
-    """Where most of it passed before the first step or after the last."""
+    """Returns a note where much of the time passed before the first step or after the last."""
     around_s = wall["start_s"] + wall["end_s"]
     if around_s < SLOW_START_S or around_s < SLOW_START_FRAC * wall["total_s"]:
         return None

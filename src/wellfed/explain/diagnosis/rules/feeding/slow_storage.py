@@ -8,25 +8,25 @@ from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.diagnosis.thresholds import LEAST_GAIN
 from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
-    cause_of_waiting,
     cold_over_warm,
     has_slow_builds,
     slow_steps,
     stall_period_s,
+    waiting_for,
 )
 from wellfed.units import show_duration, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where building hardly uses the CPU, and the disk is seen to be what it waits for."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "slow_storage":
+    """Returns a finding where building hardly uses the CPU, and the disk is seen to be what it waits for."""
+    waiting = waiting_for(evidence, "slow_storage")
+    if waiting is None:
         return None
     feeding, figures = waiting.feeding, waiting.feeding.figures()
     if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_builds(evidence, feeding):
         return _stalls(evidence, waiting, period_s)
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data: a batch takes {show_ms(feeding.build_ms)} to "
+        f"{waiting.said}: a batch takes {show_ms(feeding.build_ms)} to "
         f"build, only {show_percent(feeding.cpu_frac)} of it CPU time"
     )
     iowait_pct, cold = evidence.mean("iowait_pct"), cold_over_warm(evidence)

@@ -6,20 +6,20 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import knobs
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.swing_words import swing_of
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_ms, show_percent
+from wellfed.explain.diagnosis.waiting import waiting_for
+from wellfed.units import show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where one batch over all workers takes longer than a step, and cores or time to wait are left."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "too_few_workers":
+    """Returns a finding where more workers would build batches faster."""
+    waiting = waiting_for(evidence, "too_few_workers")
+    if waiting is None:
         return None
     feeding = waiting.feeding
     advised, workers = feeding.workers_advised, feeding.num_workers
     about = "about " if feeding.is_estimate else ""
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data: one worker builds a batch in "
+        f"{waiting.said}: one worker builds a batch in "
         f"{about}{show_ms(feeding.build_ms)}, a step takes {show_ms(feeding.fed_ms)}; {feeding.show_need()}, "
         f"{workers} {'is' if workers == 1 else 'are'} set."
     )

@@ -9,19 +9,19 @@ from wellfed.explain.diagnosis.feeding import knobs
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
-    cause_of_waiting,
     has_slow_builds,
+    latency_of,
     prefetch_needed,
-    slow_steps,
+    waiting_for,
     way_out_of_latency,
 )
-from wellfed.units import counted, show_duration, show_ms, show_percent
+from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a finding where more batches kept ready would bridge the slow ones, or latency is random."""
-    waiting = cause_of_waiting(evidence)
-    if waiting is None or waiting.cause != "uneven_batches":
+    waiting = waiting_for(evidence, "uneven_batches")
+    if waiting is None:
         return None
     feeding = waiting.feeding
     if has_slow_builds(evidence, feeding):
@@ -29,7 +29,7 @@ def check(evidence: Evidence) -> Finding | None:
     needed = prefetch_needed(evidence, feeding)
     p99_ms = float(np.nanquantile(evidence.column("build_ms"), 0.99))
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
+        f"{waiting.said}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
         f"average: the slowest batches take {show_ms(p99_ms)}. {needed} kept ready by each worker bridge "
         f"that; now it is {feeding.prefetch}."
@@ -41,24 +41,12 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
     """Returns the finding for batches that come far too late, with other samples each time."""
-    feeding, slow = waiting.feeding, slow_steps(evidence, waiting.feeding)
-    waited_ms = evidence.wait_ms[slow]
-    share = float(waited_ms.sum() / evidence.wait_ms.sum())
-    said = (
-        f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
-        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(waited_ms.max() / 1e3)} each: "
-        f"{_of_samples(evidence)}"
-    )
-    figures = {
-        **feeding.figures(),
-        "slow_steps": len(slow),
-        "slowest_wait_ms": float(waited_ms.max()),
-        "share_of_waiting_frac": share,
-    }
+    feeding, (latency, of_latency, lost_frac) = waiting.feeding, latency_of(evidence, waiting)
+    said, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
     found = way_out_of_latency(evidence, feeding)
     if found is None:
         said += " No queue for which there is room bridges that: make the slowest reads faster."
-        return Finding("uneven_batches", said, figures, lost_frac=waiting.frac * share)
+        return Finding("uneven_batches", said, figures, lost_frac=lost_frac)
     workers, prefetch = found
     said += " Batches kept ready bridge some of that."
     ahead = {} if feeding.num_workers else {"backend": "auto"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rules.memory import memory_creeps
 from wellfed.units import counted, show_gib
 
@@ -16,21 +16,23 @@ _KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where a step, or an evaluation, did not fit in the memory of the card."""
+    """Returns a finding where a step, or an evaluation, did not fit in the memory of the card."""
     record = evidence.record
     events = [event for event in record.events if event["kind"] in _KINDS]
     if (record.status != "oom" and not events) or memory_creeps.check(evidence) is not None:
-        return None  # what grows without end fills any memory
+        return None  # memory_creeps reports endless growth
     if record.status == "oom" and record.error is not None and record.error["kind"] == "host_oom":
-        return None  # host_memory_full tells
+        return None  # host_memory_full reports it
     steps = sorted({int(event.get("step") or 0) for event in events if event["kind"] != "restart"})
     ooms = sum(event["kind"] == "oom" for event in events)
-    figures: dict[str, float | int | str] = {"times": max(ooms, 1), "steps": len(steps)}
+    figures: Figures = {"times": max(ooms, 1), "steps": len(steps)}
     peak, budget = record.memory.get("measured_peak_gib"), record.memory.get("budget_gib")
     room = f" ({show_gib(peak)} of a budget of {show_gib(budget)} at most)" if peak and budget else ""
     if peak and budget:
         figures |= {"peak_gib": peak, "budget_gib": budget}
-    micro = _micro_batch(evidence, events)
+    sizes = [event["micro_batch"] for event in events if event.get("micro_batch")]
+    tried = sizes[-1] if sizes else evidence.value("memory.micro_batch")
+    micro = int(tried) if isinstance(tried, int | float) else None
     of_size = f" with micro-batches of {micro}" if micro else ""
     if record.status == "oom":
         message = f"Device memory did not suffice{of_size}{room}, and the run ended there."
@@ -41,13 +43,6 @@ def check(evidence: Evidence) -> Finding | None:
     lost = _lost_frac(evidence, steps)
     message = f"Device memory {how}{room}. {went}"
     return Finding("device_memory_full", message, figures | {"lost_frac": lost}, change, lost_frac=lost)
-
-
-def _micro_batch(evidence: Evidence, events: list[dict[str, Any]]) -> int | None:
-    """The size that was tried last."""
-    sizes = [event["micro_batch"] for event in events if event.get("micro_batch")]
-    found = sizes[-1] if sizes else evidence.value("memory.micro_batch")
-    return int(found) if isinstance(found, int | float) else None
 
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
@@ -65,7 +60,7 @@ def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
 
 
 def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
-    """Overrides with which the run would have begun as it ended, and in words what it did."""
+    """Returns overrides with which the run would begin as it ended, and in words how it went on."""
     wanted: dict[str, Any] = {}
     for event in events:
         if event.get("micro_batch"):
@@ -89,11 +84,7 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
     """Returns the share of the time of all steps that repeated steps took beyond others."""
     numbers = evidence.all_steps.get("step", np.empty(0))
-    parts = [evidence.all_steps.get(name, np.empty(0)) for name in ("wait_ms", "copy_ms", "compute_ms", "host_ms")]
-    took = np.sum(
-        [np.nan_to_num(part) for part in parts if len(part) == len(numbers)] or [np.zeros(len(numbers))], axis=0
-    )
-    again = np.isin(numbers, steps)
-    if not again.any() or again.all():
+    took, again = evidence.all_ms, np.isin(numbers, steps)
+    if len(took) != len(again) or not again.any() or again.all():
         return 0.0
     return float(np.maximum(took[again] - np.median(took[~again]), 0).sum() / took.sum())

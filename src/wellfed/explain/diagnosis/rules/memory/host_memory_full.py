@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import knobs, ready_mib
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.thresholds import MEMORY_FULL_FRAC
 from wellfed.units import MIB, counted, show_bytes, show_gib
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the run ended for want of it, or held nearly all."""
+    """Returns a finding where the run ended for want of it, or held nearly all."""
     record = evidence.record
     error, machine = record.error, record.machine
     rss = evidence.curve("rss_gib")
     held = float(rss.max()) if len(rss) else record.host.get("rss_gib")
-    shm, figures = record.host.get("shm_gib"), dict[str, float | int | str]()
+    shm, figures = record.host.get("shm_gib"), Figures()
     has_ended = error is not None and error["kind"] in ("host_oom", "worker")
     ram_gib, shm_gib = machine.get("ram_gib"), machine.get("shm_gib")
     is_full = bool(held and ram_gib and held >= MEMORY_FULL_FRAC * ram_gib)
@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
-    """Half the workers, and fewer batches ready by each; no workers where there is one."""
+    """Returns overrides for half the workers, and for fewer batches ready by each."""
     if not workers or evidence.value("loader.backend") == "own":
         return ()
     fewer, less = max(1, workers // 2), max(1, prefetch // 2)

@@ -13,11 +13,11 @@ from wellfed.units import show_duration, show_gib
 
 _BLOCKS = 5
 _LEAST_OF_MEAN = 0.25
-"""A block that grows by less than so much of what blocks grow on average has come to rest."""
+"""Minimum growth of a block over the mean growth: less means that the growth has ended."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where it never comes to rest: a cache that fills, or an allocator that finds its size, does."""
+    """Returns a finding where the growth never ends, unlike that of a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
     for gpu in evidence.gpus:
@@ -50,7 +50,7 @@ def _finding(what: str, growth: tuple[float, float, float], why: str, *, ended: 
 
 
 def _growth(evidence: Evidence, name: str, gpu: int, size_gib: float | None) -> tuple[float, float, float] | None:
-    """Where it began and ended, and the seconds until it is full; None where it rests, or rose too little."""
+    """Returns the first and last GiB, and the seconds until it is full; None if it rose too little or rests."""
     curve = evidence.curves.get(gpu, {})
     used, time_s = curve.get(name, np.empty(0)), curve.get("time_s", np.empty(0))
     known = np.isfinite(used) & np.isfinite(time_s) if len(used) == len(time_s) else np.zeros(0, bool)

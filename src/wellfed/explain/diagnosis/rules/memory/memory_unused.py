@@ -15,9 +15,9 @@ _RECOMPUTED_FRAC = 0.25
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where features could be kept on the device, activations kept, or micro-batches merged.
+    """Returns a finding where features could be kept on the device, activations kept, or micro-batches merged.
 
-    `small_batch` speaks where split steps leave the card half empty; this where they leave it less than full.
+    `small_batch` reports split steps that leave the card half empty; this rule those that leave it less than full.
     """
     load, used = device_load(evidence), memory_frac(evidence)
     if load is None or used is None or used >= MEMORY_USED_FRAC or has_run_out(evidence):
@@ -59,6 +59,6 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
         return None
     gain = merged.gain(load)
     why = f"each step is split into {merged.parts_before} micro-batches"
-    if load.sm_frac is None:  # nobody knows how full the card is
+    if load.sm_frac is None:  # the load of the card is unknown
         return why, merged.change, None
     return None if gain.factor < LEAST_DEVICE_GAIN else (f"{why} that don't fill the card", merged.change, gain)

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
+from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.thresholds import (
-    BUSY_READINGS_FRAC,
-    CORE_WAIT_FRAC,
-    CPU_FULL_FRAC,
-    FEWEST_OF_CARD,
-    OTHERS_FRAC,
-    WAIT_FRAC,
-)
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the cores were full and others had a good part of them, in many readings of the training.
+    """Returns a finding where the cores were full and others had a good part of them, in many readings of the training.
 
     Not where it is known that the run needed none of them: no thread waited for a core, and no step for its batch.
     """
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
     own, others = curve.get("cpu_pct"), evidence.others_cores
     waited_frac = evidence.record.host.get("core_wait_frac")
-    if waited_frac is not None and waited_frac < CORE_WAIT_FRAC and evidence.wait_frac < WAIT_FRAC:
+    if waited_frac is not None and waited_frac < limits.CORE_WAIT_FRAC and evidence.wait_frac < limits.WAIT_FRAC:
         return None
     if not cores or own is None or len(own) != len(others):
         return None
     known = np.isfinite(own) & np.isfinite(others)
     own, others = own[known] / 100, others[known]
-    is_busy = (others >= OTHERS_FRAC * cores) & (own + others >= CPU_FULL_FRAC * cores)
-    if np.sum(is_busy) < FEWEST_OF_CARD or np.mean(is_busy) < BUSY_READINGS_FRAC:
+    is_busy = (others >= limits.OTHERS_FRAC * cores) & (own + others >= limits.CPU_FULL_FRAC * cores)
+    if np.sum(is_busy) < limits.FEWEST_OF_CARD or np.mean(is_busy) < limits.BUSY_READINGS_FRAC:
         return None
     frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
-    when = "" if frac > CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
+    when = "" if frac > limits.CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
     said = f"Judge nothing yet: other programs took {taken:.1f} of your {cores:g} cores; this run got {left:.1f}"
     return Finding(
         "busy_machine",

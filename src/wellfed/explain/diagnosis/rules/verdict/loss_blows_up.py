@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import LOSS_GROWTH, LOSS_WINDOW
 from wellfed.units import counted
@@ -18,13 +18,13 @@ _LR = "workload.optimizer.lr"
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the training loss left its running median, or was not finite."""
+    """Returns a finding where the training loss left its running median, or was not finite."""
     steps, values = evidence.losses
     events = [event for event in evidence.record.events if event["kind"] == "nan"]
     at = _first_jump(values)
     if not events and at is None:
         return None
-    evidence_: dict[str, float | int | str] = {}
+    evidence_: Figures = {}
     if events:
         step = int(events[0].get("step") or 0)
         said = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
@@ -33,7 +33,7 @@ def check(evidence: Evidence) -> Finding | None:
         evidence_ |= {"non_finite_steps": len(events)}
     else:
         assert at is not None
-        step, median = int(steps[at]), _median_before(values, at)
+        step, median = int(steps[at]), float(np.median(values[max(0, at - LOSS_WINDOW) : at]))
         now = float(values[at])
         said = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
         if not np.isfinite(now):
@@ -54,8 +54,8 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: dict[str, float | int | str]) -> Finding:
-    """A sample with such values was found in the batch of the step."""
+def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: Figures) -> Finding:
+    """Returns the finding for a batch with a sample that is not finite."""
     sample, ended = named["sample"], named.get("action") == "raise"
     place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
     skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
@@ -71,8 +71,7 @@ def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: d
 
 
 def _changes(evidence: Evidence) -> tuple[str, ...]:
-    """One of them at a time: clipping first, as the mildest; then a lower rate. Clipping mends no rate that is far too
-    high: what Adam does hardly depends on how large gradients are."""
+    """Returns one change: clipping first, then a lower rate. Clipping does not help if Adam's rate is far too high."""
     if evidence.value("trainer.gradient_clip") is None and _far_too_high(evidence) is None:
         return ("trainer.gradient_clip=1.0",)
     lr = evidence.value(_LR)
@@ -80,25 +79,21 @@ def _changes(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _far_too_high(evidence: Evidence) -> float | None:
-    """The learning rate, where that alone explains it."""
+    """Returns the learning rate if it alone explains the loss, else None."""
     lr = evidence.value(_LR)
     return lr if isinstance(lr, int | float) and lr > _highest(evidence) else None
 
 
 def _highest(evidence: Evidence) -> float:
-    """No learning rate in use is higher: Adam and its kin move each weight by about that much a step."""
+    """Returns the highest learning rate in use: Adam and its kin move each weight by about that much a step."""
     return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
 
 
 def _first_jump(values: Series) -> int | None:
-    """Place of the first value that is not finite, or far above the median of those before it."""
+    """Returns the place of the first value that is not finite, or far above the median of those before it."""
     if len(values) <= LOSS_WINDOW:
         return None
     medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]
-    # Near zero, or below, a factor says nothing.
+    # A factor has no meaning near zero or below.
     jumps = ~np.isfinite(later) | ((medians > 0) & (later > LOSS_GROWTH * medians))
     return int(LOSS_WINDOW + jumps.argmax()) if jumps.any() else None
-
-
-def _median_before(values: Series, place: int) -> float:
-    return float(np.median(values[max(0, place - LOSS_WINDOW) : place]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.feeding import workers_crowd
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rules.between_steps import frequent_logging, slow_callbacks
 from wellfed.units import show_percent
 
@@ -19,11 +19,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
     said = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
-    figures: dict[str, float | int | str] = {
-        "slower": found.slower,
-        "data_frac": found.data_frac,
-        "ceiling_factor": factor,
-    }
+    figures: Figures = {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor}
     if found.slower != "rank":
         others = evidence.mean_others_cores
         if others is not None and evidence.cores:

@@ -1,4 +1,4 @@
-"""Says of a run that it measured too little to be judged."""
+"""Reports that a run measured too few steps for a diagnosis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says that time is lost for which no other rule has found a cause."""
+"""Reports lost time without a cause that another rule found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOSTLY = 0.8
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """How much is lost, and where to look. Asked where all others were silent."""
+    """Returns how much time is lost, and how to find the cause. For runs without other findings."""
     factor, wait_frac = evidence.ceiling_factor, evidence.wait_frac
     elsewhere = "debug=profiler shows what a step spends its time on."
     is_below = factor is not None and factor > CEILING_FACTOR * _uncertainty(evidence)
@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _uncertainty(evidence: Evidence) -> float:
-    """How much higher the rate may be than it was measured, >= 1."""
+    """Returns the upper end of the rate's interval over the rate, >= 1."""
     throughput = evidence.record.throughput
     if not throughput or not throughput["ci95"] or throughput["samples_per_s"] <= 0:
         return 1.0
@@ -40,7 +40,7 @@ def _uncertainty(evidence: Evidence) -> float:
 
 
 def _epoch_start_frac(evidence: Evidence) -> float:
-    """Share of all waiting in the first steps of later epochs, one for each worker, which has nothing ready then."""
+    """Returns the share of all waiting in the first steps of later epochs, one for each worker."""
     starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
     if not evidence.num_workers or not len(starts):
         return 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.rules.feeding import slow_start
@@ -20,12 +22,12 @@ WALL_NAMES = {
 }
 """Parts of the wall time beside steps and callbacks, by their keys in the record."""
 _KNOWN_FRAC = 0.8
-"""Share of the wall time in steps at the ceiling's rate and in a slow start: the rest is no reason to speak."""
+"""Share of the wall time in steps at the ceiling's rate and in a slow start from which no note is made."""
 _MOST_NAMED, _LEAST_NAMED_FRAC = 3, 0.01
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Why it can't be said that the run is at its ceiling; None if it can. Asked where all others were silent."""
+    """Returns a note why it is unknown whether the run is at its ceiling. For runs without other findings."""
     said, figures = _reason(evidence)
     return Finding("unknown", f"{said}.", {"wait_frac": evidence.wait_frac, **figures}, is_note=True) if said else None
 
@@ -63,18 +65,22 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     if wall is None or frac is None:
         said = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
         return f"{said}, and what passed between them was not measured", figures
-    is_slow_start = slow_start.check(evidence) is not None  # which says so
+    is_slow_start = slow_start.check(evidence) is not None  # reported by that rule
     if frac < LEAST_AT_CEILING_FRAC and not (is_slow_start and frac + evidence.once_s / wall["total_s"] >= _KNOWN_FRAC):
         said = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
-        return f"{said} at the ceiling's rate. {_rest(wall)}", {**figures, "at_ceiling_frac": frac}
+        named = beside_steps(wall, {"callbacks": sum(wall["callbacks"].values())}, _MOST_NAMED)
+        rest = ", ".join(named) or "slow first steps"
+        return f"{said} at the ceiling's rate. The rest: {rest}", {**figures, "at_ceiling_frac": frac}
     return "", {}
 
 
-def _rest(wall: WallEntry) -> str:
-    """Returns the other kinds of wall time, the largest first."""
-    spent_s = {name: wall[key] for key, name in WALL_NAMES.items()}  # type: ignore[literal-required]
-    spent_s["callbacks"] = sum(wall["callbacks"].values())
+def beside_steps(wall: WallEntry, hooks: Mapping[str, float], most: int) -> list[str]:
+    """Returns the largest kinds of wall time beside steps with their shares, the largest first.
+
+    Args:
+        hooks: seconds of callbacks by name.
+    """
+    spent_s = {**{name: wall[key] for key, name in WALL_NAMES.items()}, **hooks}  # type: ignore[literal-required]
     shares = {name: one_s / wall["total_s"] for name, one_s in spent_s.items()}
-    largest = sorted(shares, key=lambda name: -shares[name])[:_MOST_NAMED]
-    named = [f"{name} {show_percent(shares[name])}" for name in largest if shares[name] >= _LEAST_NAMED_FRAC]
-    return f"The rest: {', '.join(named) or 'slow first steps'}"
+    largest = sorted(shares, key=lambda name: -shares[name])[:most]
+    return [f"{name} {show_percent(shares[name])}" for name in largest if shares[name] >= _LEAST_NAMED_FRAC]

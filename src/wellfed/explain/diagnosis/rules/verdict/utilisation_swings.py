@@ -6,18 +6,18 @@ import numpy as np
 
 from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.swing_words import due_as_often, utilisation_said
 from wellfed.explain.diagnosis.thresholds import BUSY_PCT, FEWEST_READINGS, IDLE_PCT
 from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_percent
 
 _EXPLAINED_FRAC = 0.5
-"""Where so much of the idle time went into waiting, copies and the loop, their rules say why."""
+"""Share of idle time in waiting, copies and the loop from which their rules explain it."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Levels and period, and what is due as often."""
+    """Returns levels and period of the swing, and settings with the same period."""
     gpu = _deepest(evidence)
     if gpu is None:
         return None
@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
     held_up_frac = evidence.wait_frac + evidence.copy_frac + host_frac
     if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
         return None
-    figures: dict[str, float | int | str] = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
+    figures: Figures = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
     swing = evidence.swings_of_gpus.get(gpu)
     said = None if swing is None else utilisation_said(evidence)
     if swing is None or said is None:
@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _deepest(evidence: Evidence) -> int | None:
-    """The GPU that swings most, with a period if there is one; None where none does."""
+    """Returns the GPU that swings most, with a period if there is one; None without a swing."""
     found = {gpu: swing.depth for gpu, swing in evidence.swings_of_gpus.items() if swing.depth >= LEAST_DEPTH}
     if found:
         return max(found, key=lambda gpu: found[gpu])
