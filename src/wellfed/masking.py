@@ -25,45 +25,32 @@ _JOINED = re.compile(
     r"|(api|access|auth|bearer|refresh|session|security|personal|id|hf|csrf)tokens?$|session(id|cookie)$"
     r"|accesskeyid$"
 )
-_LAST = frozenset(
-    (
-        "pwd", "auth", "oauth", "authorization", "dsn", "cookie", "cookies", "bearer", "jwt",
-    )
-)  # fmt: skip
-_OF_PASS = frozenset(
-    (
-        "db", "database", "user", "smtp", "mail", "proxy", "ftp", "ssh", "login", "admin", "root",
-    )
-)  # fmt: skip
-_OF_TEXT = frozenset(
-    (
-        "max", "min", "num", "n", "per", "pad", "bos", "eos", "cls", "sep", "mask", "unk", "special", "start", "end",
-        "stop", "blank", "class", "first", "last", "next", "prefix", "image", "patch", "register", "query", "distill",
-        "decoder", "encoder", "separator", "space", "text", "language", "time", "new",
-    )
-)  # fmt: skip
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LAST = _names("pwd auth oauth authorization dsn cookie cookies bearer jwt")
+_OF_PASS = _names("db database user smtp mail proxy ftp ssh login admin root")
+_OF_TEXT = _names(
+    """
+    max min num n per pad bos eos cls sep mask unk special start end stop blank class first last next prefix image
+    patch register query distill decoder encoder separator space text language time new
+    """
+)
 """``<word>_token`` that a tokenizer has."""
-_OF_DATA = frozenset(
-    (
-        "sort", "label", "image", "target", "input", "output", "text", "column", "primary", "foreign", "cache", "dict",
-        "batch", "group", "join", "feature", "sample", "query", "value", "id", "metric", "monitor", "state", "name",
-        "file", "index", "time", "audio", "item", "hot", "short", "best", "map", "lookup", "public", "data", "field",
-        "tensor", "row", "node", "hash", "log", "loss",
-    )
-)  # fmt: skip
+_OF_DATA = _names(
+    """
+    sort label image target input output text column primary foreign cache dict batch group join feature sample query
+    value id metric monitor state name file index time audio item hot short best map lookup public data field tensor
+    row node hash log loss
+    """
+)
 """``<word>_key`` of a mapping."""
-_NUMBER_OF = frozenset(
-    (
-        "max", "min", "num", "n", "size", "count",
-    )
-)  # fmt: skip
+_NUMBER_OF = _names("max min num n size count")
 """First words of names of counts."""
-_ABOUT = frozenset(
-    (
-        "size", "count", "length", "len", "dim", "type", "id", "name", "path", "file", "url", "uri", "mode", "method",
-        "ratio", "rate", "frac",
-    )
-)  # fmt: skip
+_ABOUT = _names("size count length len dim type id name path file url uri mode method ratio rate frac")
 """Last words of names whose value is about a secret, and is none."""
 _DOUBTFUL = frozenset({"key", "session", "sig", "signature", "pass"})
 _REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
@@ -220,12 +207,17 @@ def _masked_parameter(found: re.Match[str]) -> str:
 
 
 def hidden_in(value: Any) -> Any:
-    """The value with `hidden` texts, whatever it is nested in."""
+    """Returns the value with `hidden` texts, whatever it is nested in."""
+    return map_texts(value, hidden)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns nested values with each text changed; keys stay."""
     if isinstance(value, str):
-        return hidden(value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: hidden_in(item) for key, item in value.items()}
-    return type(value)(map(hidden_in, value)) if type(value) in (list, tuple) else value
+        return {key: map_texts(item, change) for key, item in value.items()}
+    return type(value)(map_texts(item, change) for item in value) if type(value) in (list, tuple) else value
 
 
 class MaskedFormatter(logging.Formatter):

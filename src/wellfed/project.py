@@ -174,10 +174,8 @@ def _script() -> Path | None:
     if file is None:
         return None
     script = Path(file).absolute()
-    if {"site-packages", "dist-packages"} & {*script.parts}:  # pytest's, of an environment that this one adds
-        return None
     installed = [Path(sysconfig.get_path(name)) for name in ("scripts", "stdlib", "purelib", "platlib")]
-    if {"site-packages", "dist-packages"} & set(script.parts):  # of another environment that this one sees
+    if not INSTALLED.isdisjoint(script.parts):  # of another environment that this one sees, such as pytest's
         return None
     return None if any(script.resolve().is_relative_to(each.resolve()) for each in (*installed, ENGINE)) else script
 

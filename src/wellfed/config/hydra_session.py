@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from wellfed.config.hydra_internals import Hydra, hydra_over
 from wellfed.config.knobs import OPEN_NODES
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.config.times import read_times
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 
 COMPOSE_ERRORS = (
     HydraException,
@@ -31,42 +31,34 @@ COMPOSE_ERRORS = (
     RecursionError,  # a: ${a}
 )
 """Exceptions of composing that are faults of the user."""
-
-
-SCHEMAS = {"run_schema": RunConfig, "evaluate_schema": EvaluateConfig}
-"""Name of a schema in the defaults list of a primary config, where it is first -> its class."""
-EXTENSIONS = {"tune_schema": (RunConfig, TuneRunConfig)}
-"""Name of a schema that extends another -> the schema that it extends, and the whole."""
+SCHEMAS: Mapping[str, tuple[type, type | None]] = {
+    "tune_schema": (TuneRunConfig, RunConfig),
+    "run_schema": (RunConfig, None),
+    "evaluate_schema": (EvaluateConfig, None),
+}
+"""Name of a schema, which a primary config lists first in its defaults -> its class, and the schema that it extends."""
 
 
 def register_schemas() -> None:
-    """Make `SCHEMAS` and `EXTENSIONS` known to Hydra; may be called again.
+    """Makes `SCHEMAS` known to Hydra; may be called again.
 
     A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
     """
     store = ConfigStore.instance()
-    for name, schema_type in SCHEMAS.items():
+    for name, (schema_type, base) in SCHEMAS.items():
         if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
-            store.store(name=name, node=_schema(schema_type), provider="wellfed")
-    for name, (base, whole) in EXTENSIONS.items():
-        if f"{name}.yaml" not in store.repo:
-            store.store(name=name, node=_extension(base, whole), provider="wellfed")
+            store.store(name=name, node=_schema(schema_type, base), provider="wellfed")
 
 
-def _extension(base: type, whole: type) -> DictConfig:
-    """The schema of ``whole`` without values for what ``base`` has: merged behind those, it leaves them as they are."""
-    schema = _schema(whole)
-    for entry in fields(base):
-        schema[entry.name] = MISSING
-    return schema
-
-
-def _schema(schema_type: type) -> DictConfig:
+def _schema(schema_type: type, base: type | None) -> DictConfig:
+    """Returns a schema without values for what ``base`` has: merged behind those, it leaves them as they are."""
     schema: DictConfig = OmegaConf.structured(schema_type)
     read_times(schema, schema_type)
     for name in OPEN_NODES:
         if (node := OmegaConf.select(schema, name)) is not None:
             OmegaConf.set_struct(node, False)  # `examine` tells of strangers there
+    for entry in () if base is None else fields(base):
+        schema[entry.name] = MISSING
     return schema
 
 
@@ -82,8 +74,8 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     register_schemas()
     main_dir = (config_dir or project.configs()).absolute()
     if not main_dir.is_dir():
-        raise ConfigError([Fault(str(main_dir), "is no folder of configurations.", "Name one that is.")])
+        raise ConfigError.of(str(main_dir), "is no folder of configurations.", "Name one that is.")
     for extra_dir in extra_dirs:
         if not Path(extra_dir).is_dir():
-            raise ConfigError([Fault(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")])
+            raise ConfigError.of(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")
     return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
@@ -12,8 +13,6 @@ from enum import Enum
 from functools import cache
 from types import NoneType
 from typing import Any, Union, get_args, get_origin, get_type_hints
-
-from wellfed.config.ranges import Range
 
 FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
 """Where any argument may be written; ``faults.target_faults`` holds these against the signature of their `_target_`."""
@@ -26,6 +25,40 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def is_free(name: str) -> bool:
     """Whether it lies within one of the `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
     return name.startswith(tuple(f"{node}." for node in (*FREE_NODES, *OPEN_NODES)))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number; null passes where the schema allows it."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a finite ``value`` lies within; NaN and infinity never do."""
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def legal_value(self, like: float) -> str:
+        """A value within, as it is typed: a whole number where ``like`` is one."""
+        if self.at_least is not None:
+            return _limit(self.at_least)
+        return _limit(1 if isinstance(like, int) or self.at_most is None else self.at_most)
+
+    def __str__(self) -> str:
+        limits = ((">=", self.at_least), (">", self.above), ("<=", self.at_most), ("<", self.below))
+        return " and ".join(f"{sign} {_limit(limit)}" for sign, limit in limits if limit is not None)
+
+
+def _limit(number: float) -> str:
+    return "2**63" if number == 2**63 else f"{number:g}"
 
 
 @dataclass(frozen=True)

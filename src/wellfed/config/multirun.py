@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,25 @@ from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepos
 from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig
-from wellfed.config.varied import Varied
 from wellfed.errors import ConfigError, Fault
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One axis of a command line, without Hydra's own types."""
+
+    typed: str
+    """Knob, or group, and all behind it."""
+    values: tuple[str, ...] = ()
+    """Values as typed, in order, none twice; empty for an interval."""
+    interval: tuple[float, float] | None = None
+    """Start and end."""
+    is_whole: bool = False
+    """Whether only whole numbers of the interval count: ``int(interval(..))``."""
+    is_range: bool = False
+    """``values`` are those of a range."""
+    tags: frozenset[str] = frozenset()
+    """Tags of the value, as in ``tag(log, ..)``."""
 
 
 class Multirun:

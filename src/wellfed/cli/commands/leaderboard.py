@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wellfed.cli.answer import Answer
+from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import find
-from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.study.search import board_files, board_terminal, search_folders
 from wellfed.study.sweep import folders, leaderboard_files
@@ -61,10 +61,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
-    """How a sweep is named."""
+    """Adds the words that name a sweep."""
     parser.add_argument(
         "sweep", metavar="SWEEP", nargs="?", help="its folder, its name or the beginning of it (default: the newest)"
     )
-    parser.add_argument(
-        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/sweeps/ (default: logs)"
-    )
+    add_log_dir(parser, "sweeps")

@@ -25,7 +25,7 @@ from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, 
 from wellfed.config.faults.other_names import ours_for
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
-from wellfed.config.hydra_session import COMPOSE_ERRORS, EXTENSIONS, SCHEMAS
+from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS
 from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import Fault
@@ -68,8 +68,7 @@ class _Search:
         defaults = _with_included(repo, primary.defaults_list or []) if primary else []
         self.declared = {one.group for one in defaults if isinstance(one, GroupDefault) and one.group}
         listed = [str(one.path) for one in defaults if isinstance(one, ConfigDefault)]
-        extended = [EXTENSIONS[name][1] for name in listed if name in EXTENSIONS]
-        self.schema = next(iter([*extended, *(SCHEMAS[name] for name in listed if name in SCHEMAS)]), RunConfig)
+        self.schema = next((schema for name, (schema, _) in SCHEMAS.items() if name in listed), RunConfig)
         self.knobs = entries(self.schema)
         self.names = {one.parsed.key_or_group for one in typed if one.parsed is not None and one.fault is None}
         self.told = [(index, one.fault) for index, one in enumerate(typed) if one.fault]
