@@ -93,12 +93,12 @@ def add_sources() -> None:
 
 
 def is_engine_within(folder: Path) -> bool:
-    """Whether the engine is part of that checkout, not a package installed for it."""
+    """Returns whether the engine is part of that checkout, not a package installed for it."""
     return ENGINE.is_relative_to(folder.resolve()) and not is_engine_installed()
 
 
 def is_engine_installed() -> bool:
-    """Whether the engine lies where an installer has put it, in this or another environment: no checkout has it."""
+    """Returns whether an installer has put the engine into this or another environment: no checkout has it."""
     return not INSTALLED.isdisjoint(ENGINE.parts)
 
 

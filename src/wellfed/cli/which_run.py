@@ -6,12 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from wellfed import record
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import conclude
-from wellfed.record import RunRecord
+from wellfed.record import FILE_NAME, RunRecord
 from wellfed.units import show_text
 
 _TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
@@ -39,7 +38,8 @@ def read(folder: Path) -> RunRecord:
     try:
         found = RunRecord.read(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError.of(str(folder), f"can't be read: {problem_of(error)}", "Name another run.") from error
+        why = f"{FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else error
+        raise ConfigError.of(str(folder), f"can't be read: {why}", "Name another run.") from error
     for name in _TABLES:
         try:
             with (folder / name).open("rb") as stream:
@@ -50,8 +50,3 @@ def read(folder: Path) -> RunRecord:
             why = f"can't be read ({error.strerror or error}): what it tells is left out."
             print(show_text(f"{folder / name}: {why}"), file=sys.stderr)
     return found
-
-
-def problem_of(error: OSError | ValueError) -> str:
-    """Returns the reason why a record could not be read."""
-    return f"{record.FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else str(error)

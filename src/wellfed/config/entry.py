@@ -43,7 +43,7 @@ def main(
     expand: Expand | None = None,
     not_many: str = "",
 ) -> int:
-    """Run ``job`` on what the command line says; the exit code for ``sys.exit``.
+    """Runs ``job`` on what the command line says, and returns the exit code.
 
     A faulty configuration ends in one message on stderr and 2, before torch is imported and with nothing written;
     HYDRA_FULL_ERROR=1 adds the traceback. Hydra's flags keep their meaning; with ``-m`` the code is 0 if any job
@@ -67,12 +67,12 @@ def main(
         if foreign:
             raise ConfigError(_flag_faults(args, config_name, foreign))
         if args.experimental_rerun is not None:
-            raise ConfigError([Fault("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")])
+            raise ConfigError.of("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
             flags = "--run, --cfg, --multirun, --info, --shell-completion"
-            raise ConfigError([Fault("command line", f"only one of {flags} at a time.", "Leave the others out.")])
+            raise ConfigError.of("command line", f"only one of {flags} at a time.", "Leave the others out.")
         if args.multirun and not_many and not asks_help:
-            raise ConfigError([Fault("-m", not_many, "")])
+            raise ConfigError.of("-m", not_many, "")
         if args.multirun and not asks_help:
             return _multirun(args, config_name, job)
         if expand and not only_shows:
@@ -127,7 +127,7 @@ def _compose(args: Namespace, config_name: str) -> Composed[Any]:
     many = [f"{group}={composed.choices[group]}" for group in ("sweep", "search") if group in composed.choices]
     if many and not is_rank_of_trial:
         way_out = f"Add -m: {command('train')} -m {many[0]}"
-        raise ConfigError([Fault(many[0], "is for many runs, and this is one.", way_out)])
+        raise ConfigError.of(many[0], "is for many runs, and this is one.", way_out)
     return composed
 
 
@@ -143,12 +143,12 @@ def _show(args: Namespace, config_name: str) -> None:
             print(composed.yaml(resolve=args.resolve), end="")
             return
     elif args.resolve:
-        raise ConfigError([Fault("--resolve", "is for --cfg.", "Add --cfg job.")])
+        raise ConfigError.of("--resolve", "is for --cfg.", "Add --cfg job.")
     try:
         show(hydra, args, config_name)
     except COMPOSE_ERRORS as error:
         compose_raw(hydra, config_name, args.overrides)  # all faults, not Hydra's first
-        raise ConfigError([Fault("command line", f"{error}.", "See --hydra-help.")]) from error
+        raise ConfigError.of("command line", f"{error}.", "See --hydra-help.") from error
 
 
 def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:

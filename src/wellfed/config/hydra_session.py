@@ -63,7 +63,7 @@ def _schema(schema_type: type, base: type | None) -> DictConfig:
 
 
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:
-    """A Hydra over ``config_dir`` (None = the project's) in which ``extra_dirs`` are searched too, ours first.
+    """Returns a Hydra over ``config_dir`` (None = the project's) that also searches ``extra_dirs``, ours first.
 
     Leaves ``GlobalHydra`` alone, so it can be opened inside a multirun and beside another.
 

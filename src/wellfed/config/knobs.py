@@ -23,7 +23,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def is_free(name: str) -> bool:
-    """Whether it lies within one of the `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
+    """Returns whether a name lies within one of `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
     return name.startswith(tuple(f"{node}." for node in (*FREE_NODES, *OPEN_NODES)))
 
 
@@ -37,7 +37,7 @@ class Range:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a finite ``value`` lies within; NaN and infinity never do."""
+        """Returns whether a finite ``value`` lies within; NaN and infinity never do."""
         return (
             math.isfinite(value)
             and (self.at_least is None or value >= self.at_least)
@@ -47,7 +47,7 @@ class Range:
         )
 
     def legal_value(self, like: float) -> str:
-        """A value within, as it is typed: a whole number where ``like`` is one."""
+        """Returns a value within, as it is typed: a whole number where ``like`` is one."""
         if self.at_least is not None:
             return _limit(self.at_least)
         return _limit(1 if isinstance(like, int) or self.at_most is None else self.at_most)
@@ -142,7 +142,7 @@ class Knob:
 
 
 def without_none(annotation: Any) -> Any:
-    """``X`` of ``Optional[X]``."""
+    """Returns ``X`` of ``Optional[X]``."""
     if get_origin(annotation) is Union:
         inner = [arg for arg in get_args(annotation) if arg is not NoneType]
         return inner[0] if len(inner) == 1 else annotation
@@ -151,7 +151,7 @@ def without_none(annotation: Any) -> Any:
 
 @cache
 def entries(schema_type: type) -> Mapping[str, Knob]:
-    """Dotted name -> entry, groups before what is in them, in the schema's order."""
+    """Returns entries by dotted name, groups before what is in them, in the schema's order."""
 
     def walk(owner: type, prefix: str) -> Iterator[Knob]:
         annotations = get_type_hints(owner)
@@ -165,12 +165,12 @@ def entries(schema_type: type) -> Mapping[str, Knob]:
 
 
 def all_knobs(schema_type: type) -> list[str]:
-    """Dotted names of all knobs of a schema, without the groups."""
+    """Returns dotted names of all knobs of a schema, without the groups."""
     return [name for name, entry in entries(schema_type).items() if not entry.is_group]
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names as a reader counts them: 8gb before 16gb, numbers before words."""
+    """Returns names in natural order: 8gb before 16gb, numbers before words."""
     return sorted(
         names,
         key=lambda name: [
@@ -180,7 +180,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that a typo of ``name`` most likely meant; None where nothing is near."""
+    """Returns the candidate that a typo of ``name`` most likely meant; None if none is near."""
     options = list(candidates)
     same_case = {option.lower(): option for option in options}
     found = difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
@@ -191,7 +191,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest_knob(schema_type: type, dotted: str) -> str | None:
-    """The knob that a wrong dotted name most likely meant: near as a whole, or the same last word elsewhere."""
+    """Returns the knob that a wrong name most likely meant: near as a whole, or with the same last word elsewhere."""
     knobs = all_knobs(schema_type)
     group, _, name = dotted.rpartition(".")
     sibling = nearest(name, [knob.rpartition(".")[2] for knob in knobs if knob.rpartition(".")[0] == group])

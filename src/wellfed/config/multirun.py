@@ -81,7 +81,7 @@ class Multirun:
         return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
 
     def base(self) -> Composed[RunConfig]:
-        """Configuration that all points share; a point may differ in any knob but those of ``no_axes``.
+        """Returns the configuration that all points share; a point may differ in any knob but those of ``no_axes``.
 
         Raises:
             ConfigError: faults in knobs that no point can put right.
@@ -156,7 +156,7 @@ class Multirun:
         return repo
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
-        """The configuration of one point, which writes to ``folder``.
+        """Returns the configuration of one point, which writes to ``folder``.
 
         Raises:
             ConfigError: all its faults.

@@ -10,7 +10,7 @@ import pytest
 
 import wellfed
 from wellfed.cli.commands import completion
-from wellfed.cli.completion import candidates
+from wellfed.cli.commands.completion import candidates
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_workload(name: str, root: Path | None = None) -> list[Path]:
-    """The files of `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all or none.
+    """Writes `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all files or none.
 
     Args:
         root: of the project; None = this one.
@@ -89,7 +89,7 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
 
 
 def home_of_workloads(root: Path) -> str:
-    """The package that new workloads go to, beside the default one or below it: its code may be named by a yaml.
+    """Returns the package that new workloads go to: that of the default one, whose code a yaml may name.
 
     ``workloads`` for ``workloads.cats.model.Net`` of cats, and ``my_nets`` for ``my_nets.model.Net`` of my_nets.
 

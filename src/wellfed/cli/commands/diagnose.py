@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _is_file(asked: str) -> bool:
-    """Whether it is a file, or is called like one."""
+    """Returns whether it is a file, or is named like one."""
     try:
         return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
     except (OSError, ValueError):  # no path at all

@@ -111,7 +111,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
 
 
 def _fits(node: Any, key: Any, annotation: Any) -> bool:
-    """Whether a value is what the schema says: OmegaConf lets lists within lists by, and what is interpolated."""
+    """Returns whether a value is of its type: OmegaConf accepts lists within lists, and what is interpolated."""
     try:
         value = node[key]
     except OmegaConfBaseException:
@@ -138,7 +138,7 @@ def _why_unresolved(node: Any, key: Any) -> str:
 
 
 def absent_packages(config: RunConfig) -> Iterator[Fault]:
-    """A fault for each that is not there."""
+    """Yields a fault for each package that the configuration needs and that is not installed; imports none."""
     for name in LOGGERS:
         if getattr(config.logger, name) and not is_installed(name):
             way_out = f"Install it: {install(name)}; or leave out logger={name}."

@@ -34,7 +34,7 @@ from wellfed.errors import Fault
 def find_faults(
     loader: ConfigLoader, config_name: str, overrides: Sequence[str], cause: Exception | None, *, multirun: bool = False
 ) -> list[Fault]:
-    """All faults, those of the command line first and in its order.
+    """Returns all faults, those of the command line first and in its order.
 
     Args:
         loader: of the Hydra that failed.
@@ -130,7 +130,7 @@ class _Search:
         return cfg
 
     def _defaults_list(self) -> list[ResultDefault]:
-        """The chosen files, by the choices that go together; those that don't are told."""
+        """Returns the chosen files, by the choices that go together; tells of the others."""
         chosen = self._usable(choices=True)
         try:
             return chosen_files(self.repo, self.config_name, [parsed for _, parsed in chosen])
@@ -155,7 +155,7 @@ class _Search:
         return listed
 
     def _set_values(self, cfg: DictConfig) -> list[tuple[int, str]]:
-        """Set each value alone; returns new arguments of free nodes that lack a ``+``."""
+        """Sets each value alone; returns new arguments of free nodes that lack a ``+``."""
         added = []
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
@@ -173,7 +173,7 @@ class _Search:
         return added
 
     def _single_values(self) -> Iterator[tuple[int, Override]]:
-        """Each value to set, those of a multirun's axes one by one."""
+        """Yields each value to set, those of a multirun's axes one by one."""
         for index, parsed in self._usable(choices=False):
             if not parsed.is_sweep_override():
                 yield index, parsed
@@ -230,12 +230,12 @@ class _Search:
         self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self.names
 
     def _inside(self, name: str) -> set[str]:
-        """The knobs of a group, or the knob itself."""
+        """Returns the knobs of a group, or the knob itself."""
         return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}
 
 
 def _with_included(repo: ForgivingRepository, listed: Sequence[Any]) -> list[Any]:
-    """A list of defaults, and behind it those of the primary configs that it includes."""
+    """Returns a list of defaults, and behind it those of the primary configs that it includes."""
     found, seen = list(listed), {"_self_"}
     for one in found:  # which grows meanwhile
         if isinstance(one, ConfigDefault) and (path := str(one.path)) not in seen:
@@ -246,7 +246,7 @@ def _with_included(repo: ForgivingRepository, listed: Sequence[Any]) -> list[Any
 
 
 def _of_defaults(error: Exception) -> tuple[str, str]:
-    """(problem, way out) where Hydra can't make a list of files."""
+    """Returns problem and way out if Hydra can't make a list of files."""
     options = getattr(error, "options", None)
     lines = [line.strip() for line in str(error).split("Config search path")[0].splitlines() if line.strip()]
     way_out = f"There are: {', '.join(options)}." if options else " ".join(lines[1:3])[:300]

@@ -57,7 +57,7 @@ _FOREIGN = {
     "logger": "report_to loggers",
     "logger.project": "wandb_project project_name",
 }
-"""What to type here -> last words of the foreign names for it."""
+"""Knobs to type -> the last words of foreign names for them."""
 NAMES: Mapping[str, tuple[str, ...]] = {
     name: tuple(ours.split()) for ours, names in _FOREIGN.items() for name in names.split()
 }

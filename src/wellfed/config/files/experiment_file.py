@@ -20,7 +20,7 @@ _OF_ONE_RUN = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 
 
 def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
-    """Where an experiment of that name is written.
+    """Returns the file that an experiment of that name is written to.
 
     Raises:
         ConfigError: the name will not do, or a file is there already and may not be replaced.
@@ -41,7 +41,7 @@ def write_experiment(
     replaces: bool = False,
     config_dir: Path | None = None,
 ) -> Path:
-    """``experiment/<name>.yaml``, with which the same configuration composes, and the planned values are set.
+    """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the planned values.
 
     Args:
         planned: by dotted knob.

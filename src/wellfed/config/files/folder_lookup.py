@@ -69,7 +69,7 @@ class FolderKind:
         return ""
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder is one, or may be one: it is closed to us."""
+        """Returns whether a folder is one, or may be one because it can't be read."""
         try:
             return (folder / self.marker).is_file()
         except PermissionError:

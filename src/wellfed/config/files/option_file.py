@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.units import show_text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -26,19 +26,18 @@ class Value(NamedTuple):
 
 
 def is_read_as_value(name: str) -> bool:
-    """Whether yaml or Hydra takes the word for something else than a name."""
+    """Returns whether yaml or Hydra takes the word for something else than a name."""
     return name.lower() in _READ_AS_VALUES
 
 
 def in_ascii(text: str) -> str:
-    """Its letters and digits in ASCII, joined by '_'; an accent goes, its letter stays."""
+    """Returns the letters and digits of a text in ASCII, joined by '_'; an accent goes, its letter stays."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[\W_]+", "_", letters).strip("_")
 
 
 def check_name(name: str, flag: str) -> None:
-    """Refuse what Hydra or yaml would read as something else than a name; ``flag``: with which it was typed, as
-    ``--name`` or ``tune.name=``.
+    """Refuses what Hydra or yaml would not read as a name; ``flag``: as it was typed, ``--name`` or ``tune.name=``.
 
     Raises:
         ConfigError: with a name that would do.
@@ -47,21 +46,21 @@ def check_name(name: str, flag: str) -> None:
         rule = "letters, digits, '_' and '-', not first a digit, no word of yaml."
         way_out = f"Write {typed(flag, 'my_' + (in_ascii(name) or 'plan'))}."
         problem = f"becomes the name of a file and an option: {rule}"
-        raise ConfigError([Fault(typed(flag, name), problem, way_out)])
+        raise ConfigError.of(typed(flag, name), problem, way_out)
 
 
 def typed(flag: str, name: str) -> str:
-    """``--name mine``, ``tune.name=mine``."""
+    """Returns a flag with its value, as ``--name mine`` or ``tune.name=mine``."""
     return f"{flag}{name}" if flag.endswith("=") else f"{flag} {name}"
 
 
 def comment_lines(text: str) -> list[str]:
-    """A heading, each of its lines a comment."""
+    """Returns a heading, each of its lines a comment."""
     return [f"# {line}".rstrip() for line in show_text(text).splitlines()]
 
 
 def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A tree whose leaves are `Value`, each with its reason above it."""
+    """Yields the lines of a tree whose leaves are `Value`, each with its reason above it."""
     for key, entry in tree.items():
         if isinstance(entry, Value):
             yield f"{indent}# {' '.join(show_text(entry.because).split())}"
@@ -73,7 +72,7 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
-    """All of them or none: what was there stays until all are written.
+    """Writes all files or none: the old ones stay until all are written.
 
     Raises:
         ConfigError: one can't be written, told with what was ``asked``; every file is then as it was.
@@ -96,4 +95,4 @@ def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
         for path, old in before.items():
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True) if old is None else path.write_bytes(old)
-        raise ConfigError([Fault(asked, f"{at} can't be written: {error.strerror or error}.", way_out)]) from error
+        raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
