@@ -92,20 +92,11 @@ class Multirun:
                 raise ConfigError(faults)
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
 
-    def axes(self) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-        """Axis -> values, none twice, and the overrides that all points share; all as typed.
-
-        Raises:
-            ConfigError: an axis that is none or has no end, or an option that no file has.
-        """
-        varied, fixed = self.varied(may_be_interval=False)
-        return {axis: each.values for axis, each in varied.items()}, fixed
-
-    def varied(self, *, may_be_interval: bool) -> tuple[dict[str, Varied], tuple[str, ...]]:
+    def varied(self, *, may_be_interval: bool = False) -> tuple[dict[str, Varied], tuple[str, ...]]:
         """Returns the values of each knob or group that varies, and the overrides that all points share; all as typed.
 
         Raises:
-            ConfigError: as `axes`, which takes no interval.
+            ConfigError: an axis that is none or has no end, an interval that may not be one, or an unknown option.
         """
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]

@@ -171,14 +171,15 @@ def test_what_stops_in_the_middle_leaves_nothing(
     project: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, last: int
 ):
     written: list[Path] = []
+    real = Path.replace
 
-    def write(path: Path, text: str) -> None:
-        path.write_text(text[: len(text) // 2])
-        written.append(path)
+    def replace(path: Path, target: Path) -> Path:
+        written.append(target)
         if len(written) > last:
             raise error
+        return real(path, target)
 
-    monkeypatch.setattr(add, "_write", write)
+    monkeypatch.setattr(Path, "replace", replace)
     with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
         add.write_workload("mine")
     if isinstance(error, OSError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
+import shutil
 import unicodedata
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,27 +73,32 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
-    """Writes all files or none: the old ones stay until all are written.
+    """Writes all files, in order, or none: if anything stops it, the old files stay and no new folder is left.
 
     Raises:
-        ConfigError: one can't be written, told with what was ``asked``; every file is then as it was.
+        ConfigError: a file can't be written, told with what was ``asked``.
     """
-    temporary = {path: path.with_suffix(".yaml.tmp") for path in texts}
-    before: dict[Path, bytes | None] = {}
     at = Path()
-    try:
-        for at, text in texts.items():
-            at.parent.mkdir(exist_ok=True)
-            temporary[at].write_text(text, encoding="utf-8")
-        for at in texts:
-            content = at.read_bytes() if at.exists() else None
-            temporary[at].replace(at)
-            before[at] = content
-    except OSError as error:
-        for path in texts:
-            with contextlib.suppress(OSError):
-                temporary[path].unlink(missing_ok=True)
-        for path, old in before.items():
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True) if old is None else path.write_bytes(old)
-        raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
+    with ExitStack() as undo:
+        try:
+            for at, text in texts.items():
+                if not at.parent.exists():
+                    at.parent.mkdir(parents=True)
+                    undo.callback(shutil.rmtree, at.parent, ignore_errors=True)
+                undo.callback(_put_back, _temporary(at), None)
+                _temporary(at).write_text(text, encoding="utf-8")
+            for at in texts:
+                undo.callback(_put_back, at, at.read_bytes() if at.exists() else None)
+                _temporary(at).replace(at)
+        except OSError as error:
+            raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
+        undo.pop_all()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp")
+
+
+def _put_back(path: Path, content: bytes | None) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
