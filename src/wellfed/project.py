@@ -67,20 +67,12 @@ def two_named() -> str | None:
 
 
 def configs() -> Path:
-    """Returns the project's folder of configurations.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Returns the project's folder of configurations; raises as `root`."""
     return root() / _MARK.parent
 
 
 def sources() -> Path:
-    """Returns the folder of the project's own packages.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Returns the folder of the project's own packages; raises as `root`."""
     return root() / "src"
 
 
@@ -145,20 +137,12 @@ def _installed_engine() -> tuple[Path, str] | None:
 
 
 def import_paths() -> list[Path]:
-    """Returns what another process of this environment must have on its path, the project's packages first.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Returns what another process must have on its path, the project's packages first; raises as `root`."""
     return list(dict.fromkeys([sources(), *([] if is_engine_installed() else [ENGINE.parent])]))
 
 
 def source_digest() -> str:
-    """Identifies all Python files that a run may execute: the project's packages and the engine.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Identifies all Python files that a run may execute, the project's and the engine's; raises as `root`."""
     digest = hashlib.sha256()
     for folder in dict.fromkeys([sources().resolve(), ENGINE]):
         for path in sorted(folder.rglob("*.py")):

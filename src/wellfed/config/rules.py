@@ -105,11 +105,10 @@ def own_loader(config: RunConfig) -> Iterator[Fault]:
     loader = config.loader
     if loader.backend is not Backend.own:
         return
-    asked = [loader.num_workers, loader.prefetch_factor, loader.persistent_workers, loader.pin_memory, loader.timeout_s]
     names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
     problem = "has no effect with loader.backend=own, which leaves the DataLoader as it came."
-    for name, value in zip(names, [*asked, loader.worker_threads], strict=True):
-        if value is not None:
+    for name in names:
+        if (value := getattr(loader, name)) is not None:
             yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"Set loader.{name}=null, or loader=auto.")
     for name, left_out in (("skip_ids", loader.skip_ids), ("max_skipped", loader.max_skipped)):
         if left_out:
@@ -314,20 +313,6 @@ def packages(config: RunConfig) -> Iterator[Fault]:
 
 
 RULES: tuple[Rule, ...] = (
-    workers,
-    needs_workers,
-    own_loader,
-    batch_split,
-    encoder,
-    stages,
-    step_down,
-    length,
-    schedule,
-    callback_names,
-    strategy,
-    best,
-    continuing,
-    pruning,
-    folder_name,
-    packages,
-)
+    workers, needs_workers, own_loader, batch_split, encoder, stages, step_down, length, schedule, callback_names,
+    strategy, best, continuing, pruning, folder_name, packages,
+)  # fmt: skip
