@@ -128,8 +128,10 @@ class ConfigError(WellfedError):
 
 
 class DoesNotFit(ConfigError):
-    """A training that is predicted to need more memory than its budget. Where something is asked about it (a plan, a
-    sweep) it is an answer as any other fault; a run that was to train ends as one that ran out of memory."""
+    """A training that is predicted to need more memory than its budget.
+
+    A plan or a sweep reports it as any other fault; a run that was to train ends as one that ran out of memory.
+    """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__(faults)

@@ -38,7 +38,7 @@ def fork() -> int:
 def held_signals() -> Iterator[Callable[[], None]]:
     """Holds signals back around a fork: in the child they would run this process's handlers.
 
-    The child calls what this hands out when it has; here they are let through at the end.
+    The child calls the function that this yields once it has its own handlers; here they are let through at the end.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
@@ -105,7 +105,7 @@ EXIT_TIME_LIMIT = exit_code_of(getattr(signal, "SIGUSR1", 0))
 
 
 class Stopped(BaseException):
-    """The run was asked to stop. Not an Exception: nothing on the way may swallow it."""
+    """A request to stop the run. Not an Exception: nothing on the way may swallow it."""
 
     def __init__(self, signum: int, *, is_of_all: bool = False) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -131,7 +131,7 @@ class StopRequest:
     def listening(self) -> Iterator[StopRequest]:
         """Catches the signals inside, and restores what was there before outside.
 
-        A run that was stopped and has written its record ends now: another signal on its last metres is ignored.
+        A run that was stopped and has written its record ends now: further signals are ignored.
         """
         before = {number: signal.getsignal(number) for number in STOPS}
         self.install()

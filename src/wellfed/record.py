@@ -44,7 +44,7 @@ EventKind = Literal[
 
 
 class OnEvent(Protocol):
-    """Where events of a run go."""
+    """A function that events of a run are passed to."""
 
     def __call__(self, kind: EventKind, **facts: Any) -> None:
         """Records an event that a reader of the figures must know; ``step=`` if it is not the run's latest."""
@@ -70,7 +70,7 @@ class GitState(TypedDict):
     diff: str
     """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
     digest: NotRequired[str]
-    """Tells two uncommitted changes apart, whatever ``diff`` shows of them; empty without one."""
+    """Digest of the uncommitted change as a whole, also if ``diff`` is masked or cut; empty without one."""
 
 
 class EngineState(TypedDict):
@@ -86,7 +86,7 @@ class EngineState(TypedDict):
 
 
 class WandbEntry(TypedDict):
-    """Where wandb has the run."""
+    """The run in wandb."""
 
     id: str
     mode: str
@@ -96,7 +96,7 @@ class WandbEntry(TypedDict):
 
 
 class MlflowEntry(TypedDict):
-    """Where mlflow has the run."""
+    """The run in mlflow."""
 
     run_id: str
     uri: str
@@ -107,9 +107,9 @@ class LaunchEntry(TypedDict):
 
     by: Literal["torchrun", "srun"]
     job: str | None
-    """The same when it is started again; None: it has no name of its own."""
+    """Name of the job, the same when it is started again; None: it has none."""
     attempt: int
-    """How often it was started before."""
+    """Times that it was started before."""
 
 
 class MachineEntry(TypedDict, total=False):
@@ -175,7 +175,7 @@ class TimeEntry(TypedDict):
     step_ms_p50: float
     step_ms_p95: float
     launch_ms_p50: float | None
-    """How long the host took to launch forward, backward and optimizer; None on a CPU."""
+    """Time that the host took to launch forward, backward and optimizer; None on a CPU."""
 
 
 class StartEntry(TypedDict, total=False):
@@ -190,7 +190,7 @@ class StartEntry(TypedDict, total=False):
 
 
 class PhaseEntry(TypedDict):
-    """How long a run was in a phase, and how often it came to it."""
+    """Time of a run in a phase, and how often it came to it."""
 
     total_s: float
     times: int
@@ -282,7 +282,7 @@ class BusyThreadEntry(TypedDict):
 
 
 class ProcessEntry(TypedDict):
-    """How the training process computes."""
+    """Threads and parameters of the training process."""
 
     torch_threads: int
     """Threads of one operation of torch on the CPU."""
@@ -307,7 +307,7 @@ class OperationEntry(TypedDict):
 
     name: str
     calls: int
-    """In all of these steps. By time on a device: kernels and copies that it launched."""
+    """Number in all of these steps. By time on a device: kernels and copies that it launched."""
     ms_per_step: float
     """On a device: of these kernels and copies. On the CPU: without what was called within it."""
     share_frac: float
@@ -383,7 +383,7 @@ class RunRecord:
     host_name: str = ""
     boot_id: str = ""
     process_start: int | None = None
-    """When the process started, in clock ticks since boot; None where the system does not say."""
+    """Start of the process, in clock ticks since boot; None if the system does not say."""
     launch: LaunchEntry | None = None
     """None: this process was started alone."""
     git: GitState | None = None
@@ -414,7 +414,7 @@ class RunRecord:
     process: ProcessEntry | None = None
     """None: training did not come to its end."""
     synchronisations: list[SynchronisationEntry] | None = None
-    """None: nobody looked, as on a CPU."""
+    """None: not looked for, as on a CPU."""
     profile: ProfileEntry | None = None
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -28,9 +28,9 @@ class Command:
     name: str
     summary: str
     composes: bool = True
-    """Its words are a run's configuration, or make one; else no fault of it is in a configuration."""
+    """Whether its words are a run's configuration, or make one."""
     stands_for: tuple[str, ...] = ()
-    """The words that its name is short for; the last is left out where another of its group is typed."""
+    """Words that its name is short for; the last is left out if another option of its group is typed."""
 
 
 COMMANDS = (

@@ -22,7 +22,7 @@ def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:
     parser.add_argument("--log-dir", default=PathsConfig.log_dir, help=help_text)
 
 
-def judged(folder: Path) -> Evidence:
+def evidence_of(folder: Path) -> Evidence:
     """Returns what a run folder shows, with its findings; raises as `read` does."""
     evidence = Evidence.of(read(folder), folder)
     conclude(evidence)

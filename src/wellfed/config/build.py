@@ -18,7 +18,7 @@ PARTIAL = "_partial_"
 
 
 class NotThere(ImportError):
-    """A module or class without the name that is asked of it; ``names`` are the public names that it has."""
+    """A module or class lacks a name; ``names`` are the public names that it has."""
 
     def __init__(self, owner: str, found: Any, name: str) -> None:
         super().__init__(f"{owner} has no {name}", name=name)

@@ -39,9 +39,9 @@ class Composed(Generic[C]):
     overrides: tuple[str, ...]
     """Overrides as typed, in order, without ``hydra.*``."""
     secrets: frozenset[str]
-    """The values that are masked: another process has to `learn` them before it writes any text."""
+    """Values that are masked: another process has to `learn` them before it writes any text."""
     run_dir: Path | None
-    """Where the run was told to write: ``hydra.run.dir`` as typed, or the job's folder of a multirun. None = choose."""
+    """Folder to write to: ``hydra.run.dir`` as typed, or the job's folder of a multirun. None = choose one."""
     _unresolved: DictConfig = field(repr=False, compare=False)
     _hydra: DictConfig = field(repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""Holds everything that is taken from ``hydra._internal``: what a new version of Hydra may break stands here.
+"""Holds everything that is taken from ``hydra._internal``: a new version of Hydra may break this file.
 
 ``tests/config/test_hydra_internals.py`` runs it on the lowest and the highest version that pyproject.toml allows.
 """

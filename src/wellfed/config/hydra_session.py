@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import version
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, FloatNode, IntegerNode, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed import project
 from wellfed.config.hydra_internals import Hydra, hydra_over
-from wellfed.config.knobs import OPEN_NODES
+from wellfed.config.knobs import OPEN_NODES, entries
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
-from wellfed.config.times import read_times
 from wellfed.errors import ConfigError
+from wellfed.units import seconds_of
 
 COMPOSE_ERRORS = (
     HydraException,
@@ -79,3 +80,57 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
         if not Path(extra_dir).is_dir():
             raise ConfigError.of(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")
     return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)
+
+
+def read_times(schema: DictConfig, schema_type: type) -> None:
+    """Lets knobs that are lengths of time be typed as ``90s``, ``5min`` or ``2h``; their values stay numbers.
+
+    A knob is one by its name: ``_s`` holds seconds, ``_minutes`` minutes, the unit of numbers without one. Nodes read
+    times wherever values come from: files, overrides, axes.
+    """
+    for name, knob in entries(schema_type).items():
+        if knob.unit_s is None:
+            continue
+        group, _, key = name.rpartition(".")
+        owner = OmegaConf.select(schema, group)
+        if owner is not None:
+            node = _TimeInt() if knob.type is int else _TimeFloat()
+            node.take_over(owner._get_node(key), knob.unit_s)
+            owner.__dict__["_content"][key] = node
+
+
+class _Time(ValueNode):
+    """A node that holds a number in a unit of time."""
+
+    _unit_s: float
+
+    def take_over(self, node: ValueNode, unit_s: float) -> None:
+        """Takes the place of a node: its value, name, parent and type."""
+        node._deepcopy_impl(self, {})
+        self.__dict__["_unit_s"] = unit_s
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make: Any = type(self)
+        copied = make()
+        copied.take_over(self, self._unit_s)
+        return copied
+
+    def _number(self, value: Any) -> Any:
+        """Returns a time as a number in this knob's unit; anything else as it is, for the node's own check."""
+        if not isinstance(value, str) or not value.rstrip()[-1:].isalpha():
+            return value
+        try:
+            number = seconds_of(value) / self._unit_s
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() else number
+
+
+class _TimeFloat(_Time, FloatNode):
+    def _validate_and_convert_impl(self, value: Any) -> float:
+        return super()._validate_and_convert_impl(self._number(value))
+
+
+class _TimeInt(_Time, IntegerNode):
+    def _validate_and_convert_impl(self, value: Any) -> int:
+        return super()._validate_and_convert_impl(self._number(value))

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
-"""Where any argument may be written; ``faults.target_faults`` holds these against the signature of their `_target_`."""
+"""Nodes with any arguments; ``faults.target_faults`` checks these against the signature of their `_target_`."""
 OPEN_NODES = ("workload.schedule",)
 """Groups of knobs in which a `_target_` with any argument may stand as well."""
 
@@ -191,9 +191,11 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest_knob(schema_type: type, dotted: str) -> str | None:
-    """Returns the knob that a wrong name most likely meant: near as a whole, or with the same last word elsewhere."""
+    """Returns the knob or group that a wrong name most likely meant: near as a whole, or with the same last word."""
     knobs = all_knobs(schema_type)
     group, _, name = dotted.rpartition(".")
+    if not group and (near_group := nearest(name, [entry.name for entry in fields(schema_type)])):
+        return near_group
     sibling = nearest(name, [knob.rpartition(".")[2] for knob in knobs if knob.rpartition(".")[0] == group])
     if sibling and group:
         return f"{group}.{sibling}"

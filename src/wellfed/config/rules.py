@@ -93,11 +93,9 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
     else:
         return
     problem = f"has no effect without worker processes ({without})."
-    if loader.prefetch_factor is not None:
-        where = f"loader.prefetch_factor={loader.prefetch_factor}"
-        yield Fault(where, problem, f"{way_out}, or loader.prefetch_factor=null.")
-    if loader.persistent_workers:
-        yield Fault("loader.persistent_workers=true", problem, f"{way_out}, or loader.persistent_workers=null.")
+    for name in ("prefetch_factor", "persistent_workers"):
+        if value := getattr(loader, name):
+            yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"{way_out}, or loader.{name}=null.")
 
 
 def own_loader(config: RunConfig) -> Iterator[Fault]:

@@ -26,7 +26,7 @@ FOOTPRINT = "footprint.json"
 _ONE_FILE = (FOOTPRINT, remembered.FILE_NAME)
 """Files that are written and read in one go, so no process keeps them in use."""
 _SHOWN = 10
-"""Entries of a kind, unless it is asked for."""
+"""Most entries of a kind that are shown, unless the kind is named."""
 _DAY_S = 24 * 3600
 
 
@@ -40,7 +40,7 @@ class CacheEntry:
     age_s: float
     made_of: str
     in_use: bool
-    """Whether a living process has asked for it or builds it."""
+    """Whether a living process uses or builds it."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.cli.answer import Answer
-from wellfed.cli.which_run import add_log_dir, judged
+from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.run is not None and _is_file(asked.run):
         return _curves(Path(asked.run), as_json=asked.json)
     folder = find(asked.run, Path(asked.log_dir), RUN)
-    found, terminal = judged(folder).record, Answer()
+    found, terminal = evidence_of(folder).record, Answer()
     if asked.json:
         terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK

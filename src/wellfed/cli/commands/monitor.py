@@ -28,9 +28,9 @@ from wellfed.units import counted, seconds_of
 SHORTEST_S = 0.1
 """Shortest seconds between readings, the same as telemetry.interval_s allows."""
 FIRST_S = 0.3
-"""Until the table is first shown."""
+"""Seconds until the table is first shown."""
 PATIENCE_S = 1.0
-"""A driver that takes longer to wake its cards is a word worth."""
+"""Seconds to wait for a driver to wake its cards before that is said."""
 MOST_S = 1.0
 """Longest seconds until an event is shown."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from wellfed.cli.answer import Answer
-from wellfed.cli.which_run import add_log_dir, judged
+from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     folders = [find(name, log_dir, RUN) for name in asked.runs or [None]]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError.of(asked.runs[1], "is the same run.", "Name another one to compare it with.")
-    found = [judged(folder) for folder in folders]
+    found = [evidence_of(folder) for folder in folders]
     terminal = Answer(width=width())
     if len(found) == 2:
         both = Comparison(*found)

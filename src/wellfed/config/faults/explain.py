@@ -36,15 +36,6 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
 
 
-def suggestion(schema_type: type, dotted: str) -> str | None:
-    """Returns the existing knob or group that a wrong name most likely meant."""
-    if "." not in dotted:
-        near_group = nearest(dotted, [entry.name for entry in fields(schema_type)])
-        if near_group:
-            return near_group
-    return nearest_knob(schema_type, dotted)
-
-
 def explain_delete(schema_type: type, dotted: str) -> tuple[str, str]:
     """Returns problem and way out for ``~knob``."""
     knob = entries(schema_type).get(dotted)
@@ -55,7 +46,7 @@ def explain_delete(schema_type: type, dotted: str) -> tuple[str, str]:
 
 
 def _where_instead(schema_type: type, dotted: str) -> str:
-    near = suggestion(schema_type, dotted)
+    near = nearest_knob(schema_type, dotted)
     if near:
         return f"Did you mean {near}?"
     group = dotted.rpartition(".")[0]

@@ -1,7 +1,7 @@
 """Finds every fault of a configuration that did not compose. Runs only on failure.
 
 Hydra stops at its first. So: read each override alone, hold the choices against the files, compose those that are
-right, then set each value alone on that base, and last judge what came out (`examine`).
+right, then set each value alone on that base, and last check the result (`examine`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from wellfed import project
 from wellfed.command_line import command
 from wellfed.config.faults.examine import examine
-from wellfed.config.faults.explain import explain, explain_delete, suggestion
+from wellfed.config.faults.explain import explain, explain_delete
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.other_names import ours_for
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS
-from wellfed.config.knobs import all_knobs, entries, is_free
+from wellfed.config.knobs import all_knobs, entries, is_free, nearest_knob
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import Fault
 
@@ -57,7 +57,7 @@ def find_faults(
 
 
 class _Search:
-    """One hunt for faults; the steps of `run`, in order, fill ``told``, ``from_files`` and ``doubted``."""
+    """A search for faults; the steps of `run`, in order, fill ``told``, ``from_files`` and ``doubted``."""
 
     def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
@@ -75,7 +75,7 @@ class _Search:
         """Index of the override, and what is wrong with it."""
         self.from_files: list[Fault] = []
         self.doubted: set[str] = set()
-        """Knobs whose value is not what the user meant: rules about them would tell what is not so."""
+        """Knobs whose value is not what the user meant: rules about them would report faults that are none."""
 
     def run(self) -> list[Fault]:
         self._check_choices()
@@ -191,7 +191,7 @@ class _Search:
                 ours, note = "", f"It is a knob of {command('tune')}: write it there."
             if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
                 note = f"It must be {knob.must_be}. {note}".rstrip()
-        near = suggestion(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
+        near = nearest_knob(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
         meant = ours.partition("=")[0].lstrip("+") or near
         if parsed.is_delete():
             problem, way_out = explain_delete(self.schema, dotted)

@@ -38,7 +38,7 @@ class Typed:
     text: str
     parsed: Override | None
     fault: Fault | None
-    """Why it can't be read, or can't be used whatever the files say."""
+    """Reason why it can't be read, or can't be used with any files; None = no such reason."""
 
 
 def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLoader | None = None) -> list[Typed]:

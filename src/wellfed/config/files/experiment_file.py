@@ -14,7 +14,7 @@ from wellfed.masking import SECRET_SHOWN
 from wellfed.record import filled_in
 
 _NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
-"""Groups that an experiment does not fix: what the first two set stands among the values."""
+"""Groups that an experiment does not fix; the settings of the first two are written as values."""
 _OF_ONE_RUN = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 """Knobs that say nothing about how a run is fed."""
 

@@ -23,7 +23,7 @@ from wellfed.units import show_text
 LAST = "last"
 """Stands for the newest."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
-"""Begins the name of a folder that nobody has named."""
+"""Beginning of the name of a folder that the user has not named."""
 _LISTED = 12
 """Most folders that a message lists."""
 
@@ -33,11 +33,11 @@ class FolderKind:
     """A kind of folder to look up: runs, sweeps or searches."""
 
     noun: str
-    """In the singular; its `plural` is the folder that holds them."""
+    """Singular; its `plural` is the folder that holds them."""
     marker: str
     """A file that each has."""
     first_command: str
-    """Makes one."""
+    """Command that makes one."""
 
     @property
     def plural(self) -> str:
