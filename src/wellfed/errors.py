@@ -264,13 +264,9 @@ def shortened(error: BaseException, where_whole: str) -> str:
 def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
     """Yields a traceback, those of its causes, and those of a group's exceptions."""
     yield shown
-    for other in (
-        shown.__cause__,
-        None if shown.__suppress_context__ else shown.__context__,
-        *(shown.exceptions or ()),
-    ):
-        if other is not None:
-            yield from _chain(other)
+    context = None if shown.__suppress_context__ else shown.__context__
+    for other in filter(None, (shown.__cause__, context, *(shown.exceptions or ()))):
+        yield from _chain(other)
 
 
 def _cut(shown: traceback.TracebackException) -> int:

@@ -576,9 +576,7 @@ def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]
     return members
 
 
-@cache  # a table lists a thousand records
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)  # a table lists a thousand records
 
 
 @cache

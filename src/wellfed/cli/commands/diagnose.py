@@ -4,6 +4,7 @@ diagnose RUN``)."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,10 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _is_file(asked: str) -> bool:
     """Returns whether it is a file, or is named like one."""
-    try:
-        return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
-    except (OSError, ValueError):  # no path at all
-        return False
+    return os.path.isfile(asked) or (asked.lower().endswith(".csv") and not os.path.isdir(asked))
 
 
 def _curves(path: Path, *, as_json: bool) -> int:
