@@ -238,6 +238,6 @@ def test_a_file_of_ones_own_and_one_that_is_damaged(beside: tuple[Path, dict[str
     (cwd / "my.csv").write_text("\n".join([*lines, "5,wide,a"]))
     done = run("train.py", *words, f"paths.log_dir={cwd / 'other'}", cwd=cwd, **found)
     assert done.code == 2
-    assert "my.csv, line 42, column width: 'wide' is no finite number." in done.err
+    assert "my.csv, line 42: column width: 'wide' is no finite number." in done.err
     assert "Traceback" not in done.text
     assert not list((cwd / "other").rglob("run.json"))
