@@ -66,8 +66,9 @@ goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md a
 	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/plan
 	@echo 'Now read what changed: git diff'
 
-check: $(TESTS) ## format, lint, types, layers, workflows: changes nothing
+check: $(TESTS) ## format, lint, types, layers, docstrings, workflows: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports \
+	  "python tools/docstrings.py src" \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }

@@ -26,7 +26,7 @@ from write_record import write_record
 
 from wellfed.observe.hardware.detect import machine
 from wellfed.record import git_state
-from wellfed.study.sweep import ledger
+from wellfed.study import ledger
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = (

@@ -38,12 +38,12 @@ from before_after import machine as device  # noqa: E402
 from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.study.sweep import ledger  # noqa: E402
-from wellfed.study.sweep.grid import SweepFile  # noqa: E402
-from wellfed.study.sweep.objective import SAMPLES_PER_S  # noqa: E402
-from wellfed.study.sweep.ranking import leaderboard  # noqa: E402
-from wellfed.study.tune.gain import gain_in_turns  # noqa: E402
-from wellfed.study.tune.tune_trial import typed_behind  # noqa: E402
+from wellfed.study import ledger  # noqa: E402
+from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
+from wellfed.study.points.guided.gain import gain_in_turns  # noqa: E402
+from wellfed.study.points.guided.tune_trial import typed_behind  # noqa: E402
+from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
+from wellfed.study.study_files import SweepFile  # noqa: E402
 
 LEAST_OF_BEST, MOST_OF_TIME = 0.95, 0.3
 """What is asked of tune: so much of the grid's best rate, in so much of its trial time."""

@@ -29,10 +29,11 @@ from wellfed.explain.report.run_sections import sections
 from wellfed.observe.loggers.journal import MOST_OF_A_KIND, Journal
 from wellfed.record import FILE_NAME, RunRecord
 from wellfed.run.folder.resume import find_latest
-from wellfed.study.sweep import folders, ledger
-from wellfed.study.sweep.leaderboard_files import to_csv
-from wellfed.study.sweep.leaderboard_files import to_markdown as board_markdown
-from wellfed.study.sweep.ranking import leaderboard
+from wellfed.study import ledger
+from wellfed.study.board.files import to_csv
+from wellfed.study.board.files import to_markdown as board_markdown
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.study_files import load
 
 HOSTILE = [
     *(None, "", "x", "=1+1", -1, 0, True, 3.5, 1e308, 10**30, float("nan"), float("inf")),
@@ -236,7 +237,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(folder: Path) -> None:
-    board = leaderboard(*folders.load(folder))
+    board = leaderboard(*load(folder))
     assert to_csv(board)
     assert board_markdown(board)
     assert board.to_dict()

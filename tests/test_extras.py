@@ -123,7 +123,7 @@ for name in {names}:
         print(name, error.name)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["wellfed.study.search.study", "optuna"], done.stderr
+    assert done.stdout.split() == ["wellfed.study.points.optuna_study", "optuna"], done.stderr
 
 
 def test_a_package_is_looked_for_without_importing_it(monkeypatch: pytest.MonkeyPatch):

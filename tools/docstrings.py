@@ -2,8 +2,8 @@
 
     python tools/docstrings.py src
 
-A docstring opens with a verb in the third person, or with a noun phrase that names the thing. Modules, classes, functions
-and constants (a string below an assignment) are checked.
+A docstring opens with a verb in the third person, or with a noun phrase that names the thing. Modules, classes,
+functions and constants (a string below an assignment) are checked.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import yaml
 
 from benchmarks import tune
 from benchmarks.tune import Bench, Case
-from wellfed.study.sweep import ledger
-from wellfed.study.sweep.ledger import Row
+from wellfed.study import ledger
+from wellfed.study.row import Row
 
 
 def test_both_are_first_in_every_other_round_and_rates_stay_with_their_own(

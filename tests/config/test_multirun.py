@@ -16,7 +16,7 @@ from wellfed import project
 from wellfed.config.hydra_session import open_hydra
 from wellfed.config.multirun import Multirun
 from wellfed.errors import ConfigError
-from wellfed.study.sweep.grid import OF_THE_SWEEP, Grid, group_of
+from wellfed.study.points.grid import OF_THE_SWEEP, Grid, group_of
 
 TRAIN = project.sources() / "train.py"
 

@@ -19,14 +19,14 @@ from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import left_in, started, until
 from tests.fake_cuda.machine import FakeCuda
 from wellfed.process import MAY_FORK
-from wellfed.study.search.curves import read_curve
-from wellfed.study.search.search_rows import SearchRow
-from wellfed.study.sweep import ledger
+from wellfed.study import ledger
+from wellfed.study.learning_curve import read_curve
+from wellfed.study.row import Row
 
 pytest.importorskip("optuna")
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
 PLANTED = ROOT / "tests" / "study" / "search" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 TOP = "workload.model.top"
 FAULT = "workload.model.fault"
 OPTUNA = ("search=optuna", f"{TOP}=interval(0.1,0.9)")
@@ -40,10 +40,10 @@ class Searched:
     folder: Path
 
     @property
-    def rows(self) -> list[SearchRow]:
-        return list(ledger.read_rows(self.folder, SearchRow).rows)
+    def rows(self) -> list[Row]:
+        return list(ledger.read(self.folder).rows)
 
-    def row(self, override: str) -> SearchRow:
+    def row(self, override: str) -> Row:
         """The one that has it."""
         (found,) = [row for row in self.rows if override in row.overrides]
         return found
@@ -179,8 +179,8 @@ def test_after_kill_9_the_same_command_completes_the_table(tmp_path: Path) -> No
     asked = (*OPTUNA, "search.max_trials=7", "trainer.max_epochs=4", "workload.model.pause_s=0.02")
     folder = tmp_path / "logs" / "planted" / "searches" / "optuna"
 
-    def rows() -> list[SearchRow]:
-        return list(ledger.read_rows(folder, SearchRow).rows) if folder.exists() else []
+    def rows() -> list[Row]:
+        return list(ledger.read(folder).rows) if folder.exists() else []
 
     with searching(tmp_path, *asked) as process:
         until(lambda: len(rows()) >= 2, process)
@@ -350,12 +350,12 @@ def test_no_trial_begins_when_the_minutes_are_over(tmp_path: Path) -> None:
 
 def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda) -> None:
     cards = fake_cuda.environment(cards=2, mib=8192)
-    cards["PYTHONPATH"] = os.pathsep.join([str(PLANTED), cards["PYTHONPATH"]])
+    cards["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "kit"), cards["PYTHONPATH"]])
     slow = ("trainer.max_epochs=4", "workload.model.pause_s=0.1", "search.max_trials=6")
     done = run("train.py", "-m", *fixed(tmp_path), *OPTUNA, *slow, cwd=tmp_path, **cards)
     assert done.code == 0, done.text
     folder = tmp_path / "logs" / "planted" / "searches" / "optuna"
-    rows = list(ledger.read_rows(folder, SearchRow).rows)
+    rows = list(ledger.read(folder).rows)
     assert sorted(row.trial for row in rows) == list(range(6))
     assert [row.status for row in rows] == ["ok"] * 6
     assert most_at_a_time(rows, folder) == 2
@@ -364,10 +364,10 @@ def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda)
     done = run("train.py", "-m", *fixed(tmp_path), *on_cpu, cwd=tmp_path, **cards)
     assert done.code == 0, done.text
     folder = folder.with_name("grid")
-    assert most_at_a_time(list(ledger.read_rows(folder, SearchRow).rows), folder) == 1
+    assert most_at_a_time(list(ledger.read(folder).rows), folder) == 1
 
 
-def most_at_a_time(rows: list[SearchRow], folder: Path) -> int:
+def most_at_a_time(rows: list[Row], folder: Path) -> int:
     """By when each began and ended."""
     spans: list[tuple[float, float]] = []
     for row in rows:

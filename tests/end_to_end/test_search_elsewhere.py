@@ -16,8 +16,8 @@ from tests.end_to_end.many_processes import left_in, until
 from tests.end_to_end.test_search import FAULT, PATH, TOP, Searched, fixed, search, searching
 from tests.end_to_end.test_sweep_elsewhere import OF_ITS_OWN, node_processes, ray_launcher, submitit_launcher
 from wellfed.process import MAY_FORK
-from wellfed.study.search.curves import read_curve
-from wellfed.study.sweep import ledger
+from wellfed.study import ledger
+from wellfed.study.learning_curve import read_curve
 
 __all__ = ["ray_launcher", "submitit_launcher"]
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]

@@ -21,11 +21,11 @@ from tests.end_to_end.commands import environment, record_of, run
 from tests.end_to_end.many_processes import left_in, until
 from tests.end_to_end.test_sweep import FAULT, LR, PATH, Swept, arguments, folder_of, sweep, sweeping
 from wellfed.process import MAY_FORK
-from wellfed.study.sweep import ledger
-from wellfed.study.sweep.grid import SweepFile
+from wellfed.study import ledger
+from wellfed.study.study_files import SweepFile
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-NODE = "wellfed.study.trials.node"
+NODE = "wellfed.study.executors.node"
 
 
 OF_ITS_OWN = ["hydra.launcher.ray.init.address=local"]
@@ -95,7 +95,7 @@ def ray_cluster(number: int) -> Iterator[RayNodes]:
 
 
 def node_processes(cwd: Path) -> list[psutil.Process]:
-    """Those that keepers have started, without what they forked."""
+    """Those that run a trial each, without what they forked."""
     found = [each for each in left_in(cwd) if NODE in " ".join(_command(each))]
     pids = {each.pid for each in found}
     return [each for each in found if _parent(each) not in pids]
@@ -159,11 +159,11 @@ def test_a_ray_cluster_that_loses_a_worker_and_gets_a_node_leaves_a_complete_tab
         axes = [f"{FAULT}=slow", f"{LR}={rates}", "sweep.trial_steps=100", *there]
         with sweeping(tmp_path, *axes) as process:
             until(lambda: len(ledger.read(folder_of(tmp_path)).rows) >= 1, process)  # while others run
-            assert len(node_processes(tmp_path)) == 2
+            until(lambda: len(node_processes(tmp_path)) == 2, process)  # one a machine
             until(lambda: trials_running(tmp_path) >= 1, process)
-            keeper = psutil.Process(node_processes(tmp_path)[0].pid).parent()
-            assert "ray::" in " ".join(keeper.cmdline())
-            keeper.kill()
+            worker = psutil.Process(node_processes(tmp_path)[0].pid).parent()
+            assert "ray::" in " ".join(worker.cmdline())
+            worker.kill()
             nodes.tell("add")
             until(lambda: len(node_processes(tmp_path)) == 3, process)
             out, err = process.communicate(timeout=300)
@@ -209,7 +209,7 @@ def test_what_becomes_of_trials_is_the_same_in_a_cluster_that_ray_starts_itself(
     bad = {"raise": "failed", "build": "invalid", "kill": "killed", "oom": "oom", "hang": "timeout"}
     swept = same_ends(tmp_path, "ray", bad)
     message = (swept.row(f"{FAULT}=raise").error or {})["message"]
-    assert message == "RuntimeError: planted: step went wrong"
+    assert message.startswith("RuntimeError: planted: step went wrong")
     assert not (swept.folder / ".scratch").exists()
 
 
@@ -226,8 +226,7 @@ def test_a_cluster_that_can_not_be_reached_is_told_and_nothing_is_written(
         began_s = time.monotonic()
         swept = sweep(tmp_path, f"{LR}=0.1,0.2", *there)
     assert swept.done.code == 2, swept.done.text
-    problem = "something else than Ray listens there." if is_heard else "no Ray cluster can be reached there: "
-    assert f"hydra.launcher.ray.init.address=127.0.0.1:{port}: {problem}" in swept.done.err
+    assert f"hydra.launcher.ray.init.address=127.0.0.1:{port}: no Ray cluster can be reached there." in swept.done.err
     assert "Traceback" not in swept.done.text
     assert not swept.folder.exists()
     assert time.monotonic() - began_s < 90

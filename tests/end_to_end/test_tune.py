@@ -23,12 +23,12 @@ from tests.end_to_end.many_processes import left_in, started, until
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from wellfed.process import MAY_FORK
-from wellfed.study.sweep import ledger
-from wellfed.study.sweep.ledger import Row
+from wellfed.study import ledger
+from wellfed.study.row import Row
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
-PLANTED = ROOT / "tests" / "sweep" / "planted"
-PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
 FAULT = "workload.model.fault"
 NAME = "mine"
 

@@ -25,15 +25,16 @@ DOORS = {
     "wandb": ("wellfed/observe/loggers/",),
     "hydra": ("wellfed/config/", "hydra_plugins/"),
     "omegaconf": ("wellfed/config/", "hydra_plugins/"),
-    "optuna": ("wellfed/study/search/study.py",),
-    "ray": ("wellfed/study/clusters/",),
-    "submitit": ("wellfed/study/clusters/",),
+    "optuna": ("wellfed/study/points/optuna_study.py",),
+    "ray": ("wellfed/study/executors/",),
+    "submitit": ("wellfed/study/executors/",),
     "pytest": ("wellfed/testing/",),
     "workloads": ("workloads/",),
 }
 BY_VARIABLE = {
     "wellfed/__init__.py": "imports the public names of its own table",
     "wellfed/config/build.py": "imports what a _target_ of the configuration names",
+    "wellfed/config/faults/target_faults.py": "imports what a _target_ of the configuration names, to check it",
     "wellfed/cli/main.py": "imports the commands of its own table",
 }
 """Files that may call import_module with something else than a literal name, and why."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.record import RunRecord
-from wellfed.study.sweep.grid import Grid, GridPoint, SweepFile
-from wellfed.study.sweep.ledger import Row, append
+from wellfed.study.ledger import append
+from wellfed.study.points.grid import Grid, GridPoint
+from wellfed.study.row import Row
+from wellfed.study.study_files import SweepFile
 
 AXES = {
     "loader": ("baseline", "conservative", "balanced", "aggressive"),

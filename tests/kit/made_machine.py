@@ -36,9 +36,9 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
-from wellfed.study.sweep.ledger import Row
-from wellfed.study.sweep.objective import SAMPLES_PER_S
-from wellfed.study.tune.tune_trial import Trial
+from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.points.guided.tune_trial import TuneTrial
+from wellfed.study.row import Row
 
 SAMPLES = 64
 _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -223,12 +223,12 @@ class MadeMachine:
         """A rate as it is seen once; the same for the same words."""
         return rate / random.Random(f"{self.seed} {sorted(words)}").gauss(1.0, self.noise)
 
-    def run(self, words: Sequence[str]) -> Trial:
+    def run(self, words: Sequence[str]) -> TuneTrial:
         """A trial of these words; the same of the same words."""
         try:
             config, plan = self.plan(words)
         except ConfigError as error:
-            return Trial("invalid", seconds=0.1, error=str(error.faults[0]))
+            return TuneTrial("invalid", seconds=0.1, error=str(error.faults[0]))
         step_ms = self._step_alone(plan)
         wait_ms, copy_ms, compute_ms, host_ms, cpu_ms, all_cpu_ms = self._step(plan, step_ms)
         slow = 1 / self.noisy(words, 1.0)
@@ -295,7 +295,7 @@ class MadeMachine:
             readiness_frac=record.readiness_frac,
             ceiling_samples_per_s=top,
         )
-        return Trial.of(row, record, SAMPLES_PER_S)
+        return TuneTrial.of(row, record, SAMPLES_PER_S)
 
     def _step_alone(self, plan: RunPlan) -> float:
         step_ms = self.step_ms

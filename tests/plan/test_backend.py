@@ -36,8 +36,7 @@ def backend(found, loader=None, *, data=FETCH, facts=H200):
         ({"prefetch_factor": 4}, FETCH, ("threads", "processes")),
         ({"prefetch_factor": 4}, ITEMS, ("processes", "inline")),
         ({"backend": Backend.threads}, FETCH, ()),
-        ({"max_skipped": 1}, FETCH, ()),
-        ({"max_skipped": 1}, ITEMS, ()),
+        ({"max_skipped": 1}, FETCH, ("inline", "threads", "processes")),
         ({"timeout_s": 1}, FETCH, ()),
         ({}, ITERABLE, ("inline", "processes")),
         ({"num_workers": 0}, ITERABLE, ("inline",)),
@@ -121,7 +120,6 @@ def test_what_was_set_or_has_no_choice_is_not_a_measurement():
     for loader, data, value, source in (
         ({"backend": Backend.inline}, FETCH, "inline", "set"),
         ({"num_workers": 0}, FETCH, "inline", "predicted"),
-        ({"max_skipped": 1}, ITEMS, "processes", "predicted"),
         ({"num_workers": 2}, ITEMS, "processes", "predicted"),
         ({"num_workers": 0}, ITERABLE, "inline", "predicted"),
     ):
@@ -129,8 +127,8 @@ def test_what_was_set_or_has_no_choice_is_not_a_measurement():
         assert (chosen.value, chosen.source) == (value, source)
 
 
-@pytest.mark.parametrize("loader", [{"timeout_s": 1}, {"max_skipped": 2}])
-def test_what_may_hang_is_built_by_one_who_can_be_watched(loader):
+def test_a_timeout_takes_a_worker():
+    loader = {"timeout_s": 1}
     (setting,) = (f"loader.{knob}={value}" for knob, value in loader.items())
     found = trial(inline=0.1, threads=9.0, processes=9.0)
     plan = planned(config(loader=loader), trial=found)

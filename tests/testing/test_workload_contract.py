@@ -379,7 +379,7 @@ def test_sound_workloads_pass_and_broken_ones_are_told_why(tmp_path: Path):
         assert re.search(words, message) or words in message, message
         assert failed(found[workload]) <= {promise, *ALSO.get(workload, ())}, (workload, found[workload])
     assert "photos: there is no such folder. Set workload.data.path." in found["no_data"]["test_a_step_trains_it"]
-    assert "learning_rate" in found["typo"]["test_its_name_is_that_of_its_file"]
+    assert "learning_rate" in found["typo"]["test_a_step_trains_it"]
     message = found["renamed"]["test_its_name_is_that_of_its_file"]
     assert "configs/workload/renamed.yaml has name: another. Write name: renamed, or rename the file." in message
 

@@ -14,15 +14,15 @@ from omegaconf import DictConfig, open_dict
 
 
 class WellfedLauncher(Launcher):
-    """For any sweeper, e.g. Hydra's own: ``-m hydra/sweeper=basic seed=1,2,3``. Ours tells more of its trials."""
+    """Launcher for any sweeper, e.g. Hydra's own: ``-m hydra/sweeper=basic seed=1,2,3``."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keeps what Hydra hands over before `launch`."""
+        """Keeps what Hydra passes before `launch`."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Returns the exit code of each job, also of jobs that died."""
-        from wellfed.study.trials.launch import HydraJob, in_processes
+        """Runs the jobs and returns their exit codes; a job that died has one too."""
+        from wellfed.study.executors.hydra_jobs import HydraJob, in_processes
 
         configs = [self._compose(initial_job_idx + number, each) for number, each in enumerate(job_overrides)]
         folders = [Path(str(cfg.hydra.sweep.dir)) / str(cfg.hydra.sweep.subdir) for cfg in configs]
@@ -44,7 +44,7 @@ class WellfedLauncher(Launcher):
         return cfg
 
     def _run(self, cfg: DictConfig) -> int:
-        """In the job's process."""
+        """Runs a job; called in its own process."""
         done = run_job(
             hydra_context=self.hydra_context,
             task_function=self.task_function,

@@ -15,24 +15,24 @@ from hydra_plugins.wellfed_sweep.launcher import WellfedLauncher
 
 
 class WellfedSweeper(Sweeper):
-    """With an option of ``sweep`` short trials that are timed, else whole trainings; each is a row of a ledger."""
+    """Runs short timed trials with an option of ``sweep``, else whole trainings."""
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keeps what Hydra hands over before `sweep`, and makes the chosen launcher."""
+        """Keeps what Hydra passes before `sweep`, and makes the chosen launcher."""
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """The exit code of the sweep or the search."""
+        """Runs the sweep or the search; returns its exit code."""
         from wellfed.config.multirun import Multirun
         from wellfed.errors import ConfigError
         from wellfed.process import MAY_FORK
-        from wellfed.study.sweep.grid import NO_AXES, group_of
+        from wellfed.study.points.grid import NO_AXES, group_of
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -58,15 +58,15 @@ class WellfedSweeper(Sweeper):
             settings = OmegaConf.to_container(self.config.hydra.launcher, resolve=True, enum_to_str=True)
             launch = lambda jobs: launcher.launch(jobs, initial_job_idx=0)  # noqa: E731
         if is_sweep:
-            from wellfed.study.trials.sweep import run_sweep
+            from wellfed.study.sweep import run_sweep
 
             return run_sweep(multirun, settings, launch)
-        from wellfed.study.trials.searching import run_search
+        from wellfed.study.search.search_study import run_search
 
         return run_search(multirun, settings, launch)
 
     def _launch_in_this_process(self) -> None:
-        """Where nothing can be forked, a plain multirun is what it is in Hydra."""
+        """Chooses Hydra's own launcher where nothing can be forked."""
         assert self.hydra_context is not None
         assert self.config is not None
         if isinstance(self.launcher, WellfedLauncher):

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
@@ -70,6 +71,7 @@ class Composed(Generic[C]):
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
+        setup_globals()  # a process that has unpickled this has not started Hydra, and ${now:...} is not known there
         many = Path(self._hydra.sweep.dir) / "multirun.yaml"
         if many.exists():  # Hydra's own sweeper has written the configuration of all jobs as it is
             tree = masked(OmegaConf.to_container(OmegaConf.load(many)))

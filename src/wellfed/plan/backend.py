@@ -23,10 +23,8 @@ _WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
 """Loader options whose timeout applies to existing workers and does not ask for any."""
 
 
-def asks_to_watch(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
-    """Returns the setting that needs workers which can be watched, as typed; empty if there is none."""
-    if loader.max_skipped:
-        return f"loader.max_skipped={loader.max_skipped}"
+def timeout_for_workers(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
+    """Returns the timeout that needs workers, as typed; empty if there is none."""
     return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
 
 
@@ -39,8 +37,8 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
     """Returns the backends that ``loader.backend=auto`` may take; the first wins a tie. Fewer than two: no choice."""
     if loader.backend is not Backend.auto:
         return ()
-    if asks_to_watch(loader, choices):
-        # Such samples may raise, hang or kill: not to be tried in the training process, nor several times.
+    if timeout_for_workers(loader, choices):
+        # Such samples may hang: they are not tried in the training process, nor several times.
         return ()
     if loader.num_workers == 0:
         return ("inline",) if data.has_fetch or data.is_iterable else ("inline", "torch")
@@ -78,7 +76,7 @@ def plan_backend(
     """
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
-    thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
+    thumb = _rule_of_thumb(loader, data, timeout_for_workers(loader, choices))
     if first is None or len(names) < 2:
         return thumb
     left = tuple(name for name in names if name not in no_room) or ("inline",)

@@ -12,7 +12,7 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.settings import MOST_PARTS
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
-from wellfed.plan.backend import asks_to_watch, candidates, plan_backend, to_time
+from wellfed.plan.backend import candidates, plan_backend, timeout_for_workers, to_time
 from wellfed.plan.host_room import NEAR_FRAC, Room
 from wellfed.plan.loader_checks import UNSHARED, cores_of_a_device, loader_faults, loader_warnings
 from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
@@ -183,9 +183,9 @@ class LoaderPlanner:
             return by_rule(0, "built in the training process", is_set=asked.num_workers == 0)
         if asked.num_workers is not None:
             return Decided(asked.num_workers, f"loader.num_workers={asked.num_workers}", "set")
-        watch = asks_to_watch(asked, self.choices)
-        if watch and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
-            return by_rule(1, f"one worker, so that it can be watched: {watch}")
+        timeout = timeout_for_workers(asked, self.choices)
+        if timeout and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
+            return by_rule(1, f"one worker, whose batches can be waited for: {timeout}")
         limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS)
         limit = min(limit, self._most_readers or limit)
         most = min(limit, cores_of_a_device(self.config, self.facts))

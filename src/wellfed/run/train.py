@@ -137,7 +137,7 @@ def train(
 
 @dataclass
 class _Start:
-    """What is done before and after the stages of one run; arguments as for `train`."""
+    """Start and end of one run, around its stages; arguments as for `train`."""
 
     composed: Composed[RunConfig]
     rank: int

@@ -1,5 +1,10 @@
-"""Many trials: sweep, search and tune; the processes that run trials, here, on Ray or with submitit.
+"""Runs many trials: sweeps, searches and tunes are one loop, `study.Study`.
 
-Knows points, trials, ledgers and ranks; knows nothing of the command line.
-Start from `trials/sweep.py`, `trials/searching.py` and `trials/tuning.py`.
+    sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
+    points/                                proposes points: grid, Optuna, findings
+    executors/                             runs trials: here, by Ray, by submitit
+    row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger
+    study_files.py  ranking/  board/       reads a study's folder, ranks it, shows it
+
+Start at `study`.
 """

@@ -145,7 +145,7 @@ class MadeWorkload:
         return copy.deepcopy(self.planner.parts.model)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossOutput:
-        """What the model's loss returns for a prepared batch, checked as in training."""
+        """Returns the model's loss of a prepared batch, checked as in training."""
         with plainly(self.name):
             return Loss(model, "none", lambda _: None)(batch)
 

@@ -204,7 +204,7 @@ class WorkloadContract:
             )
 
     def test_a_batch_is_the_same_however_it_is_cut(self, made_workload: MadeWorkload) -> None:
-        """What augmentation draws belongs to the sample, not to the micro-batch."""
+        """Random draws of augmentation belong to the sample, not to the micro-batch."""
         one = made_workload
         if one.splits_itself:
             pytest.skip("the data cut their batches themselves")

@@ -1,6 +1,8 @@
 """Recommends films from the user's metadata, the film's metadata, and the films watched before.
 
 Covers implicit feedback: ratings as (user, film) pairs, metadata as text, ranking of a whole catalogue. It is
-independent of Lightning, devices, workers and logging. Start from `workloads.recsys.model.TwoTowerRecommender` and
-`workloads.recsys.data.datasets`; README.md is the card.
+independent of Lightning, devices, workers and logging. README.md is the card.
+
+Start from `workloads.recsys.model.TwoTowerRecommender`.
+The data come from `workloads.recsys.data.datasets`.
 """

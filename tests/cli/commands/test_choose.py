@@ -16,8 +16,8 @@ from wellfed.cli import main as cli
 from wellfed.config.compose import compose
 from wellfed.config.files import option_file
 from wellfed.record import RunRecord
-from wellfed.study.sweep.ledger import Read
-from wellfed.study.sweep.ranking import leaderboard
+from wellfed.study.ledger import Read
+from wellfed.study.ranking.ranking import leaderboard
 
 NONE_AHEAD = {"prefetch_factor": None, "persistent_workers": False, "timeout_s": 0}
 LOADERS: Mapping[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def tree(configs: Path) -> dict[str, bytes]:
 
 def with_plan(folder: Path, loader: Mapping[str, Any]) -> None:
     plan = {**made.PLAN, **{f"loader.{knob}": value for knob, value in loader.items()}}
-    made.write_record(folder / BEST.folder, plan=plan)
+    made.write_record(folder / BEST.row.folder, plan=plan)
 
 
 def choose_from(folder: Path, *words: str, name: str = "mine") -> int:
@@ -112,7 +112,7 @@ def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: 
     for group in ("loader", "memory"):
         lines = (configs / group / "mine.yaml").read_text().splitlines()
         assert lines[0] == f"# python -m wellfed choose {folder} --name mine"
-        assert lines[1] == f"# Record {BEST.folder} of 2026-11-21T18:00:00+00:00: {shlex.join(BEST.overrides)}"
+        assert lines[1] == f"# Record {BEST.row.folder} of 2026-11-21T18:00:00+00:00: {shlex.join(BEST.overrides)}"
         assert f"rank {BEST.label} of 17, on {made.MACHINE}." in lines[2]
         assert all(above.startswith("#") for above, line in pairwise(lines) if line[0] != "#")
     text = (configs / "loader" / "mine.yaml").read_text()
@@ -152,7 +152,7 @@ def test_a_tie_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_another_point_can_be_chosen(folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]):
     other = BOARD.ranked[-1]
-    made.write_record(folder / other.folder, plan={**made.PLAN, "loader.num_workers": 2})
+    made.write_record(folder / other.row.folder, plan={**made.PLAN, "loader.num_workers": 2})
     assert choose_from(folder, "--point", other.point) == 0
     assert capsys.readouterr().out.startswith(f"{other.point}: ")
     assert yaml.safe_load((configs / "loader" / "mine.yaml").read_text())["num_workers"] == 2
@@ -228,7 +228,7 @@ def test_an_unknown_or_failed_point_leaves_nothing(
 def test_a_record_that_can_not_be_read_leaves_nothing(
     folder: Path, configs: Path, capsys: pytest.CaptureFixture[str], text: str | None
 ):
-    path = folder / BEST.folder / "run.json"
+    path = folder / BEST.row.folder / "run.json"
     path.unlink() if text is None else path.write_text(text)
     before = tree(configs)
     assert choose_from(folder) == 2
@@ -285,11 +285,11 @@ def test_no_value_reaches_terminal_or_yaml_as_a_control_character(
     folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]
 ):
     with_plan(folder, LOADERS["inline"])
-    record = RunRecord.read(folder / BEST.folder)
+    record = RunRecord.read(folder / BEST.row.folder)
     record.started_at = "\x1b[31mnow\x07"
     for planned in record.plan.values():
         planned["because"] = "\x1b[2J\n evil"
-    record.write(folder / BEST.folder)
+    record.write(folder / BEST.row.folder)
     assert choose_from(folder) == 0
     captured = capsys.readouterr()
     texts = [

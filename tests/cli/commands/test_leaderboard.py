@@ -11,8 +11,8 @@ import pytest
 import wellfed
 from tests.kit import made
 from wellfed.cli import main as cli
-from wellfed.study.sweep import leaderboard_files
-from wellfed.study.sweep.ledger import Row
+from wellfed.study.board import files as leaderboard_files
+from wellfed.study.row import Row
 
 FILES = ("leaderboard.csv", "leaderboard.md", "leaderboard.html")
 

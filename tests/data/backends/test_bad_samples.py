@@ -41,7 +41,7 @@ CASES = [
     *((name, sets.BreakingItems) for name in ("torch", "torch-1")),
 ]
 ENDS = {
-    "kill": ("process was killed by SIGKILL", "Mostly host memory or /dev/shm ran out", "worker"),
+    "kill": ("process was killed by SIGKILL", "Mostly for want of host memory or /dev/shm", "worker"),
     "exit 1": ("process ended by itself with exit code 1", "os._exit", "data"),
     "exit 0": ("process ended by itself with exit code 0", "os._exit", "data"),
 }

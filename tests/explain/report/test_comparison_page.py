@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from tests.study.sweep.test_leaderboard_html import EVIL, QUOTE, Page
+from tests.study.board.test_sweep_pictures import EVIL, QUOTE, Page
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import conclude
 from wellfed.explain.report import comparison_page

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.tune import tune_file
-from wellfed.study.tune.gain import TuneGain
 from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured
 
 FILE = TuneFile(

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
-from wellfed.study.sweep.objective import PEAK_MEMORY, SAMPLES_PER_S
-from wellfed.study.tune.gain import TuneGain
-from wellfed.study.tune.search import Advice, Step
-from wellfed.study.tune.tune_table import advice_in_words, as_markdown, as_text, gain_in_words
-from wellfed.study.tune.tune_trial import Change, Trial
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.study.points.guided.gain import TuneGain
+from wellfed.study.points.guided.tune_search import Advice
+from wellfed.study.points.guided.tune_steps import Step
+from wellfed.study.points.guided.tune_trial import Change, TuneTrial
+from wellfed.study.tune.tune_report import advice_in_words, as_markdown, as_text, gain_in_words
 
 STEPS = [
-    Step(Change((), "the start"), Trial("ok", 1000.0), True, None, None, "the start"),
+    Step(Change((), "the start"), TuneTrial("ok", 1000.0), True, None, None, "the start"),
     Step(
         Change(("loader.num_workers=2",), "40 % waits | for data", ("loader.num_workers=2",), "too_few_workers"),
-        Trial("ok", 1500.0),
+        TuneTrial("ok", 1500.0),
         *(True, 1000.0, 1.5, "1.50 times as good"),
     ),
     Step(
         Change(("loader.num_workers=2", "gpu.compile=default"), "computes", ("gpu.compile=default",)),
-        Trial("failed", error="no compiler\nhere"),
+        TuneTrial("failed", error="no compiler\nhere"),
         *(False, 1500.0, None, "failed: no compiler\nhere"),
     ),
 ]

@@ -2,7 +2,7 @@
 
 On the CPU the errors are planted; on a simulated card its allocator really has no room. That a run says what it did
 (and skips the ceiling, or the probe before training) is for tests of runs: tests/end_to_end/test_out_of_memory.py,
-tests/run/test_passes.py and tests/run/micro_batch/test_real_steps.py.
+tests/run/passes/test_passes.py and tests/run/micro_batch/test_real_steps.py.
 """
 
 from __future__ import annotations

@@ -13,13 +13,15 @@ from wellfed import project
 from wellfed.cli.answer import Answer
 from wellfed.cli.commands.leaderboard import add_sweep
 from wellfed.command_line import command
+from wellfed.config.files.folder_lookup import find
 from wellfed.config.files.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.record import RunRecord
-from wellfed.study.sweep import folders
-from wellfed.study.sweep.ranking import Entry, Leaderboard, leaderboard
-from wellfed.study.sweep.winner import chosen, in_words, tie_in_words
-from wellfed.study.trials.written_options import free_paths, option_text, words_beside
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.ranking.ranking import board_of
+from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
+from wellfed.study.study_files import SWEEP
+from wellfed.study.tune.written_options import free_paths, option_text, words_beside
 
 _GROUPS = ("loader", "memory")
 
@@ -36,11 +38,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace files of that name")
     asked = parser.parse_args(argv)
     paths = free_paths(asked.name, _GROUPS, project.configs(), flag="--name", may_replace=lambda _: asked.force)
-    folder = folders.find(asked.sweep, Path(asked.log_dir))
-    board = leaderboard(*folders.load(folder))
+    folder = find(asked.sweep, Path(asked.log_dir), SWEEP)
+    board = board_of(folder)
     entry = chosen(board, asked.point)
     try:
-        found = asdict(RunRecord.read(folder / entry.folder))
+        found = asdict(RunRecord.read(folder / entry.row.folder))
     except (OSError, ValueError) as error:
         problem = f"its record can't be read, and the planned numbers are in there: {error}"
         way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
@@ -48,12 +50,12 @@ def main(argv: Sequence[str]) -> int:
     heading = _heading(asked.name, board, entry, found, folder)
     texts = {path: option_text(group, found, heading) for group, path in paths.items()}
     write_files(texts, f"--name {asked.name}", "Free space, or make configs/ writable.")
-    said = [f"{entry.point}: {in_words(board, entry)}", tie_in_words(board, entry)]
-    said.append(f"Written: {', '.join(map(str, texts))}")
+    shown = [f"{entry.point}: {in_words(board, entry)}", tie_in_words(board, entry)]
+    shown.append(f"Written: {', '.join(map(str, texts))}")
     options = [f"{group}={asked.name}" for group in _GROUPS]
-    of_run = [*board.sweep.flags, *options, *words_beside(entry.overrides, _GROUPS)]
-    said.append(f"Use it: {command('train')} {shlex.join(of_run)}")
-    Answer().print("\n".join(filter(None, said)), soft_wrap=True)
+    of_run = [*board.file.flags, *options, *words_beside(entry.overrides, _GROUPS)]
+    shown.append(f"Use it: {command('train')} {shlex.join(of_run)}")
+    Answer().print("\n".join(filter(None, shown)), soft_wrap=True)
     return EXIT_OK
 
 
@@ -62,6 +64,6 @@ def _heading(name: str, board: Leaderboard, entry: Entry, found: Mapping[str, An
         [
             f"{command('choose')} {shlex.quote(str(folder))} --name {name}",
             f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-            f"{in_words(board, entry)}, on {board.sweep.machine or entry.device}.",
+            f"{in_words(board, entry)}, on {board.file.machine or entry.row.device}.",
         ]
     )

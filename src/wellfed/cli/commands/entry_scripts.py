@@ -19,7 +19,7 @@ from wellfed.record import write_atomically
 from wellfed.run.folder.resume import expand
 from wellfed.run.ranks.announce import announce
 from wellfed.run.train import on_all_ranks
-from wellfed.study.trials import tune_words
+from wellfed.study.tune import tune_words
 
 RESULT = "evaluation.json"
 
@@ -38,7 +38,7 @@ def tune(argv: Sequence[str]) -> int:
 
 
 def _tune(composed: Composed[TuneRunConfig]) -> int:
-    from wellfed.study.trials import tuning
+    from wellfed.study.tune import tuning
 
     return tuning.tune(composed)
 

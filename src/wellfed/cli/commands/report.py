@@ -18,7 +18,7 @@ from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.run_lines import headline, state_lines
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
-from wellfed.study.sweep.leaderboard_terminal import width
+from wellfed.study.board.terminal import width
 
 
 def main(argv: Sequence[str]) -> int:

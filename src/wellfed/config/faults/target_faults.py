@@ -25,6 +25,8 @@ from wellfed.extras import PACKAGES, absence, is_installed
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
 parameters; those of schedulers, their optimizer, too."""
+_DERIVED = ("workload.data", "workload.model", "workload.optimizer")
+"""Nodes whose null entries may follow from the data (`Datasets.derived`)."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
 
 _SIMPLE = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None), "NoneType": type(None)}
@@ -209,7 +211,8 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
         if name in taken and name in accepted:
             faults.append(Fault(typed, f"{target} is handed {name} already.", f"Take it away: ~{where}.{name}"))
         elif name in accepted:
-            if wrong := misfit(value, parameters[name]):
+            may_be_derived = value is None and where in _DERIVED  # the data may fill it in
+            if not may_be_derived and (wrong := misfit(value, parameters[name])):
                 faults.append(Fault(typed, wrong, f"Change {where}.{name}."))
         elif not of_kind(Parameter.VAR_KEYWORD):
             near = next((one for one in _ARGUMENTS.get(name, ()) if one in accepted), None) or nearest(name, accepted)

@@ -21,7 +21,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Whatever is ``sys.stderr`` by then: a progress bar replaces it, to redraw itself below each message."""
+    """A handler that writes to the present ``sys.stderr``, which a progress bar replaces to redraw itself."""
 
     stream = property(lambda self: sys.stderr, lambda self, stream: None)
 

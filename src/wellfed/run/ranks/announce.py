@@ -6,6 +6,6 @@ import sys
 
 
 def announce(what: str) -> None:
-    """What is being done, for who sits before a terminal: nobody else reads it."""
+    """Prints what is being done if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"{what} ...", file=sys.stderr, flush=True)

@@ -48,7 +48,7 @@ class SharedRun:
     target: Target | None
     folder: Path
     host: str
-    """Of rank 0."""
+    """Machine of rank 0."""
     pid: int
     mark: str = ""
     """Content of the file `_mark_of` in the folder."""

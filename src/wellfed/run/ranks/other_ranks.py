@@ -39,11 +39,11 @@ class PlanOfRank0:
     """Rank 0 has measured the host memory that is free for all of them."""
     stages: tuple[PlannedStage, ...] = ()
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
-    """What earlier runs had to lower, which the optimizer goes by."""
+    """Knobs that earlier runs had to lower; the optimizer depends on them."""
 
 
 class OtherRanks:
-    """What this rank does together with the others of its run; nothing where it is alone.
+    """Cooperation of this rank with the others of its run; a single rank does nothing here.
 
     Args:
         shared: the run as rank 0 has composed it.

@@ -1,5 +1,4 @@
-"""Ranks whole trainings by what they learned: the space of a search, its rows, its leaderboard with learning curves.
+"""Runs a search: whole trainings, ranked by their metric.
 
-Plain data; knows nothing of torch, Lightning or Hydra, nor how a trial is run: that is the room ``trials``. `study` is
-the door to Optuna. Start at `space`, what may vary, and `search_board`, what becomes of the trials.
+Start at `search_study`. `proposals` picks what is tried next, of a grid or from Optuna.
 """

@@ -1,5 +1,4 @@
-"""Leads a search for faster settings by what each trial's diagnosis says, and tells what came of it.
+"""Runs ``python src/tune.py`` and writes what it has found as options.
 
-Plain data; knows nothing of torch, Lightning or Hydra, nor how a trial is run: that is the room ``trials``.
-Start at `search`, which is asked for the next change and told its trial.
+Start at `tuning`. What is tried next is decided in `points.guided`.
 """

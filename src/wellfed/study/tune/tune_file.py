@@ -1,4 +1,4 @@
-"""Writes and reads ``tune.json``: what a tune was asked, and what it has found, for people and programs."""
+"""Writes and reads ``tune.json``: what a tune was asked and what it found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wellfed.record import plain, write_atomically
-from wellfed.study.tune.gain import TuneGain
-from wellfed.study.tune.search import Step, TuneSearch
+from wellfed.study.points.guided.gain import TuneGain
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import Step
 
 FILE_NAME = "tune.json"
 SCHEMA = 1
@@ -18,64 +19,64 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class TurnsMeasured:
-    """Start and result, measured in turn."""
+    """Start and result, measured in turns."""
 
     before: Sequence[float | None]
-    """Figures of the start, one a round; None: it did not end well."""
+    """Figures of the start, one a round; None where it did not end well."""
     after: Sequence[float | None]
     gain: TuneGain | None
     seconds: float
-    """That all these trials took."""
+    """Duration of all these trials."""
     problem: str | None = None
-    """The first that did not end well, in one line."""
+    """The first failure, in one line."""
 
     @property
     def result_holds(self) -> bool:
-        """The result ran in every round, and is not worse beyond noise; else the start stays."""
+        """Whether the result ran in every round and is not worse beyond noise; else the start stays."""
         return None not in self.after and self.gain is not None and not self.gain.is_loss
 
 
 @dataclass(frozen=True)
 class TuneFile:
-    """A tune as it stands."""
+    """State of a tune."""
 
     name: str
     workload: str
     sample_unit: str
     start: tuple[str, ...]
-    """As typed, with secrets as ``***``."""
+    """Overrides as typed, with secrets as ``***``."""
     objective: str
     trial_steps: int
     code: str
-    """The version of the code, as in the ledger."""
+    """Version of the code, as in the ledger."""
     machine: str
     flags: tuple[str, ...] = ()
-    """Of the command line, where configurations are searched."""
+    """Flags of the command line that set where configurations are searched."""
     status: Literal["running", "done", "stopped"] = "running"
-    """``running`` and nobody writes to the folder: it was killed, and the same command goes on."""
+    """``running`` without a process: it was killed, and the same command goes on."""
     ended_because: str | None = None
     steps: Sequence[Mapping[str, Any]] = ()
-    """What was tried, in order; the start first."""
+    """Steps in order, the start first."""
     trial_seconds: float = 0.0
-    """Of these trials together."""
+    """Duration of these trials together."""
     result: tuple[str, ...] = ()
-    """Overrides behind those of the start; none: the start itself."""
+    """Overrides behind those of the start; empty for the start itself."""
     comparison: TurnsMeasured | None = None
-    """None: the start is the result, or it has not come to that."""
+    """None where the start is the result, or the tune has not come to it."""
     advice: Sequence[Mapping[str, Any]] = ()
     written: tuple[str, ...] = ()
-    """Files of options."""
+    """Option files."""
     use: tuple[str, ...] = ()
-    """Words of the command that is recommended."""
+    """Overrides of the recommended command."""
     unproven: tuple[str, ...] = ()
-    """Words of the command that runs the result, where its gain is within noise and the start is recommended."""
+    """Overrides that run the result, where its gain is within noise and the start is recommended."""
 
     def write(self, folder: Path) -> None:
-        """Replace the file as a whole."""
+        """Replaces the file as a whole."""
         write_atomically(folder / FILE_NAME, json.dumps(plain({"schema": SCHEMA, **asdict(self)}), indent=1) + "\n")
 
     def differs_from(self, earlier: Mapping[str, Any]) -> list[str]:
-        """In what an earlier tune in the same folder measured otherwise; none: its figures can be gone on with."""
+        """Returns what differs from an earlier tune in the folder; empty where its figures can be used."""
         told = {"code": "the version of the code", "machine": "the machine", "trial_steps": "sweep.trial_steps"}
         return [
             f"{words} ({earlier.get(name)} -> {getattr(self, name)})"
@@ -85,7 +86,7 @@ class TuneFile:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What is in the file; None where there is none that can be read."""
+    """Returns the content of the file; None where it can't be read."""
     try:
         found = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -94,12 +95,12 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def beside_of(found: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
-    """What a tune that is gone on with needed beside each trial, by its overrides."""
+    """Returns the preparation seconds of each trial of an earlier tune, by its overrides."""
     return {tuple(step["overrides"]): float(step.get("beside_seconds", 0.0)) for step in found["steps"]}
 
 
 def steps_of(search: TuneSearch) -> list[dict[str, Any]]:
-    """What was tried, as `TuneFile.steps` has it."""
+    """Returns the steps as `TuneFile.steps` has them."""
     return [_of_step(step) for step in search.steps]
 
 

@@ -67,7 +67,7 @@ class Fallback:
     """Another way of training that needs less memory and learns the same."""
 
     change: str
-    """As it would be typed: ``memory.features=dynamic``."""
+    """Override that has the same effect: ``memory.features=dynamic``."""
     take: Callable[[], bool]
     """Makes the change; returns False if there is nothing to change. May raise errors of memory."""
     frees_held: bool = False

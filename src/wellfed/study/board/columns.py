@@ -1,0 +1,139 @@
+"""Formats the figures of a leaderboard: one table of columns for terminal, Markdown and HTML, by the kind of study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.ranking.ranking import BASELINE
+from wellfed.study.row import Row
+from wellfed.study.study_files import SearchFile, SweepFile
+from wellfed.units import show_count, show_duration, show_gib, show_percent
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of an entry."""
+
+    head: str
+    meaning: str
+    text: Callable[[Entry], str]
+    """Empty where it was not measured."""
+    in_files_alone: bool = False
+    """Left out of the terminal, which is too narrow."""
+
+
+def columns(board: Leaderboard) -> list[Column]:
+    """Returns the columns that at least one entry with a figure fills; the score first."""
+    file = board.file
+    known = _of_trainings(file) if isinstance(file, SearchFile) else _of_timed(file)
+    unique = {column.head: column for column in reversed(known)}  # the score replaces the same figure again
+    shown = [*board.ranked, *board.pruned]
+    return [column for column in known if unique[column.head] is column and any(column.text(entry) for entry in shown)]
+
+
+def _of_timed(file: SweepFile) -> list[Column]:
+    objective, unit = file.ranked_by, file.sample_unit
+    best = "over the highest" if objective.higher_is_better else "the smallest over it"
+    turned = "over that" if objective.higher_is_better else "the one"
+
+    def measured(other: Objective, **more: bool) -> Column:
+        def text(entry: Entry) -> str:
+            figure = other(entry)
+            return "" if figure is None else other.number(figure)
+
+        return Column(other.head(unit), other.meaning.format(unit), text, **more)
+
+    return [
+        Column(
+            objective.head(unit),
+            objective.meaning.format(unit),
+            lambda e: "" if e.score is None else objective.number(e.score),
+        ),
+        Column("95 % interval", f"where that {objective.noun} lies", lambda e: interval(e, objective)),
+        Column("of best", f"{objective.noun} {best} {objective.noun}", lambda e: _percent(e.of_best)),
+        Column(
+            "vs baseline",
+            f"{objective.noun} {turned} of the same settings with loader=baseline, and its 95 % interval; tied: noise "
+            "may explain it; ?: its noise is unknown",
+            _of_baseline,
+        ),
+        measured(SAMPLES_PER_S),
+        Column("ready", "share of steps whose batch was waiting when asked for", lambda e: _percent(e.readiness_frac)),
+        Column(
+            "of ceiling",
+            "rate over that of the same steps on batches that are on the device already",
+            lambda e: _percent(e.ceiling_frac),
+            in_files_alone=True,
+        ),
+        measured(PEAK_MEMORY),
+        Column(
+            "predicted",
+            "the peak that was predicted before the trial",
+            lambda e: "" if e.row.predicted_peak_gib is None else show_gib(e.row.predicted_peak_gib),
+            in_files_alone=True,
+        ),
+        measured(SAMPLES_PER_JOULE, in_files_alone=True),
+        Column("GPU", "mean utilisation while training", lambda e: _percent(e.util_pct, 100)),
+        Column("runs", f"measurements that the {objective.noun} is the mean of", lambda e: str(e.runs)),
+        Column(
+            "took",
+            "the trial, from the start of its process to its end",
+            lambda e: "" if e.seconds is None else show_duration(e.seconds),
+            in_files_alone=True,
+        ),
+    ]
+
+
+def _of_trainings(file: SearchFile) -> list[Column]:
+    def of(show: Callable[[Row], str]) -> Callable[[Entry], str]:
+        return lambda entry: "" if entry.status == "pending" else show(entry.row)
+
+    def optional(show: Callable[[float], str], figure: float | None) -> str:
+        return "" if figure is None else show(figure)
+
+    return [
+        Column(f"val/{file.metric}", file.ranked_by.meaning, of(lambda row: optional(figure_text, row.value))),
+        Column("at step", "optimizer steps until then", of(lambda row: optional(show_count, row.value_step))),
+        Column("last", "the same metric at the last validation", of(lambda row: optional(figure_text, row.last_value))),
+        Column("steps", "optimizer steps of the whole training", of(lambda row: show_count(row.trained_steps))),
+        Column(
+            "samples/s",
+            "trained on in a second, after the warm-up",
+            of(lambda row: optional(show_count, row.samples_per_s)),
+        ),
+        Column(
+            "memory",
+            "peak: reserved on the GPU; on a CPU growth",
+            of(lambda row: optional(show_gib, row.peak_memory_gib)),
+        ),
+        Column(
+            "took", "the trial, from the start of its process to its end", of(lambda row: show_duration(row.seconds))
+        ),
+    ]
+
+
+def _of_baseline(entry: Entry) -> str:
+    factor = entry.of_baseline
+    if factor is None or entry.values.get("loader") == BASELINE:
+        return "" if factor is None else "1x"
+    if entry.of_baseline_ci95 is None:
+        return f"{factor:.2f}x?"
+    low, high = entry.of_baseline_ci95
+    return "tied" if low <= 1 <= high else f"{factor:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def interval(entry: Entry, objective: Objective) -> str:
+    """Returns low and high of the 95 % interval; empty without one."""
+    return "" if entry.ci95 is None else " to ".join(map(objective.number, entry.ci95))
+
+
+def figure_text(figure: float) -> str:
+    """Returns a metric with five digits."""
+    return f"{figure:.5g}"
+
+
+def _percent(figure: float | None, whole: float = 1.0) -> str:
+    return "" if figure is None else show_percent(figure / whole)

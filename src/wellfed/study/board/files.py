@@ -1,0 +1,132 @@
+"""Writes ``leaderboard.csv`` for programs, ``leaderboard.md`` and ``leaderboard.html`` for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from wellfed.command_line import command
+from wellfed.explain.pages.html_page import fill_in
+from wellfed.explain.pages.markdown_text import code_span, plain_line
+from wellfed.explain.pages.picture import no_pictures
+from wellfed.record import write_atomically
+from wellfed.study.board import sweep_pictures, training_pictures
+from wellfed.study.board.columns import columns, figure_text, interval
+from wellfed.study.points.space import show_value
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.units import spreadsheet_cell
+
+CSV = "leaderboard.csv"
+NAMES = (CSV, "leaderboard.md", "leaderboard.html")
+TIMED_COLUMNS = (
+    *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
+    *("of_best", "of_baseline", "of_baseline_low", "of_baseline_high", "readiness_frac", "ceiling_frac"),
+    *("peak_memory_gib", "predicted_peak_gib"),
+    *("energy_per_sample_j", "util_pct", "seconds", "on_front", "marks", "folder"),
+)
+"""Columns of a sweep's CSV before the axes; ``overrides`` and ``error`` follow. The interval is the score's."""
+TRAINING_COLUMNS = (
+    *("rank", "trial", "point", "state", "status", "value", "value_step", "last_value", "validations"),
+    *("trained_steps", "samples_per_s", "peak_memory_gib", "seconds", "attempt", "folder"),
+)
+"""Columns of a search's CSV before the axes; ``overrides`` and ``why`` follow."""
+
+
+def write(folder: Path, board: Leaderboard) -> list[Path]:
+    """Writes the three files, each replaced as a whole, and returns them.
+
+    Raises:
+        OSError: one can't be written; it is as it was.
+    """
+    texts = dict(zip(NAMES, (to_csv(board), to_markdown(board), to_html(board)), strict=True))
+    for name, text in texts.items():
+        # A lone surrogate, as a path on disk may hold, is no UTF-8.
+        write_atomically(folder / name, text.encode("utf-8", errors="replace").decode("utf-8"))
+    return [folder / name for name in texts]
+
+
+def to_csv(board: Leaderboard) -> str:
+    """Returns a row a point; numbers unrounded, empty where unknown; ``overrides`` can be pasted into a shell."""
+    own, last = (TRAINING_COLUMNS, "why") if board.is_of_search else (TIMED_COLUMNS, "error")
+    stream = io.StringIO()
+    writer = csv.writer(_LineFeeds(stream), lineterminator="\r\n")  # with this end a lone \r in a cell is quoted too
+    writer.writerow(map(spreadsheet_cell, [*own, *board.file.axis_names, "overrides", last]))
+    for entry in board.entries:
+        figures = _training_figures(entry) if board.is_of_search else _timed_figures(entry)
+        is_told = board.is_of_search or entry.row.error is not None
+        why = " ".join(entry.why.split()) if is_told else ""
+        cells = [*(figures.get(name, "") for name in own), *entry.values.values(), shlex.join(entry.overrides), why]
+        writer.writerow(map(spreadsheet_cell, cells))
+    return stream.getvalue()
+
+
+def _timed_figures(entry: Entry) -> dict[str, Any]:
+    low, high = entry.ci95 or (None, None)
+    worst, most = entry.of_baseline_ci95 or (None, None)
+    figures = {**entry.to_dict(), "ci95_low": low, "ci95_high": high, "marks": "; ".join(entry.marks)}
+    return figures | {"of_baseline_low": worst, "of_baseline_high": most}
+
+
+def _training_figures(entry: Entry) -> dict[str, Any]:
+    row = {} if entry.status == "pending" else vars(entry.row)
+    own = {name: getattr(entry, name) for name in ("rank", "point", "state", "status")}
+    return {"trial": None, "folder": "", "value": None, **row, **own}
+
+
+class _LineFeeds:
+    """Stream for the CSV writer that ends each row in a line feed alone."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        self._stream = stream
+
+    def write(self, row: str) -> None:
+        self._stream.write(row.removesuffix("\r\n") + "\n")
+
+
+def to_markdown(board: Leaderboard) -> str:
+    """Returns the board for a page in a repository: ranks, what failed, notes."""
+    filters = {"code": code_span, "plain": plain_line}
+    text = _page("search.md.j2" if board.is_of_search else "sweep.md.j2", board, autoescape=False, filters=filters)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def to_html(board: Leaderboard) -> str:
+    """Returns the page in one file. Every text of the user's is escaped."""
+    if board.is_of_search:
+        curves, axes = (None, None) if no_pictures() else training_pictures.pictures(board)
+        return _page("search.html.j2", board, autoescape=True, curves=curves, axes=axes)
+    return _page("sweep.html.j2", board, autoescape=True, interval=interval, **sweep_pictures.figures(board))
+
+
+def _page(
+    template: str,
+    board: Leaderboard,
+    *,
+    autoescape: bool,
+    filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
+    **more: Any,
+) -> str:
+    values = {
+        "board": board,
+        "file": board.file,
+        "objective": board.objective,
+        "columns": columns(board),
+        "command": command,
+        "again": again(board),
+        "figure": figure_text,
+        "show_value": show_value,
+        **more,
+    }
+    return fill_in(Path(__file__).with_name(template), values, autoescape=autoescape, filters=filters)
+
+
+def again(board: Leaderboard) -> list[str]:
+    """Returns the command that trains the best once more; empty without one."""
+    best = board.best
+    return [] if best is None else [*command("train").split(), *board.file.flags, *best.overrides]

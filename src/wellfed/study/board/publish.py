@@ -1,0 +1,103 @@
+"""Copies a sweep into wandb: a run for each trial, all in one group, and one with the leaderboard as a table.
+
+It reads the files when all is measured, so that it disturbs no figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from wellfed import record
+from wellfed.config.schema import LoggerConfig
+from wellfed.observe.loggers import wandb_sink
+from wellfed.observe.loggers.wandb_sink import WandbSink
+from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.study.board.files import CSV
+from wellfed.study.row import Row
+from wellfed.study.study_files import SweepFile
+
+_DONE = ".published"
+"""File with the number of rows that are in wandb."""
+_NOT_FIGURES = ("time_s", "step", "phase", "gpu")
+_SUMMARY = {
+    "status": "status",
+    "throughput/samples_per_s": "samples_per_s",
+    "throughput/readiness_frac": "readiness_frac",
+    "ceiling/samples_per_s": "ceiling_samples_per_s",
+    "memory/peak_gib": "peak_memory_gib",
+    "gpu/util_pct": "util_pct",
+    "gpu/energy_per_sample_j": "energy_per_sample_j",
+    "seconds": "seconds",
+}
+"""Name in wandb -> field of a row."""
+
+
+def is_published(folder: Path, number_of_rows: int) -> bool:
+    """Returns whether nothing was measured since the last copy."""
+    try:
+        return (folder / _DONE).read_text(encoding="ascii") == str(number_of_rows)
+    except (OSError, ValueError):
+        return False
+
+
+def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig, *, number_of_rows: int) -> None:
+    """Copies the latest ``rows`` of each point that are not in wandb yet, then ``leaderboard.csv``.
+
+    Raises:
+        RuntimeError: wandb can't be started.
+        OSError: there is no leaderboard.
+    """
+    open_run = partial(
+        wandb_sink.open_run,
+        mode=wandb_sink.decide_mode(logger.mode.value),
+        project=logger.project,
+        entity=logger.entity,
+        group=logger.group or f"{file.workload}/{file.name}",
+        run_id=None,
+    )
+    for row in rows:
+        trial = folder / row.folder
+        if row.folder and not (trial / "wandb").exists():
+            _publish_trial(trial, row, open_run)
+    with (folder / CSV).open(encoding="utf-8", newline="") as stream:
+        columns, *table = csv.reader(stream)
+    sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
+    sink.table("leaderboard", columns, table)
+    sink.finish({"points": len(table)}, 0)
+    record.write_atomically(folder / _DONE, str(number_of_rows))
+
+
+def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> None:
+    try:
+        made, found = record.RunRecord.read(trial), record.read(trial)
+    except (OSError, ValueError):  # it ended without a record
+        return
+    sink = open_run(trial, name=row.point, config=made.config)
+    for figures in _telemetry(trial / "telemetry.csv"):
+        sink.log(figures)
+    known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
+    sink.finish({name: value for name, value in known.items() if value is not None}, made.exit_code or 0)
+    found["wandb"] = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
+    record.write_atomically(trial / record.FILE_NAME, json.dumps(found, indent=1) + "\n")
+
+
+def _telemetry(path: Path) -> Iterator[dict[str, float]]:
+    """Yields the figures of each reading, as a run would have logged them."""
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+    except OSError:
+        return
+    for time_s, samples in groupby(rows, key=lambda row: row["time_s"]):
+        figures = {
+            f"{prefix(int(sample['gpu']))}/{name}": float(value)
+            for sample in samples
+            for name, value in sample.items()
+            if name not in _NOT_FIGURES and value
+        }
+        yield {TIME_AXIS: float(time_s), **figures}

@@ -1,0 +1,96 @@
+"""Shows a leaderboard on the terminal: the best ranks, what has none and why, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from wellfed.command_line import command
+from wellfed.study.board.columns import columns
+from wellfed.study.board.files import again
+from wellfed.study.points.space import show_value
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.ranking.knob_effects import Effects
+from wellfed.units import counted, show_percent
+
+_SHOWN = 20
+"""Ranks on the terminal; the files have all."""
+PIPED_COLUMNS = 160
+"""Width where the output is no terminal; 80 is too narrow for the ranks."""
+
+
+def width() -> int | None:
+    """Returns the width of a console; None = the terminal's."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return None if is_terminal else PIPED_COLUMNS
+
+
+def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
+    """Prints ranks, what has none and why, which knob mattered, notes and the files ``written``."""
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    file, folder = board.file, written[0].parent
+    counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
+    heading = f"{file.folder_kind.noun.capitalize()} {file.name} of {file.workload}"
+    if board.is_of_search:
+        arrow = "most" if board.objective.higher_is_better else "least"
+        heading += f" by {board.objective.title} ({arrow} is best)"
+    say(f"\n{heading}: {counts or 'no trial'}")
+    if board.ranked:
+        console.print(_ranks(board))
+        if len(board.ranked) > _SHOWN:
+            console.print(f"... and {len(board.ranked) - _SHOWN} more in the files")
+    if board.pruned:
+        numbers = ", ".join(str(entry.row.trial) for entry in board.pruned)
+        say(f"Pruned: {counted(len(board.pruned), 'trial')} ({numbers})")
+    for entry in board.failed:
+        values = " ".join(f"{axis}={_shown(board, value)}" for axis, value in entry.values.items())
+        say(f"{entry.status}: {values}: {entry.why}")
+    if board.effects is not None and (shares := _shares(board.effects)):
+        say(f"Which knob mattered (share of variance): {shares}")
+    for note in (*(board.effects.notes if board.effects else ()), *board.notes):
+        say(note)
+    if board.best is not None and board.is_of_search:
+        say(f"Best: {folder / board.best.row.folder}")
+        say(f"Train it again: {shlex.join(again(board))}")
+    elif board.best is not None:
+        say(f"Keep the {board.objective.best}: {command('choose')} {shlex.quote(str(folder))} --name mine")
+    say(f"Files: {', '.join(map(str, written))}")
+
+
+def _shares(effects: Effects) -> str:
+    shares = ", ".join(f"{axis} {show_percent(effects.shares[axis])}" for axis in effects.by_importance)
+    rest = "" if effects.rest is None else f", interactions and noise {show_percent(effects.rest)}"
+    return shares and shares + rest
+
+
+def _ranks(board: Leaderboard) -> Table:
+    shown = [column for column in columns(board) if not column.in_files_alone]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rank", justify="right", no_wrap=True)
+    if board.is_of_search:
+        table.add_column("trial", justify="right", no_wrap=True)
+    for axis in board.file.axis_names:
+        table.add_column(axis, overflow="fold", min_width=len(axis))
+    for column in shown:
+        table.add_column(column.head, justify="right", no_wrap=True)
+    for entry in board.ranked[:_SHOWN]:
+        table.add_row(*_cells(board, entry), *(column.text(entry) for column in shown))
+    return table
+
+
+def _cells(board: Leaderboard, entry: Entry) -> list[str]:
+    number = [str(entry.row.trial)] if board.is_of_search else []
+    return [entry.label, *number, *(_shown(board, entry.values[axis]) for axis in board.file.axis_names)]
+
+
+def _shown(board: Leaderboard, value: str) -> str:
+    """Returns a value for people: a sampler's numbers are rounded."""
+    return show_value(value) if board.is_of_search else value

@@ -1,0 +1,142 @@
+"""Defines what an executor is given and what it yields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
+from wellfed.process import StopRequest
+from wellfed.record import Status
+from wellfed.study.executors.tasks import MachineSeen
+from wellfed.study.row import Row
+
+Launch = Callable[[list[list[str]]], object]
+"""Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study."""
+
+    composed: Composed[RunConfig]
+    """Configuration. The executor sets its ``run_dir``."""
+    overrides: tuple[str, ...]
+    """Overrides that the configuration was composed of."""
+    row: Row
+    """Everything known before the trial starts. ``row.folder`` names its folder within the study's."""
+    is_timed: bool = True
+    """True: planned first, then only timed. False: a whole training."""
+    may_be_pruned: bool = False
+    """The executor calls ``prune`` after each validation of this trial."""
+    host: str = ""
+    """Machine that should run it, where the executor can choose; empty = any."""
+
+    @property
+    def key(self) -> str:
+        """Name that no other trial of the study has."""
+        return self.row.folder
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """How a trial has ended, or why it was not started."""
+
+    code: int = 0
+    """Exit code of its process; negative: the signal that ended it."""
+    seconds: float = 0.0
+    """Duration of the whole trial, from the start of its process."""
+    is_timeout: bool = False
+    """The executor ended it at the time limit."""
+    not_started: Status | None = None
+    """Status of a trial that was not started."""
+    message: str = ""
+    """Why it was not started, or how it was lost."""
+    is_lost: bool = False
+    """Its machine or the process that watched it is gone, so there is no exit code."""
+    host: str = ""
+    """Name of the machine."""
+    machine: str = ""
+    """Processor and number of cores of the machine."""
+    predicted_peak_gib: float | None = None
+
+
+RowOf = Callable[[Any, TrialEnd, Path], Row]
+"""Makes the finished row of a trial from its row, its end and the study's folder. It is called on the machine that ran
+the trial, so it can be pickled: `wellfed.study.trial_end.RowMaker`."""
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Settings that all trials of a study share."""
+
+    folder: Path
+    """Folder of the study. All machines must see it."""
+    scratch: Path
+    """Folder for temporary files, which exists while trials run."""
+    timeout_s: float
+    """Time limit of a trial; infinite = none."""
+    prepare_s: float
+    """Time limit of making data and model."""
+    group: str
+    """``sweep`` or ``search``: the group with the knobs that advice names."""
+    code: str
+    """Version of the code, for messages."""
+    row_of: RowOf
+    say: Callable[[str], None]
+    """Shows a sentence to the user."""
+    tick: Callable[[], None]
+    """Called a few times a second."""
+    stop: StopRequest
+    see_machine: Callable[[MachineSeen], None] = lambda seen: None
+    """Called by a local executor once, before the first trial starts."""
+
+
+class ExecutorLost(Exception):
+    """Raised when the remaining trials can't be run. The text is a sentence for the user."""
+
+
+class Executor(Protocol):
+    """Runs trials. Used as a context: entering it reaches the machines, leaving it ends what still runs."""
+
+    def __enter__(self) -> Self:
+        """Reaches the machines.
+
+        Raises:
+            ConfigError: they can't be reached, or the launcher's settings are wrong.
+        """
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends every trial that still runs."""
+
+    def run(
+        self,
+        trials: Sequence[Trial] = (),
+        more: Callable[[], Trial | None] | None = None,
+        *,
+        alone: bool = False,
+        prune: Callable[[Trial, int, float], str | None] | None = None,
+    ) -> Iterator[tuple[Trial, Row]]:
+        """Yields each trial with its finished row when it has ended.
+
+        Trials that can't fit are yielded as ``infeasible``, without being started.
+
+        Args:
+            trials: trials to run.
+            more: returns one more trial, or None if there is none now. A local executor calls it when a GPU is free.
+            alone: run one trial at a time on a machine.
+            prune: returns why to end a trial after a validation (its number from 1, the metric), or None. Local only.
+
+        Raises:
+            ExecutorLost: no machine can run the rest.
+            Stopped: a signal asked for it.
+        """
+
+    def start_no_more(self) -> None:
+        """Drops the trials that wait. Those that run go on and are yielded."""

@@ -1,0 +1,168 @@
+"""Runs one trial on a machine that Ray or Slurm has chosen, with a local executor there.
+
+This is the process that `trial_process` starts. It makes the trial's row, since its files lie here: another machine may
+see them later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from wellfed import project
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError
+from wellfed.process import MAY_FORK, StopRequest, die_with_parent
+from wellfed.record import engine_state
+from wellfed.run.folder.lock import FILE_NAME as LOCK
+from wellfed.run.folder.lock import only_one
+from wellfed.run.train import own_git_state
+from wellfed.study.executors.executor import RowOf, StudySettings, Trial
+from wellfed.study.executors.local import LocalExecutor, open_trial_folder, prepare_to_fork
+from wellfed.study.executors.trial_process import ProcessStart
+from wellfed.study.trial_end import code_version
+
+_SEEN_WITHIN_S = 15
+"""Time for a new file to appear on another machine. After it the folder is taken for another one."""
+_ALIVE_EVERY_S = 3
+_FREE_WITHIN_S = 60
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirements of a machine for trials of a study. The process reads them before it unpickles the trial."""
+
+    study: str
+    """Folder of the study, absolute."""
+    alive: str
+    """File that exists as long as the study runs. A trial that has outlived its study ends itself."""
+    project: str
+    """Folder of the project, absolute."""
+    source: str
+    """Digest of the code."""
+    code: str
+    """Version of the code, for messages."""
+    timeout_s: float
+    prepare_s: float
+    group: str
+    argv: tuple[str, ...]
+    """Command line of the study. Lightning starts the other ranks of a trial by it."""
+
+
+def process_start() -> ProcessStart:
+    """Returns how to start `main` on another machine, with the code of this checkout where it is seen there."""
+    searched = [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    program = "from wellfed.study.executors.node import main; main()"
+    return ProcessStart(program, str(Path.cwd()), (*map(str, project.import_paths()), *searched))
+
+
+def order_of(needs: Needs, trial: Trial, row_of: RowOf) -> bytes:
+    """Returns what `main` reads from standard input: a line of JSON, then the pickled trial."""
+    return json.dumps(asdict(needs)).encode() + b"\n" + pickle.dumps((trial, row_of))
+
+
+def main() -> None:
+    """Reads a trial from standard input, runs it and writes its pickled row to standard output.
+
+    Exits with code 1 and the reason as the last line of standard error if this machine can't run it.
+    """
+    die_with_parent(os.getppid())
+    with contextlib.suppress(OSError):  # Ray's workers have a low priority; not every user may raise it again
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    needs = Needs(**json.loads(sys.stdin.buffer.readline()))
+    os.environ[project.VARIABLE] = needs.project
+    sys.argv = list(needs.argv)
+    if problem := find_problem(needs):
+        sys.exit(problem)
+    trial, row_of = pickle.load(sys.stdin.buffer)
+    with answers:
+        answers.write(pickle.dumps(_run(needs, trial, row_of)))
+
+
+def closed_by(alive: Path) -> Path:
+    """Returns the file whose existence says that no further trial of the study starts."""
+    return alive.with_name(f"{alive.name}.closed")
+
+
+def find_problem(needs: Needs) -> str:
+    """Returns why this machine can't run trials of the study; empty if it can."""
+    if not MAY_FORK:
+        return "trials are forked, which its system does not offer."
+    if (source := project.source_digest()) != needs.source:
+        here = code_version(own_git_state(), engine_state())
+        versions = "with changes of its own" if here == needs.code else f"{here}, and the study has {needs.code}"
+        return (
+            f"it has other code ({project.root()}: {versions}; digest {source}, not {needs.source}). "
+            "Bring it to the same, or share the folder of the project."
+        )
+    end_s = time.monotonic() + _SEEN_WITHIN_S
+    while not Path(needs.alive).exists():
+        if time.monotonic() > end_s:
+            return f"it does not see the study's folder {needs.study}. Put paths.log_dir on a disk that all share."
+        time.sleep(0.5)
+    if closed_by(Path(needs.alive)).exists():
+        return "no further trial is started."
+    if not os.access(needs.study, os.W_OK):
+        return f"it can't write to the study's folder {needs.study}. Give it the right to, or mount it for writing."
+    return ""
+
+
+def _run(needs: Needs, trial: Trial, row_of: RowOf) -> object:
+    """Returns the row of a trial, however it ends."""
+    folder, looked_s = Path(needs.study), 0.0
+    name = f"{socket.gethostname()}_{os.getpid()}"
+
+    def check_alive() -> None:
+        if not Path(needs.alive).exists():
+            sys.exit("the study is over.")
+
+    def tick() -> None:
+        nonlocal looked_s
+        if time.monotonic() - looked_s >= _ALIVE_EVERY_S:
+            looked_s = time.monotonic()
+            check_alive()
+
+    def open_folder(own: Path) -> None:
+        """Waits until a trial of an earlier study that was killed has let go of the folder."""
+        end_s = time.monotonic() + _FREE_WITHIN_S
+        while (own / LOCK).exists() and time.monotonic() < end_s:
+            try:
+                with only_one(own):
+                    break
+            except ConfigError:
+                time.sleep(0.5)
+        check_alive()  # this may be that trial itself
+        open_trial_folder(own)
+
+    prepare_to_fork(RunConfig())
+    try:
+        with tempfile.TemporaryDirectory(prefix="wellfed-node-") as scratch:
+            settings = StudySettings(
+                folder=folder,
+                scratch=Path(scratch),
+                timeout_s=needs.timeout_s,
+                prepare_s=needs.prepare_s,
+                group=needs.group,
+                code=needs.code,
+                row_of=row_of,
+                say=lambda text: None,
+                tick=tick,
+                stop=StopRequest(),
+            )
+            with LocalExecutor(settings, open_folder, lambda number: folder / f"shared_{name}.log") as executor:
+                ((_, row),) = executor.run([trial])
+        return row
+    finally:
+        for path in folder.glob(f"shared_{name}.log"):
+            if not path.stat().st_size:
+                path.unlink()

@@ -1,0 +1,81 @@
+"""Starts the process that runs a trial, on the machine where it is called.
+
+Ray and submitit send this file by value: that machine may have another version of the project, or none. So it imports
+the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+_OF_RANKS = (
+    *("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables by which a run takes itself for a rank of another. Each trial is a run of its own."""
+_LAST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ProcessStart:
+    """A program to start, the same on every machine."""
+
+    program: str
+    """Python code. It reads the trial from standard input and writes its answer to standard output."""
+    folder: str
+    """Working directory."""
+    python_path: tuple[str, ...]
+    """Folders that are searched first for modules; left out where they do not exist."""
+
+
+@dataclass(frozen=True)
+class ProcessAnswer:
+    """The answer of a trial's process. Without ``content`` either the trial is lost or the machine is unfit."""
+
+    host: str
+    content: bytes | None
+    problem: str = ""
+    is_unfit: bool = False
+    """The trial was not started: this machine can't run trials of the study."""
+
+
+def run_process(start: ProcessStart, trial: bytes) -> ProcessAnswer:
+    """Runs a trial and returns the answer of its process; blocks."""
+    host = socket.gethostname()
+    if not os.path.isdir(start.folder):
+        return ProcessAnswer(host, None, f"there is no folder {start.folder}", is_unfit=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
+    searched = [folder for folder in start.python_path if os.path.isdir(folder)]
+    environment["PYTHONPATH"] = os.pathsep.join([*searched, *filter(None, [environment.get("PYTHONPATH")])])
+    with tempfile.TemporaryFile() as printed:
+        with subprocess.Popen(
+            [sys.executable, "-c", start.program],
+            cwd=start.folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            start_new_session=True,
+        ) as process:
+            try:
+                content, _ = process.communicate(trial)
+            except BaseException:  # the job is cancelled
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
+        lines = [line for line in printed.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    if process.returncode < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        name = names.get(-process.returncode, -process.returncode)
+        return ProcessAnswer(host, None, f"the process that watched the trial was ended by {name}")
+    if process.returncode > 0:
+        problem = lines[-1] if lines else f"its process ended with exit code {process.returncode}"
+        return ProcessAnswer(host, None, problem, is_unfit=True)
+    return ProcessAnswer(host, content)

@@ -1,0 +1,172 @@
+"""Does the work of a fork server and its processes: makes data and model once, plans points, runs a trial."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+# What a trial needs is imported before the fork.
+import wellfed.run.stages  # noqa: F401
+from wellfed.config.compose import Composed
+from wellfed.config.schema import Backend, RunConfig
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.errors import ConfigError, Fault, WellfedError
+from wellfed.generators import seed_everything
+from wellfed.observe.hardware.detect import machine
+from wellfed.observe.hardware.facts import MachineFacts
+from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.plan.run_plan import RunPlan
+from wellfed.run.objects import assemble, loaders
+from wellfed.run.objects.evaluation import searched_metric
+from wellfed.run.objects.feature_stages import train_encoder
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.planner import Planner
+from wellfed.run.train import TRIAL, train
+from wellfed.study.executors.tasks import (
+    ComputeRows,
+    MachineSeen,
+    MetricSeen,
+    PlanPoints,
+    PointPlan,
+    RunTimed,
+    SeeMetric,
+    TrainWhole,
+    Validated,
+    in_words,
+    processor_of,
+)
+from wellfed.train.memory.features import all_rows
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """Objects that trials of the same data and model share."""
+
+    parts: RunObjects
+    num_threads: int
+    """Threads of torch before it was limited to one, since threads do not survive a fork."""
+
+
+def prepare(config: RunConfig) -> SharedParts:
+    """Makes data and model, as a run's own process would.
+
+    Raises:
+        ConfigError, DataError: the configuration or the input is at fault.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seed_everything(config.seed)
+    parts = assemble.make_objects(config)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
+        way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
+        raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
+    return SharedParts(parts, num_threads)
+
+
+Task = RunTimed | PlanPoints | ComputeRows | TrainWhole | SeeMetric
+
+
+def work(
+    shared: SharedParts, task: Task, ask: Callable[[Validated], str | None] | None = None
+) -> int | Iterator[MachineSeen | PointPlan | MetricSeen]:
+    """Does a task. Returns the exit code of a trial, or yields the answers."""
+    # A loader would otherwise start a server for its workers, which imports torch once more.
+    multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads(shared.num_threads)
+    if isinstance(task, PlanPoints):
+        return plan_points(shared.parts, task)
+    if isinstance(task, SeeMetric):
+        return see_metric(shared.parts, task.config)
+    if isinstance(task, TrainWhole):
+        judge = None if ask is None else lambda number, value: ask(Validated(number, value))
+        return train(task.composed, shared.parts, judge=judge)
+    parts = shared.parts
+    if isinstance(task, ComputeRows):
+        assert parts.features is not None
+        cpu = torch.device("cpu")
+        parts.model.eval()
+        unfinished = task.file.with_suffix(".part")
+        torch.save(all_rows(parts.features, cpu, cpu), unfinished)
+        unfinished.rename(task.file)
+        return 0
+    if task.feature_rows is not None:
+        parts = replace(parts, feature_rows=torch.load(task.feature_rows, weights_only=True))
+    if task.plan is not None:
+        parts = replace(parts, first_batches=task.plan.first_batches, footprints=task.plan.footprints)
+    os.environ[TRIAL] = "1"
+    return train(task.composed, parts)
+
+
+def plan_points(parts: RunObjects, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
+    """Yields the machine, then the plan of each point as soon as it is made: planning may end this process."""
+    facts = machine(torch_cuda())
+    seen: dict[str, FirstBatches | None] = {}
+    """First batches by what they depend on, built once."""
+
+    def first_batches(config: RunConfig, plan: RunPlan) -> FirstBatches | None:
+        """Returns the first batches; None where nothing depends on them, or they can't be built."""
+        first = loaders.first_builder(config, plan)
+        if first is None:
+            return None
+        workload, loader, trainer = config.workload, config.loader, config.trainer
+        batches = [workload.effective_batch_size, workload.drop_last, trainer.world_size]
+        limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
+        features = plan.memory.features
+        key = repr([first, batches, limits, features])  # data and seed are the fork server's
+        if key not in seen:
+            seen[key] = loaders.look_at_first_batches(config, first, parts.for_features(features))
+        return seen[key]
+
+    def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
+        planner = Planner.start(composed, facts, parts)
+        try:
+            return plan_point(point, composed, planner)
+        finally:  # the model is that of other points, too
+            train_encoder(planner.parts, is_trained=True)
+
+    def plan_point(point: str, composed: Composed[RunConfig], planner: Planner) -> PointPlan:
+        rough = planner.rough()
+        estimate, first = planner.estimate(rough), first_batches(planner.config, rough)
+        # A backend that is still to be chosen is chosen by times, in the trial.
+        is_open = composed.config.loader.backend is Backend.auto
+        plan = planner.with_stages(planner.estimated(estimate, None if is_open else first))
+        # What rows are cut from is in memory as it is.
+        is_computed = parts.features is not None and parts.features.store is None
+        is_kept = is_computed and plan.memory.features in ("cache", "cache_host")
+        return PointPlan(
+            point,
+            problem=None if plan.misfit is None else str(plan.misfit),
+            predicted_peak_gib=plan.predicted_peak_gib,
+            first_batches=first,
+            footprints=estimate.known,
+            # On a GPU a trial computes rows there; of bf16-true Lightning makes the model bf16 as a whole, and with it
+            # the rows.
+            keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
+        )
+
+    yield seen_machine(facts)
+    for point, composed in task.points:
+        try:
+            yield planned(point, composed)
+        except ConfigError as error:
+            yield PointPlan(point, " ".join(map(str, error.faults)))
+        except WellfedError as error:
+            yield PointPlan(point, str(error))
+
+
+def see_metric(parts: RunObjects, config: RunConfig) -> Iterator[Any]:
+    """Yields the machine, then the metric that ranks trials."""
+    yield seen_machine(machine(torch_cuda()))
+    name, mode = searched_metric(config, parts)
+    yield MetricSeen(name, mode, parts.is_lightning_module or parts.data.val is not None)
+
+
+def seen_machine(facts: MachineFacts) -> MachineSeen:
+    """Returns the machine as trials see it."""
+    return MachineSeen(in_words(facts), len(facts.training_gpus), processor_of(facts))

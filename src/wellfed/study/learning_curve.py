@@ -1,0 +1,49 @@
+"""Reads the learning curve of a whole training from the ``metrics.csv`` of its run folder."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The metric at one validation."""
+
+    step: int
+    """Optimizer steps until then."""
+    value: float
+
+
+def read_curve(folder: Path, metric: str) -> list[CurvePoint]:
+    """Returns the metric at each validation, in order; empty where nothing was validated or the file is unreadable."""
+    found: dict[int, float] = {}
+    try:
+        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
+            for row in csv.DictReader(stream):
+                if row.get("split") == "val" and row.get("name") == metric:
+                    found[int(row["step"])] = float(row["value"])
+    except (OSError, ValueError, TypeError, KeyError, csv.Error):  # a line cut by a kill ends the curve
+        pass
+    return [CurvePoint(step, value) for step, value in sorted(found.items())]
+
+
+def reported_metrics(folder: Path) -> list[str]:
+    """Returns the names of all metrics of validation."""
+    try:
+        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
+            rows = csv.DictReader(stream)
+            return sorted({str(row["name"]) for row in rows if row.get("split") == "val"})
+    except (OSError, ValueError, KeyError, csv.Error):
+        return []
+
+
+def best_point(curve: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint | None:
+    """Returns the first of the best points; None where no value is finite."""
+    finite = [point for point in curve if math.isfinite(point.value)]
+    if not finite:
+        return None
+    return max(finite, key=lambda point: (point.value if higher_is_better else -point.value, -point.step))

@@ -1,0 +1,61 @@
+"""Computes by what factor one configuration is better than another, with its interval, from runs in turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from wellfed.observe.timing.interval import student_t_975
+from wellfed.study.objective import Objective
+
+LEAST_GAIN = 1.02
+"""Least factor that is worth setting a knob."""
+
+
+@dataclass(frozen=True)
+class TuneGain:
+    """Gain of the second configuration over the first; above 1 = better for every objective."""
+
+    factor: float
+    """Geometric mean of the rounds' ratios."""
+    ci95: tuple[float, float] | None
+    """None after a single round, which shows no noise."""
+    rounds: int
+    """Rounds in which both have a figure."""
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the whole interval is better."""
+        return self.ci95 is not None and self.ci95[0] > 1
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the whole interval is worse."""
+        return self.ci95 is not None and self.ci95[1] < 1
+
+
+def gain_in_turns(
+    before: Sequence[float | None], after: Sequence[float | None], objective: Objective
+) -> TuneGain | None:
+    """Returns the gain over rounds that ran both once; None where no round has both figures.
+
+    Drift of the machine cancels in the ratio of a round, so the interval is Student's t of the ratios' logarithms. A
+    round in which one has no figure is left out.
+
+    Raises:
+        ValueError: the two have different numbers of figures.
+    """
+    ratios = [
+        math.log(objective.goodness(new) / objective.goodness(old))
+        for old, new in zip(before, after, strict=True)
+        if old is not None and new is not None and old > 0 and new > 0
+    ]
+    if not ratios:
+        return None
+    mean, number = fmean(ratios), len(ratios)
+    if number < 2:
+        return TuneGain(math.exp(mean), None, number)
+    half = student_t_975(number - 1) * stdev(ratios) / math.sqrt(number)
+    return TuneGain(math.exp(mean), (math.exp(mean - half), math.exp(mean + half)), number)

@@ -1,0 +1,179 @@
+"""One leaderboard for all studies: its entries, in order, and what a reader must know of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from wellfed.record import Status, plain
+from wellfed.study.learning_curve import CurvePoint
+from wellfed.study.objective import Objective
+from wellfed.study.points.grid import GridPoint
+from wellfed.study.ranking.knob_effects import Effects
+from wellfed.study.repeats import Noise
+from wellfed.study.row import Row
+from wellfed.study.study_files import SearchFile, SweepFile
+
+EntryStatus = Literal[Status, "complete", "pruned", "pending"]
+ORDER = (
+    *("ok", "complete", "pruned", "oom", "infeasible", "invalid", "timeout", "failed"),
+    *("killed", "interrupted", "running", "pending"),
+)
+"""Statuses of entries in order; without a rank, ends caused by the settings come before ends from outside."""
+_OF_LAST_TRIAL = (
+    *("predicted_peak_gib", "attempt", "error", "exit_code", "stderr"),
+    *("folder", "started_at", "device", "code", "host", "machine"),
+)
+"""Fields of the last trial that belong to a point's figures."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One point. Figures are None where they were not measured; those of several runs are means over them."""
+
+    point: str
+    values: Mapping[str, str]
+    """Axis -> value, as typed."""
+    overrides: tuple[str, ...]
+    status: EntryStatus
+    """End of its last trial; ``pending``: none has ended yet."""
+    row: Row
+    """Last trial of the point; without one an empty row."""
+    rank: int | None = None
+    """1 = best. Entries of one rank tie; None without a figure that ranks."""
+    tie: Literal["", "=", "?"] = ""
+    """``=``: shares its rank by overlapping intervals. ``?``: its noise is unknown."""
+    score: float | None = None
+    """Figure of the study's objective, which ranks."""
+    ci95: tuple[float, float] | None = None
+    """95 % interval of the score."""
+    samples_per_s: float | None = None
+    runs: int = 0
+    """Measurements that the score is the mean of: the trial, and those that confirm it."""
+    of_best: float | None = None
+    """Score relative to the best score, 0..1; 1 is the best."""
+    of_baseline: float | None = None
+    """Factor by which it is better than the point that has ``loader=baseline`` and equals this one in all else."""
+    of_baseline_ci95: tuple[float, float] | None = None
+    """None: one of the two has no interval, or this is the baseline."""
+    readiness_frac: float | None = None
+    ceiling_frac: float | None = None
+    """Rate over the rate of the same steps on batches that are on the device."""
+    peak_memory_gib: float | None = None
+    """The highest of its runs."""
+    energy_per_sample_j: float | None = None
+    util_pct: float | None = None
+    confirms_failed: tuple[str, ...] = ()
+    """Statuses of the runs that should have confirmed it and gave no score."""
+    on_front: bool = False
+    """No other point is as good with less memory, or better with as little (`Objective.beside_memory`)."""
+    marks: tuple[str, ...] = ()
+    """Differences from most others: version of the code, device or machine."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Metric at each validation of a whole training."""
+    why: str = ""
+    """Why it has no rank, in a line; empty with one."""
+
+    @property
+    def label(self) -> str:
+        """The rank for show: ``1``, ``1=``, ``2?``; empty without one."""
+        return "" if self.rank is None else f"{self.rank}{self.tie}"
+
+    @property
+    def seconds(self) -> float | None:
+        """Duration of its last trial; None: none has ended yet."""
+        return None if self.status == "pending" else self.row.seconds
+
+    @property
+    def state(self) -> str:
+        """Status in one of complete, pruned, failed and pending."""
+        return self.status if self.status in ("complete", "pruned", "pending") else "failed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all figures of a timed trial by name, those of its last trial included."""
+        own = {name: value for name, value in vars(self).items() if name not in ("row", "curve")}
+        return {**own, "seconds": self.seconds, **{name: getattr(self.row, name) for name in _OF_LAST_TRIAL}}
+
+
+def empty_row(point: GridPoint) -> Row:
+    """Returns the row of a point that has none yet."""
+    return Row(point.id, "trial", point.overrides, "running", 0)
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The entries in order: one for each point of the grid that was asked for last, or for each point tried."""
+
+    file: SweepFile | SearchFile
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...]
+    """Notes for readers of the figures."""
+    effects: Effects | None = None
+    """Share of each knob; None for whole trainings."""
+    noise: Noise | None = None
+    """Noise between runs of the same settings; None where nothing was measured twice."""
+
+    @property
+    def is_of_search(self) -> bool:
+        """Whether whole trainings are ranked by a metric."""
+        return isinstance(self.file, SearchFile)
+
+    @property
+    def objective(self) -> Objective:
+        """Figure that ranks."""
+        return self.file.ranked_by
+
+    @property
+    def ranked(self) -> list[Entry]:
+        """Entries that have a rank, the best first."""
+        return [entry for entry in self.entries if entry.rank is not None]
+
+    @property
+    def best(self) -> Entry | None:
+        """The first of the ranks."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def unranked(self) -> list[Entry]:
+        """Entries that have ended without a rank."""
+        return [entry for entry in self.entries if entry.rank is None and entry.status != "pending"]
+
+    @property
+    def pruned(self) -> list[Entry]:
+        """Entries that were ended early."""
+        return [entry for entry in self.entries if entry.status == "pruned"]
+
+    @property
+    def failed(self) -> list[Entry]:
+        """Entries without a rank that were not pruned."""
+        return [entry for entry in self.unranked if entry.status != "pruned"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of points by status; of whole trainings by state."""
+        found = Counter(entry.state if self.is_of_search else entry.status for entry in self.entries)
+        return {status: found[status] for status in sorted(found, key=ORDER.index)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, as JSON can hold it."""
+        if not self.is_of_search:
+            effects = None if self.effects is None else asdict(self.effects)
+            noise = None if self.noise is None else asdict(self.noise)
+            entries = [entry.to_dict() for entry in self.entries]
+            known = {**vars(self.file), "entries": entries, "effects": effects, "noise": noise, "notes": self.notes}
+            return {**plain(known), "counts": self.counts}
+        entries = [
+            {
+                **{name: getattr(entry, name) for name in ("point", "values", "overrides", "state", "rank", "why")},
+                "trial": entry.row.trial,
+                "row": None if entry.status == "pending" else asdict(entry.row),
+                "curve": [asdict(each) for each in entry.curve],
+                "value": entry.row.value,
+                "status": entry.status,
+            }
+            for entry in self.entries
+        ]
+        found = {"search": self.file.to_dict(), "entries": entries, "notes": self.notes}
+        return {**plain(found), "counts": self.counts}

@@ -1,0 +1,334 @@
+"""Ranks the points of a study, and computes which knob mattered.
+
+A pure function of a study's file, its ``ledger.jsonl`` and learning curves: every figure can be computed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import get_args
+
+from wellfed.record import Status
+from wellfed.study import repeats
+from wellfed.study.learning_curve import CurvePoint, read_curve
+from wellfed.study.ledger import Read
+from wellfed.study.objective import Objective
+from wellfed.study.points.grid import GridPoint
+from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, empty_row
+from wellfed.study.ranking.knob_effects import knob_effects
+from wellfed.study.row import Row
+from wellfed.study.study_files import SearchFile, SweepFile, load
+from wellfed.study.trial_end import why_of
+from wellfed.units import counted, show_percent
+
+BASELINE = "baseline"
+"""The option of the group ``loader`` that others are compared with: torch's DataLoader with its defaults."""
+
+
+def board_of(folder: Path) -> Leaderboard:
+    """Returns the leaderboard of a folder of a sweep or a search.
+
+    Raises:
+        ConfigError: its files can't be read, or are not those of a study.
+    """
+    file, found = load(folder)
+    if isinstance(file, SweepFile):
+        return leaderboard(file, found)
+    curves = {row.folder: read_curve(folder / row.folder, file.metric) for row in found.latest().values() if row.folder}
+    return search_board(file, found, curves)
+
+
+# -- whole trainings ---------------------------------------------------------------------------------------------------
+
+
+def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[CurvePoint]]) -> Leaderboard:
+    """Returns the board of a search as it stands; ``curves`` by the folder of a trial.
+
+    Whole trainings rank first, by the best value of the metric; equal values share a rank. Pruned ones follow, the
+    longest first. Every point of a grid has an entry, and rows of earlier grids are left out.
+    """
+    latest = found.latest()
+    if file.ids:
+        pairs = [(point, latest.get(point.id)) for point in file.points]
+    else:
+        pairs = [(_point_of(file, row), row) for row in latest.values()]
+    entries = [_training(point, row, curves) for point, row in pairs]
+    done = sorted((each for each in entries if each.score is not None), key=lambda each: -_good(file, each))
+    scores = [entry.score for entry in done]
+    ranked = [replace(entry, rank=1 + scores.index(entry.score)) for entry in done]
+    rest = [entry for entry in entries if entry.score is None]
+    states = ("pruned", "failed", "pending")
+    rest.sort(key=lambda entry: (states.index(entry.state), -entry.row.validations))
+    return Leaderboard(file, (*ranked, *rest), tuple(_notes_on_trainings(file, ranked, entries, found)))
+
+
+def _good(file: SearchFile, entry: Entry) -> float:
+    assert entry.score is not None
+    return file.ranked_by.goodness(entry.score)
+
+
+def _point_of(file: SearchFile, row: Row) -> GridPoint:
+    typed = dict(text.partition("=")[::2] for text in row.overrides)
+    return GridPoint(row.point, {axis: typed.get(axis, "") for axis in file.space}, row.overrides)
+
+
+def _training(point: GridPoint, row: Row | None, curves: Mapping[str, Sequence[CurvePoint]]) -> Entry:
+    entry = Entry(point.id, point.values, point.overrides, "pending", empty_row(point), why="no trial has ended yet")
+    if row is None:
+        return entry
+    entry = replace(entry, row=row, curve=tuple(curves.get(row.folder, ())))
+    if row.outcome == "complete" and row.value is not None:
+        return replace(entry, status="complete", score=row.value, why="")
+    if row.outcome == "pruned":
+        why = f"ended after {counted(row.validations, 'validation')}, {counted(row.trained_steps, 'step')}"
+        return replace(entry, status="pruned", why=why)
+    if row.error:
+        why = why_of(row.error, row.folder)
+    elif row.status == "ok":
+        why = "ended well, but validation gave no finite figure of the metric"
+    else:
+        why = "nothing is known of its end" if row.exit_code is None else f"exit code {row.exit_code}"
+    return replace(entry, status=row.status, why=why)
+
+
+def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequence[Entry], found: Read) -> list[str]:
+    notes = []
+    codes = Counter(entry.row.code for entry in ranked)
+    if len(codes) > 1:
+        listed = ", ".join(f"{name} ({counted(number, 'trial')})" for name, number in codes.most_common())
+        text = f"The trials ran with {len(codes)} versions of the code, and a difference may be theirs"
+        notes.append(f"{text}: {listed}.")
+    if len(ranked) > 1 and "seed" not in file.space:
+        notes.append(
+            "One training a point: how much the metric differs between seeds is not known. Train the best again with "
+            "other seeds before a small difference is believed."
+        )
+    return [*notes, *found.says_left_out((entry.point for entry in entries), "search")]
+
+
+# -- timed trials ------------------------------------------------------------------------------------------------------
+
+
+def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
+    """Returns entries, ranks and effects of a sweep as it stands.
+
+    An entry's score is the mean over its last trial and the runs that confirmed it with the same code on the same
+    device. Its 95 % interval is that of `repeats.mean_with_interval`. Entries are sorted by score, with one exception:
+    an entry measured once never comes before one that was better when each was measured once and was measured again
+    since. Otherwise drift of the machine would hit the confirmed one alone. The first entry leads a group. Each next
+    entry whose interval overlaps the leader's has the leader's rank, and the first that does not leads the next group.
+    Entries of one rank can't be told apart from their leader; neighbours of two ranks need not differ.
+    """
+    objective, points = file.ranked_by, file.points
+    counted_rows = {point.id: _counted(point, found, objective) for point in points}
+    noise = repeats.pooled_noise([_run(row, objective) for row in rows] for rows in counted_rows.values())
+    entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
+    good = {entry.point: objective.goodness(entry.score) for entry in entries if entry.score is not None}
+    first = {point: objective.goodness(_run(rows[0], objective).figure) for point, rows in counted_rows.items() if rows}
+    rated = _compared(_ranked(_in_order(entries, good, first), objective), good, objective)
+    rated, apart = _marked(rated)
+    rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: ORDER.index(entry.status))
+    scores = [entry.score or 0.0 for entry in rated]
+    is_all_tied = len(rated) > 1 and all((entry.rank, entry.tie) == (1, "=") for entry in rated)
+    values = [entry.values for entry in rated]
+    return Leaderboard(
+        file,
+        (*rated, *rest),
+        notes=(*apart, *_notes([*rated, *rest], objective, noise, found)),
+        effects=knob_effects(values, scores, list(file.axes), objective, is_all_tied=is_all_tied),
+        noise=noise,
+    )
+
+
+def _counted(point: GridPoint, found: Read, objective: Objective) -> list[Row]:
+    """Returns the rows whose figures are averaged: the last trial's, if it has a figure, then those that confirm it."""
+    trial = found.latest().get(point.id)
+    if trial is None or trial.status != "ok" or objective(trial) is None:
+        return []
+    return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and objective(row) is not None)]
+
+
+def _run(row: Row, objective: Objective) -> repeats.MeasuredRun:
+    figure = objective(row)
+    assert figure is not None
+    if row.ci95 is None or not objective.is_interval_known:
+        return repeats.MeasuredRun(figure, None)
+    half = max(row.ci95[1] - figure, figure - row.ci95[0])
+    return repeats.MeasuredRun(figure, half if math.isfinite(half) else None)
+
+
+def _entry(
+    point: GridPoint, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
+) -> Entry:
+    """Returns an entry without its rank; ``rows`` are those that count."""
+    entry = Entry(point.id, point.values, point.overrides, "pending", empty_row(point), why="no trial has ended yet")
+    trial = found.latest().get(point.id)
+    if trial is None:
+        return entry
+    status = trial.status if trial.status in get_args(Status) else "failed"
+    entry = replace(entry, status=status, row=trial, peak_memory_gib=trial.peak_memory_gib)
+    if not rows:
+        return replace(entry, why=_why_unranked(trial, objective))
+
+    def mean(name: str) -> float | None:
+        known = [figure for row in rows if (figure := getattr(row, name)) is not None]
+        return fmean(known) if known else None
+
+    score, ci95 = repeats.mean_with_interval([_run(row, objective) for row in rows], noise)
+    rate, ceiling = mean("samples_per_s"), mean("ceiling_samples_per_s")
+    return replace(
+        entry,
+        score=score,
+        ci95=ci95,
+        samples_per_s=rate,
+        runs=len(rows),
+        readiness_frac=mean("readiness_frac"),
+        ceiling_frac=rate / ceiling if rate and ceiling else None,
+        peak_memory_gib=max((row.peak_memory_gib for row in rows if row.peak_memory_gib is not None), default=None),
+        energy_per_sample_j=mean("energy_per_sample_j"),
+        util_pct=mean("util_pct"),
+        confirms_failed=tuple(
+            row.status if row.status != "ok" else f"ok, but without {objective.a_noun}"
+            for row in found.confirms(point.id)
+            if row.status != "ok" or objective(row) is None
+        ),
+        why="",
+    )
+
+
+def _why_unranked(trial: Row, objective: Objective) -> str:
+    if trial.error:
+        return why_of(trial.error, trial.folder)
+    if trial.status == "ok":
+        return f"ended well, but without {objective.a_noun}: {objective.missing}"
+    if trial.exit_code is None:
+        return "nothing is known of its end"
+    return f"ended by signal {-trial.exit_code}" if trial.exit_code < 0 else f"exit code {trial.exit_code}"
+
+
+def _in_order(entries: Sequence[Entry], good: Mapping[str, float], first: Mapping[str, float]) -> list[Entry]:
+    """Returns the entries with a score, sorted as `leaderboard` describes: by ``good``, and by the ``first`` trial."""
+    rated = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
+    order = [entry for entry in rated if entry.runs > 1]
+    for entry in (entry for entry in rated if entry.runs <= 1):
+        better_then = [
+            at for at, other in enumerate(order, 1) if other.runs > 1 and first[other.point] > first[entry.point]
+        ]
+        place = max(better_then, default=0)
+        while place < len(order) and good[order[place].point] >= good[entry.point]:
+            place += 1
+        order.insert(place, entry)
+    return order
+
+
+def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
+    ranked: list[Entry] = []
+    leader = 0
+    """Index of the first entry of the group."""
+    for place, entry in enumerate(in_order):
+        if entry.ci95 is None:
+            ranked.append(replace(entry, rank=place + 1, tie="?"))
+            continue
+        led_by = ranked[leader].ci95 if ranked else None
+        if led_by is not None and max(map(objective.goodness, entry.ci95)) >= min(map(objective.goodness, led_by)):
+            ranked[leader] = replace(ranked[leader], tie="=")
+            ranked.append(replace(entry, rank=ranked[leader].rank, tie="="))
+        else:
+            leader = place
+            ranked.append(replace(entry, rank=place + 1))
+    return ranked
+
+
+def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
+    """Returns the entries with the figures that compare them to each other."""
+    upright = objective.beside_memory
+    points = {frozenset(entry.values.items()): entry.point for entry in ranked}
+    places = {
+        entry.point: (upright.goodness(figure), -entry.peak_memory_gib)
+        for entry in ranked
+        if (figure := upright(entry)) is not None and entry.peak_memory_gib is not None
+    }
+
+    def is_on_front(point: str) -> bool:
+        if point not in places:
+            return False
+        good_there, spare = mine = places[point]
+        return not any(other != mine and other[0] >= good_there and other[1] >= spare for other in places.values())
+
+    halves = {entry.point: _relative_half(entry) for entry in ranked}
+    compared = []
+    for entry in ranked:
+        mine, sister = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
+        of_baseline = mine / good[sister] if "loader" in entry.values and sister is not None else None
+        ci95 = None
+        if of_baseline is not None and sister is not None and sister != entry.point:
+            own, its = halves[entry.point], halves[sister]
+            if own is not None and its is not None:
+                width = math.exp(math.hypot(own, its))
+                ci95 = (of_baseline / width, of_baseline * width)
+        of_best, on_front = mine / good[ranked[0].point], is_on_front(entry.point)
+        with_baseline = replace(entry, of_baseline=of_baseline, of_baseline_ci95=ci95)
+        compared.append(replace(with_baseline, of_best=of_best, on_front=on_front))
+    return compared
+
+
+def _relative_half(entry: Entry) -> float | None:
+    """Returns half of the 95 % interval of the score, over the score."""
+    if entry.ci95 is None or not entry.score:
+        return None
+    return (entry.ci95[1] - entry.ci95[0]) / 2 / entry.score
+
+
+def _marked(ranked: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Returns the entries and notes; marks entries whose code, device or kind of machine differs from most."""
+    marked, notes = list(ranked), []
+    for what, nouns in (("code", "versions of the code"), ("device", "devices"), ("machine", "kinds of machines")):
+        # Rows of earlier versions have no machine.
+        found = Counter(own for entry in ranked if (own := getattr(entry.row, what)) or what != "machine")
+        if len(found) < 2:
+            continue
+        usual = found.most_common(1)[0][0]
+        marked = [
+            entry
+            if (own := getattr(entry.row, what)) == usual or own not in found
+            else replace(entry, marks=(*entry.marks, f"{what} {own or 'unknown'}"))
+            for entry in marked
+        ]
+        listed = ", ".join(f"{name or 'unknown'} ({counted(number, 'point')})" for name, number in found.most_common())
+        notes.append(
+            f"The points were measured with {len(found)} {nouns}, and a difference may be theirs: {listed}. Marked: "
+            "those that were not measured as most were."
+        )
+    return marked, notes
+
+
+def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise | None, found: Read) -> list[str]:
+    notes = []
+    if noise is not None:
+        notes.append(
+            f"Between runs of the same settings the {objective.noun} differs by {show_percent(noise.relative_sd)} "
+            f"(standard deviation, {counted(noise.degrees, 'degree')} of freedom)."
+        )
+    elif any(entry.rank is not None for entry in entries):
+        notes.append(
+            "No point was measured twice: intervals are of one run each and know nothing of noise between runs."
+            if objective.is_interval_known
+            else f"No point was measured twice, and one run tells no interval of its {objective.noun}."
+        )
+    if any(entry.tie == "?" for entry in entries) and objective.is_interval_known:
+        notes.append("A rank with '?' has no interval: too few steps were measured to tell it from its neighbours.")
+    notes += [
+        f"{entry.point}: {counted(len(entry.confirms_failed), 'run')} that should have confirmed it gave no "
+        f"{objective.noun} ({', '.join(entry.confirms_failed)})."
+        for entry in entries
+        if entry.confirms_failed
+    ]
+    silent = sum(entry.status == "ok" and entry.rank is None for entry in entries)
+    if silent:
+        notes.append(f"{counted(silent, 'point')} ended well without {objective.a_noun}: {objective.missing}.")
+    return [*notes, *found.says_left_out((entry.point for entry in entries), "sweep")]

@@ -1,0 +1,108 @@
+"""Picks the point of a sweep to go on with, and reads from its record what the knobs of a group were."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wellfed.command_line import command
+from wellfed.errors import ConfigError, Fault
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.study_files import SweepFile
+from wellfed.units import counted
+
+_LISTED = 5
+AS_CONFIGURED = "as configured"
+"""Why a knob had its value where no plan decides it."""
+
+
+class RecordedKnob(NamedTuple):
+    """A knob's value in a run that is over, and why it had it."""
+
+    value: Any
+    because: str
+
+
+def chosen(board: Leaderboard, point: str | None = None) -> Entry:
+    """Returns the entry of ``point``, or the best.
+
+    Raises:
+        ConfigError: no point has a rank, there is no such point, or it has none.
+    """
+    noun = board.objective.a_noun
+    if point is None:
+        if board.ranked:
+            return board.ranked[0]
+        ended = ", ".join(f"{number} {status}" for status, number in board.counts.items())
+        problem = f"no point has {noun} ({ended}), so there is nothing to choose."
+        way_out = f"{command('leaderboard')} shows why; run the sweep again with what they say changed."
+        raise ConfigError([Fault(board.file.name, problem, way_out)])
+    entry = next((entry for entry in board.entries if entry.point == point), None)
+    asked = f"--point {point}"
+    if entry is None:
+        ids = [entry.point for entry in board.entries]
+        close = difflib.get_close_matches(point, ids, n=_LISTED, cutoff=0.3) or ids[:_LISTED]
+        problem = f"sweep {board.file.name} has {counted(len(ids), 'point')}, and none is called so."
+        raise ConfigError([Fault(asked, problem, f"Near it: {', '.join(close)}.")])
+    if entry.rank is None:
+        why = f": {str(entry.row.error.get('message', '')).rstrip('.')}" if entry.row.error else ""
+        if entry.status == "ok":
+            why = f", but {board.objective.missing}"
+        best = "No point has one."
+        if board.ranked:
+            best = f"Leave --point out for the {board.objective.best}, {board.ranked[0].point}."
+        raise ConfigError([Fault(asked, f"has no {board.objective.noun}; it is {entry.status}{why}.", best)])
+    return entry
+
+
+def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
+    """Returns a sentence on the points that tie with it, and which of them to prefer; None without ties.
+
+    Preferred is the least memory, or the fastest where memory ranks.
+    """
+    tied = [other for other in board.ranked if other.rank == entry.rank and other.point != entry.point]
+    if not tied or entry.tie != "=":
+        return None
+    tied_with = f"{counted(len(tied), 'other point')} can't be told apart from it (rank {entry.label})"
+    second, least, less = PEAK_MEMORY, "needs the least memory", "need less memory"
+    if board.objective is PEAK_MEMORY:
+        second, least, less = SAMPLES_PER_S, "is the fastest", "be faster"
+    known = [(second.goodness(figure), other) for other in tied if (figure := second(other)) is not None]
+    goodness, best = max(known, default=(0.0, entry), key=lambda each: (each[0], each[1].point))
+    mine, its = second(entry), second(best)
+    if mine is None or its is None or goodness <= second.goodness(mine):
+        return f"{tied_with}; none is known to {less}."
+    shown = f"{second.show(its, _unit(board))} instead of {second.show(mine, _unit(board))}"
+    return f"{tied_with}; {best.point} {least} of them, {shown}: --point {best.point}."
+
+
+def recorded_knobs(record: Mapping[str, Any], group: str, knobs: Sequence[str]) -> dict[str, RecordedKnob]:
+    """Returns the knobs of a group as a finished run had them: by its plan where that decided them, else as configured.
+
+    Knobs that neither has are left out.
+    """
+    plan, config = record.get("plan") or {}, (record.get("config") or {}).get(group) or {}
+    known = {}
+    for knob in knobs:
+        planned = plan.get(f"{group}.{knob}")
+        if planned is not None:
+            known[knob] = RecordedKnob(planned["value"], f"{planned['source']}: {planned['because']}")
+        elif knob in config:
+            known[knob] = RecordedKnob(config[knob], AS_CONFIGURED)
+    return known
+
+
+def _unit(board: Leaderboard) -> str:
+    return board.file.sample_unit if isinstance(board.file, SweepFile) else ""
+
+
+def in_words(board: Leaderboard, entry: Entry) -> str:
+    """Returns its score, interval and rank."""
+    assert entry.score is not None
+    objective = board.objective
+    score = objective.show(entry.score, _unit(board))
+    if entry.ci95 is not None:
+        score += f" (95 % interval {' to '.join(map(objective.number, entry.ci95))})"
+    return f"{score}, rank {entry.label} of {len(board.ranked)}"

@@ -1,0 +1,225 @@
+"""Writes and reads ``sweep.json`` and ``search.json``: which study a folder holds.
+
+`load` reads a whole folder: its file and its ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, get_type_hints
+
+from wellfed.command_line import command
+from wellfed.config.files.folder_lookup import FolderKind
+from wellfed.errors import ConfigError
+from wellfed.record import bounded, write_atomically
+from wellfed.study import ledger
+from wellfed.study.ledger import Read
+from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
+from wellfed.study.points import space as spaces
+from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of
+from wellfed.study.points.space import Axis
+from wellfed.study.row import TrialMetric
+
+SCHEMA = 1
+SWEEP = FolderKind("sweep", "sweep.json", f"{command('train')} -m sweep=quick")
+SEARCH = FolderKind("search", "search.json", f"{command('train')} -m workload.optimizer.lr=0.01,0.001")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFile:
+    """Facts that the trials of a study share."""
+
+    folder_kind: ClassVar[FolderKind]
+
+    name: str
+    workload: str
+    fixed: tuple[str, ...]
+    """Overrides that all trials share, with secrets as ``***``."""
+    ids: tuple[str, ...] = ()
+    """Ids of the points of a grid, in its order; empty where a sampler picks the points."""
+    code: str
+    """Version of the code: see `wellfed.study.trial_end.code_version`."""
+    machine: str = ""
+    """Processor and GPUs."""
+    flags: tuple[str, ...] = ()
+    """Flags of the command line that set where configurations are searched."""
+
+    def write(self, folder: Path) -> None:
+        """Replaces the file as a whole."""
+        write_atomically(folder / self.folder_kind.marker, json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what is written."""
+        return {"schema": SCHEMA, **vars(self)}
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Returns the content of a folder's file.
+
+        Raises:
+            OSError: there is no such file.
+            ValueError: it is not a file of this kind of study, or has a schema that this version does not know.
+        """
+        path = folder / cls.folder_kind.marker
+        try:
+            found: Any = bounded(json.loads(path.read_text(encoding="utf-8")))
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
+            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            for name, hint in get_type_hints(cls).items():
+                value = known.get(name)
+                if name in known and hint in (str, int) and (not isinstance(value, hint) or isinstance(value, bool)):
+                    raise ValueError(f"{name} is {str(value)[:40]!r}")
+            known |= {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")}
+            return cls.from_known(known)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{path} is not the file of a {cls.folder_kind.noun}: {error}.") from error
+
+    @classmethod
+    def from_known(cls, known: Mapping[str, Any]) -> Self:
+        """Returns the file of values as JSON has them. Raises what wrong content raises."""
+        raise NotImplementedError
+
+    @property
+    def axis_names(self) -> list[str]:
+        """Knobs and groups that vary."""
+        raise NotImplementedError
+
+    @property
+    def grid(self) -> Grid:
+        """Grid of all points; a sampler's space may have none."""
+        raise NotImplementedError
+
+    @property
+    def ranked_by(self) -> Objective:
+        """Figure that ranks the points."""
+        raise NotImplementedError
+
+    @property
+    def points(self) -> list[GridPoint]:
+        """Points of the grid that was asked for last. Their overrides hide secrets, so ids can't be made of them."""
+        return [replace(point, id=id_) for point, id_ in zip(self.grid.points(), self.ids, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFile(StudyFile):
+    """``sweep.json``: facts that a sweep's timed trials share."""
+
+    folder_kind = SWEEP
+
+    sample_unit: str
+    axes: Mapping[str, tuple[str, ...]]
+    """Axis -> values, with secrets as ``***``."""
+    trial_steps: int = 0
+    """Most steps measured; 0 = unknown."""
+    objective: str = SAMPLES_PER_S.name
+    """Name in `OBJECTIVES` of the figure that ranks."""
+
+    @property
+    def axis_names(self) -> list[str]:
+        """Knobs and groups that vary."""
+        return list(self.axes)
+
+    @property
+    def grid(self) -> Grid:
+        """Grid of all points."""
+        return Grid(self.axes, self.fixed)
+
+    @property
+    def ranked_by(self) -> Objective:
+        """Figure that ranks the points."""
+        return OBJECTIVES[self.objective]
+
+    @classmethod
+    def from_known(cls, known: Mapping[str, Any]) -> Self:
+        """Returns the file of values as JSON has them. Raises what wrong content raises."""
+        axes = {str(axis): tuple(map(str, values)) for axis, values in known["axes"].items()}
+        file = cls(**{**known, "axes": axes})
+        if file.objective not in OBJECTIVES:
+            raise ValueError(f"has objective {file.objective}; this version knows {', '.join(OBJECTIVES)}")
+        if len(file.ids) != file.grid.size:
+            raise ValueError(f"has {len(file.ids)} ids for a grid of {file.grid.size}")
+        return file
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFile(StudyFile):
+    """``search.json``: facts that a search's whole trainings share."""
+
+    folder_kind = SEARCH
+
+    metric: str
+    """Metric of validation that ranks, without ``val/``."""
+    mode: Literal["max", "min"]
+    space: Mapping[str, Axis]
+    """Axes, with secrets as ``***``."""
+    sampler: str
+    pruner: str
+    max_trials: int
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of the metric is better."""
+        return self.mode == "max"
+
+    @property
+    def ranks_by_metric(self) -> TrialMetric:
+        """The metric with its direction."""
+        return TrialMetric(self.metric, self.mode)
+
+    @property
+    def axis_names(self) -> list[str]:
+        """Knobs and groups that vary."""
+        return list(self.space)
+
+    @property
+    def grid(self) -> Grid:
+        """Grid of all points; the space must be finite."""
+        return Grid(spaces.grid_values(self.space), self.fixed)
+
+    @property
+    def ranked_by(self) -> Objective:
+        """Figure that ranks the points."""
+        return of_metric(self.metric, higher_is_better=self.higher_is_better)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Facts that all trials share beside the axes; others make another search.
+
+        Overrides about watching trials or where they write don't count.
+        """
+        shared = sorted(text for text in self.fixed if group_of(text) not in NO_AXES)
+        return {"metric": f"val/{self.metric} ({self.mode})", "overrides": " ".join(shared)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what is written."""
+        return {**super().to_dict(), "space": spaces.to_dict(self.space)}
+
+    @classmethod
+    def from_known(cls, known: Mapping[str, Any]) -> Self:
+        """Returns the file of values as JSON has them. Raises what wrong content raises."""
+        if known["mode"] not in ("max", "min"):
+            raise ValueError(f"mode is {str(known['mode'])[:40]!r}")
+        return cls(**{**known, "space": spaces.from_dict(known["space"])})
+
+
+def is_of_search(folder: Path) -> bool:
+    """Returns whether a folder is a search's."""
+    return (folder / SEARCH.marker).exists()
+
+
+def load(folder: Path) -> tuple[SweepFile | SearchFile, Read]:
+    """Returns what a folder of a sweep or a search holds.
+
+    Raises:
+        ConfigError: its files can't be read, or are not those of a study.
+    """
+    kind = SearchFile if is_of_search(folder) else SweepFile
+    try:
+        return kind.read(folder), ledger.read(folder)
+    except (OSError, ValueError) as error:
+        way_out = f"Start the {kind.folder_kind.noun} again with the same command: what is in the ledger is kept."
+        raise ConfigError.of(str(folder), f"can't be read: {error}", way_out) from error

@@ -1,0 +1,270 @@
+"""Makes the row of the ledger from what a trial has left in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from wellfed import record
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
+from wellfed.masking import hidden
+from wellfed.record import EngineState, ErrorEntry, GitState, RunRecord, Status, engine_version
+from wellfed.study.learning_curve import best_point, read_curve
+from wellfed.study.row import Outcome, Row, TrialMetric
+
+if TYPE_CHECKING:
+    from wellfed.study.executors.executor import TrialEnd
+
+OUT, ERR = "stdout.txt", "stderr.txt"
+"""Files with what a trial has printed."""
+_STDERR_LINES = 20
+_LONGEST_LINE = 300
+"""Most characters of an error in a cell of a table."""
+_NOTE = re.compile(r"\(\d+ frames of libraries are left out: .*\)")
+_ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Iteration|Full|Empty|Expired|Fault)\b(: |$)")
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_KILLED = f"Mostly the system's out-of-memory killer: {LESS_HOST_MEMORY} or data."
+
+
+@dataclass
+class RowMaker:
+    """Makes the row of a trial that has ended; called where the trial's files are."""
+
+    group: str = "sweep"
+    """Group of knobs that advice names."""
+    metric: TrialMetric | None = None
+    """Ranks whole trainings; None = trials are timed."""
+
+    def __call__(self, row: Row, end: TrialEnd, study: Path) -> Row:
+        """Returns the row of an end; ``row`` is what was known before, ``study`` the study's folder."""
+        predicted = row.predicted_peak_gib if end.predicted_peak_gib is None else end.predicted_peak_gib
+        row = replace(row, host=end.host or row.host, machine=end.machine or row.machine, predicted_peak_gib=predicted)
+        if end.not_started is not None:
+            row = replace(refused_row(row, end.not_started, end.message), folder="", seconds=round(end.seconds, 3))
+        else:
+            code = -signal.SIGKILL if end.is_lost else end.code
+            row = ended_row(
+                row, study, code, end.seconds, timed_out=end.is_timeout, group=self.group, metric=self.metric
+            )
+        if not end.is_lost:
+            return row
+        return replace(row, error=_error("code", end.message, f"{self.group}.retry=[killed] runs it again."))
+
+
+def ended_row(
+    row: Row,
+    study: Path,
+    exit_code: int,
+    seconds: float,
+    *,
+    timed_out: bool,
+    group: str = "sweep",
+    metric: TrialMetric | None = None,
+) -> Row:
+    """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing.
+
+    Args:
+        row: what was known before.
+        study: folder of the study.
+        group: has the knobs that advice names.
+        metric: ranks whole trainings; None = the trial was timed.
+    """
+    folder = study / row.folder
+    found = _read(folder)
+    status, error = _verdict(found, exit_code, seconds, timed_out, group)
+    stderr = () if status == "ok" else tuple(map(hidden, last_lines(folder / ERR, _STDERR_LINES)))
+    if error is not None and not error["message"]:
+        error = {**error, "message": _last_own_line(stderr) or f"ended with exit code {exit_code}"}
+    if found is not None and (found.status, found.exit_code) != (status, exit_code):
+        path = folder / record.FILE_NAME  # the process could not write its own end
+        with contextlib.suppress(OSError, ValueError):
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries.update(status=status, error=error, exit_code=exit_code)
+            record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
+    ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
+    return ended if found is None else _with_curve(with_figures(ended, found), folder, found, metric)
+
+
+def _with_curve(row: Row, folder: Path, found: RunRecord, metric: TrialMetric | None) -> Row:
+    """Returns the row of a whole training with what it has learned."""
+    if metric is None:
+        return row
+    curve = read_curve(folder, metric.name)
+    best = best_point(curve, higher_is_better=metric.higher_is_better)
+    is_pruned = any(event["kind"] == "pruned" for event in found.events)
+    outcome: Outcome = "failed" if row.status != "ok" or best is None else "pruned" if is_pruned else "complete"
+    last = curve[-1].value if curve else math.nan
+    return replace(
+        row,
+        outcome=outcome,
+        value=None if best is None else best.value,
+        value_step=None if best is None else best.step,
+        last_value=last if math.isfinite(last) else None,
+        validations=len(curve),
+        trained_steps=found.steps,
+    )
+
+
+def with_figures(row: Row, found: RunRecord) -> Row:
+    """Returns the row with what a run record has measured."""
+    throughput, memory = found.throughput, found.memory
+    low_high = throughput["ci95"] if throughput else None
+    gpus = found.gpus.values()
+    used = [each["util_pct"]["mean"] for each in gpus if each.get("util_pct")]
+    spent_j: list[Any] = [each.get("energy_per_sample_j") for each in gpus]
+    return replace(
+        row,
+        samples_per_s=throughput["samples_per_s"] if throughput else None,
+        ci95=(low_high[0], low_high[1]) if low_high else None,
+        steps=throughput["steps"] if throughput else 0,
+        warmup_steps=throughput["warmup_steps"] if throughput else 0,
+        readiness_frac=found.readiness_frac,
+        ceiling_samples_per_s=found.ceiling["samples_per_s"] if found.ceiling else None,
+        peak_memory_gib=memory.get("measured_peak_gib"),
+        predicted_peak_gib=memory.get("predicted_peak_gib") or row.predicted_peak_gib,
+        util_pct=fmean(used) if used else None,
+        energy_per_sample_j=sum(spent_j) if spent_j and None not in spent_j else None,
+        device=memory.get("device") or row.device,
+        started_at=found.started_at,
+        host=found.host_name or row.host,
+    )
+
+
+def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Row | None:
+    """Returns the row of a trial that has ended and is not in the ledger; None if it left no complete record.
+
+    The study was killed just then, or another launcher ran the trial.
+    """
+    folder = study / row.folder
+    found = _read(folder)
+    if found is None or found.status in ("running", "killed", "interrupted"):
+        return None
+    status, error = _recorded_end(found)
+    ended = replace(
+        row,
+        status=status,
+        error=error,
+        exit_code=found.exit_code,
+        seconds=found.duration_s,
+        stderr=() if status == "ok" else tuple(last_lines(folder / ERR, _STDERR_LINES)),
+        overrides=tuple(found.overrides),
+        code=code_version(found.git, found.engine),
+    )
+    return _with_curve(with_figures(ended, found), folder, found, metric)
+
+
+def _recorded_end(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
+    """Returns the end by a finished record; a configuration refused before the first batch is invalid, not failed."""
+    error = found.error
+    is_refused = found.exit_code == EXIT_NOTHING_RUN and error is not None and error["kind"] == "config"
+    return "invalid" if is_refused else found.status, error
+
+
+def code_version(git: GitState | None, engine: EngineState | None) -> str:
+    """Returns the project's commit, with a digest of what was changed since.
+
+    The engine's version follows if it is not part of the project's checkout. Without a checkout it stands alone.
+    """
+    if git is None:
+        return engine_version(engine)
+    own = "" if engine is None or engine["within_project"] else f", {engine_version(engine)}"
+    # Records of earlier versions have no digest.
+    digest = git.get("digest") or (hashlib.sha256(git["diff"].encode()).hexdigest() if git["diff"].strip() else "")
+    return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}{own}"
+
+
+def _read(folder: Path) -> RunRecord | None:
+    try:
+        return RunRecord.read(folder)
+    except (OSError, ValueError):
+        return None
+
+
+def _verdict(
+    found: RunRecord | None, exit_code: int, seconds: float, timed_out: bool, group: str
+) -> tuple[Status, ErrorEntry | None]:
+    if timed_out:
+        advice = f"Raise {group}.timeout_s if it is only slow, with {group}.retry=[timeout]."
+        return "timeout", _error("code", f"had not ended after {seconds:.0f} s", advice)
+    if exit_code < 0:
+        number = -exit_code
+        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+        if number in _FROM_OUTSIDE:
+            return "killed", _error("host_oom" if number == signal.SIGKILL else "code", f"ended by {name}", _KILLED)
+        return "failed", _error("code", f"crashed: {name}", "Native code of the model, the data or a driver.")
+    if found is not None and found.status not in ("running", "killed"):
+        return _recorded_end(found)
+    if exit_code == EXIT_NOTHING_RUN:
+        return "invalid", _error("config")
+    if exit_code == EXIT_OUT_OF_MEMORY:
+        return "oom", _error("device_oom")
+    return "failed", _error("code")
+
+
+def _error(kind: ErrorKind, message: str = "", advice: str = "") -> ErrorEntry:
+    return {"kind": kind, "message": hidden(message), "advice": hidden(advice)}
+
+
+def why_of(error: Mapping[str, Any], folder: str) -> str:
+    """Returns why a trial has no rank, for one cell of a table: the error's own line, its advice, its log.
+
+    Args:
+        folder: the trial's folder; empty where none was started.
+    """
+    texts = [message_of(error), _in_one_line(str(error.get("advice") or ""))]
+    return " ".join([*filter(None, texts), *([f"Log: {folder}/{ERR}"] if folder else [])])
+
+
+def message_of(error: Mapping[str, Any]) -> str:
+    """Returns the message of a row's error in one line of bounded length; of a traceback the line with the error."""
+    lines = str(error.get("message") or "").splitlines()
+    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
+    named = [line for line in own if _ERROR_LINE.match(line)]
+    return _in_one_line(named[-1] if named else " ".join(own))
+
+
+def _in_one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+def _last_own_line(lines: Sequence[str]) -> str:
+    """Returns the last line of printed text that names an error, else the last line."""
+    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
+    named = [line for line in own if _ERROR_LINE.match(line)]
+    return (named or own or [""])[-1].strip().removeprefix("- ")
+
+
+def refused_row(row: Row, status: Status, message: str) -> Row:
+    """Returns the row of a point that was not started."""
+    kind: ErrorKind = "data" if status == "failed" else "config"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return replace(row, status=status, error=_error(kind, message), started_at=now)
+
+
+def started_at(folder: Path) -> str | None:
+    """Returns the start of the run of a folder, UTC; None where it has no record."""
+    found = _read(folder)
+    return None if found is None else found.started_at
+
+
+def last_lines(path: Path, number: int) -> list[str]:
+    """Returns the last lines of a file that are not blank; empty where it can't be read."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 64 * 1024))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-number:]

@@ -1,0 +1,140 @@
+"""Measures the configurations of a tune, one at a time; what is in its ledger is not measured again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from wellfed.record import RunRecord
+from wellfed.run.folder import lock
+from wellfed.study import ledger
+from wellfed.study.executors.executor import Executor
+from wellfed.study.ledger import Ledger
+from wellfed.study.points.grid import GridPoint, point_id
+from wellfed.study.points.guided.tune_trial import typed_behind
+from wellfed.study.row import Row, RowKind
+from wellfed.study.study import TimedTrials
+
+
+@dataclass
+class TuneTrials:
+    """Runs what a tune proposes."""
+
+    words: tuple[str, ...]
+    """Overrides of the start."""
+    trials: TimedTrials
+    executor: Executor
+
+    @property
+    def ledger(self) -> Ledger:
+        """Rows of the tune."""
+        return self.trials.ledger
+
+    def point(self, overrides: Sequence[str]) -> GridPoint:
+        """Returns the configuration with these overrides behind those of the start."""
+        words = typed_behind(self.words, overrides)
+        return GridPoint(point_id(words), {}, words)
+
+    def measure(self, overrides: Sequence[str]) -> Row:
+        """Returns the row of a configuration's trial; runs it if need be."""
+        point = self.point(overrides)
+        if (row := self._known(point)) is not None:
+            return row
+        self.ledger.adopt(point)  # it ended just when the tune was killed
+        if (row := self._known(point)) is not None:
+            return row
+        self._run(point, "trial")
+        return self.latest(overrides)
+
+    def measure_again(self, overrides: Sequence[str], number: int) -> Row:
+        """Returns the row of the n-th measurement beyond the trial."""
+        point = self.point(overrides)
+        if len(self.ledger.found.of(point.id, "repeat")) < number:
+            self._run(point, "repeat")
+        rows = self.ledger.found.of(point.id, "repeat")
+        return rows[number - 1] if len(rows) >= number else self.latest(overrides)
+
+    def _known(self, point: GridPoint) -> Row | None:
+        """Returns a trial that need not be run. A start that failed is always run again: the tune needs it."""
+        row = None if self.ledger.missing([point.id]) else self.ledger.latest().get(point.id)
+        return None if row is None or (row.status != "ok" and point.id == self.point(()).id) else row
+
+    def kept_as_they_are(self) -> Counter[str]:
+        """Returns trials that did not end well and are not run again, by status."""
+        points = set(self.ledger.latest()) - {self.point(()).id}
+        rows = [self.ledger.latest()[point] for point in points if not self.ledger.missing([point])]
+        return Counter(row.status for row in rows if row.status != "ok")
+
+    def latest(self, overrides: Sequence[str]) -> Row:
+        """Returns the last trial of what was measured before."""
+        return self.ledger.latest()[self.point(overrides).id]
+
+    def record(self, row: Row) -> RunRecord | None:
+        """Returns the trial's record; None where it left none."""
+        if not row.folder:
+            return None
+        try:
+            return RunRecord.read(self.ledger.folder / row.folder)
+        except (OSError, ValueError):
+            return None
+
+    def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
+        """Returns rows of the start and of this configuration, measured in turns; fewer where it fails in a round."""
+        start, result = self.point(()), self.point(overrides)
+        found = rounds_of(self.ledger, start.id, result.id)
+        for number in range(len(found), rounds if self.rounds_missing(overrides, rounds) else 0):
+            # Every other round runs backwards, so no point always follows the same one.
+            for point in (start, result) if number % 2 == 0 else (result, start):
+                self._run(point, "confirm")
+            found = rounds_of(self.ledger, start.id, result.id)
+            if len(found) <= number or _has_failed(found):
+                break
+        return found[:rounds]
+
+    def rounds_missing(self, overrides: Sequence[str], rounds: int) -> int:
+        """Returns the number of rounds still to be measured; 0 after one in which this configuration failed."""
+        found = rounds_of(self.ledger, self.point(()).id, self.point(overrides).id)
+        return 0 if _has_failed(found) else max(0, rounds - len(found))
+
+    def _run(self, point: GridPoint, kind: RowKind) -> None:
+        """Runs a trial if the point composes; else its row has the reason."""
+        if point.id not in self.trials.ready:
+            self.trials.compose([point])
+        if point.id in self.trials.ready:
+            for _ in self.trials.run(self.executor, [point.id], kind):
+                pass
+
+
+def rounds_of(kept: Ledger, first: str, second: str) -> list[tuple[Row, Row]]:
+    """Returns the complete rounds in which two points were measured in turns, in whichever order."""
+    counted = [*kept.found.confirms(first), *kept.found.confirms(second)]
+    waiting: Row | None = None
+    rounds = []
+    for row in kept.found.rows:
+        if not any(row is each for each in counted):
+            continue
+        if waiting is None or waiting.point == row.point:
+            waiting = row
+        else:
+            rounds.append((waiting, row) if row.point == second else (row, waiting))
+            waiting = None
+    return rounds
+
+
+def set_aside(kept: Ledger) -> str:
+    """Moves all that is in the folder into one within it, and begins anew; returns its name."""
+    folder = kept.folder
+    aside = next(name for number in count(1) if not (folder / (name := f"before{number}")).exists())
+    entries = [each for each in folder.iterdir() if not each.name.startswith(("before", lock.FILE_NAME))]
+    (folder / aside).mkdir()
+    for each in entries:
+        each.rename(folder / aside / each.name)
+    kept.found = ledger.read(folder)
+    return aside
+
+
+def _has_failed(rounds: Sequence[tuple[Row, Row]]) -> bool:
+    """Returns whether the second of the two failed: no further round will make it one to recommend."""
+    return any(row.status != "ok" for _, row in rounds)

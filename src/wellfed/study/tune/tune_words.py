@@ -1,0 +1,82 @@
+"""Reads the command line of a tune: overrides of its start, and those that have no meaning here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from wellfed.command_line import words
+from wellfed.config.faults.override_faults import read_overrides
+from wellfed.config.knobs import all_knobs
+from wellfed.config.quoting import is_null, key_value, quoted, unquoted
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError, Fault
+from wellfed.study.points.grid import group_of
+
+NOT_MANY = "runs a grid, and a tune is one search. Leave it out: tune tries the values itself."
+"""Why ``-m`` is refused."""
+_OF_SWEEPS = {
+    "sweep.name": "Write tune.name=<name>.",
+    "sweep.max_trials": "Write tune.max_trials=<number>.",
+    "sweep.fail_fast": "Leave it out: what fails is taken back, and the search goes on.",
+}
+_TURNED = ("loader", "memory", "gpu")
+
+
+def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], object]) -> list[str]:
+    """Returns the overrides, quoted where Hydra's grammar would misread a path.
+
+    Raises:
+        ConfigError: all that have no meaning for a tune.
+    """
+    faults = [fault for text in overrides for fault in _faults(text)]
+    if named := [word for word in words() if word.startswith(("--config-name", "-cn"))]:
+        problem = "names another primary configuration, and a tune starts from train.yaml."
+        faults.append(Fault(named[0], problem, "Leave it out; an experiment can set any knob: experiment=<name>."))
+    if faults:
+        raise ConfigError(faults)
+    return [quoted(text) for text in overrides]
+
+
+def _faults(text: str) -> Iterator[Fault]:
+    key, value = key_value(text)
+    if key in ("resume", "rerun") and not is_null(unquoted(value)):
+        problem = "is about one training, and a tune is many short trials, none of which is kept."
+        yield Fault(text, problem, "Leave it out; an interrupted tune goes on by the same command.")
+    elif key == "sweep" and not is_null(value):
+        yield Fault(text, "names a grid, and tune chooses by itself what it tries.", "Leave it out.")
+    elif group_of(text) == "search" and not is_null(value):
+        yield Fault(text, "is about a search of whole trainings, and tune times short trials.", "Leave it out.")
+    elif key in _OF_SWEEPS:
+        yield Fault(text, "has no effect on a tune.", _OF_SWEEPS[key])
+    else:
+        (typed,) = read_overrides([text], multirun=True)
+        if typed.parsed is not None and typed.parsed.is_sweep_override():
+            way_out = (
+                f"Write one value to start from; a list is {key}=[{value}]. The loader, memory and gpu are turned."
+            )
+            yield Fault(text, "names several values, and a tune has one start.", way_out)
+
+
+def of_the_start(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Returns the overrides of `python src/train.py` for the start."""
+    return tuple(text for text in overrides if group_of(text) != "tune")
+
+
+def of_trials(start: Sequence[str], config: RunConfig) -> tuple[str, ...]:
+    """Returns the overrides of its trials, which are watched even if the start is not: findings lead the search."""
+    is_typed = any(text.lstrip("+").startswith(("telemetry=", "telemetry.enabled=")) for text in start)
+    return (*start, *([] if config.telemetry.enabled or is_typed else ["telemetry=default"]))
+
+
+def fixed_knobs(fixed: Sequence[str]) -> frozenset[str]:
+    """Returns the knobs and groups of ``tune.fixed``.
+
+    Raises:
+        ConfigError: a name is not a knob or group that tune could turn.
+    """
+    own = {*_TURNED, *(knob for knob in all_knobs(RunConfig) if knob.partition(".")[0] in _TURNED)}
+    if wrong := [name for name in fixed if name not in own]:
+        problem = f"{', '.join(wrong)}: no knob or group that tune turns."
+        way_out = "Name loader, memory, gpu, or knobs of these: tune.fixed=[gpu,loader.num_workers]."
+        raise ConfigError([Fault(f"tune.fixed=[{','.join(fixed)}]", problem, way_out)])
+    return frozenset(fixed)

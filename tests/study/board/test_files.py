@@ -1,0 +1,136 @@
+"""The three files of a leaderboard: programs read one, people the others."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kit import made
+from wellfed.study.board.files import CSV, to_csv, to_markdown, write
+from wellfed.study.ledger import Read
+from wellfed.study.ranking.board_entry import Leaderboard
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.row import Row
+from wellfed.study.study_files import SweepFile
+from wellfed.units import spreadsheet_cell
+
+ODD = ("[16, 8]", "a,b", 'say "hi"', "it's", "$(rm x) | y", "two\nlines", "ü ✓", "", "\r")
+
+
+def board(sweep: SweepFile, rows: list[Row] | None = None) -> Leaderboard:
+    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows), ()))
+
+
+def table(found: Leaderboard) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(found), newline="")))
+
+
+def cells(line: str) -> int:
+    """Of a Markdown row: bars that are not escaped, less one."""
+    return line.replace("\\|", "").count("|") - 1
+
+
+def test_programs_find_rank_point_and_status_first() -> None:
+    sweep = made.sweep_file()
+    head = to_csv(board(sweep)).split("\n", maxsplit=1)[0].split(",")
+    assert head[:3] == ["rank", "point", "status"]
+    assert head[-5:] == [*sweep.axes, "overrides", "error"]
+    assert len(set(head)) == len(head)
+
+
+def test_each_point_has_a_row_in_the_leaderboards_order() -> None:
+    found = board(made.sweep_file())
+    rows = table(found)
+    assert [row["point"] for row in rows] == [entry.point for entry in found.entries]
+    assert rows[0]["rank"] == "1"
+    assert float(rows[0]["samples_per_s"]) == found.entries[0].samples_per_s
+    assert float(rows[0]["ci95_low"]) < float(rows[0]["samples_per_s"]) < float(rows[0]["ci95_high"])
+    assert (rows[-1]["status"], rows[-1]["rank"], rows[-1]["samples_per_s"]) == ("pending", "", "")
+    assert "KeyError: '<b>\"embedding\"</b> & more'" in next(r["error"] for r in rows if r["status"] == "failed")
+
+
+def test_odd_overrides_can_be_pasted_into_a_shell() -> None:
+    sweep = made.sweep_file({"odd": ODD}, fixed=("name='a b'",))
+    found = board(sweep, [made.row(point) for point in sweep.points])
+    rows = table(found)
+    shown = {str(spreadsheet_cell(value)): value for value in ODD}
+    assert {row["odd"] for row in rows} == set(shown)
+    for row in rows:
+        assert shlex.split(row["overrides"]) == ["name='a b'", f"odd={shown[row['odd']]}"]
+
+
+def test_no_spreadsheet_takes_an_error_for_a_formula() -> None:
+    sweep = made.sweep_file({"n": ("1", "-2", "=A1")})
+    error = {"kind": "code", "message": "=HYPERLINK(1)", "advice": ""}
+    rows = [made.failed_row(point, "failed", error=error) for point in sweep.points]
+    found = table(board(sweep, rows))
+    assert [row["error"][:14] for row in found] == ["'=HYPERLINK(1)"] * 3
+    assert sorted(row["n"] for row in found) == ["'=A1", "-2", "1"]
+
+
+def test_markdown_tables_keep_their_columns_whatever_is_in_them() -> None:
+    sweep = made.sweep_file({"x|y": ("a|b", "`tick`", "c\nd", "<img src=x>"), "n": ("1", "2")}, name="a|b `c`")
+    first, *rest = sweep.points
+    error = {"kind": "code", "message": "x | `y` <b>\nnext", "advice": "*now*"}
+    rows = [made.failed_row(first, "failed", error=error), *(made.row(point, 100.0) for point in rest)]
+    text = to_markdown(board(sweep, rows))
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({cells(line) for line in block.splitlines()}) == 1, block
+    assert "<b>" not in text
+    assert "`a\\|b`" in text
+    assert "`'tick'`" in text
+    assert "&#42;now&#42;" in text
+
+
+@pytest.mark.parametrize("message", ["[here](https://example.org)", "KeyError: __init__", "C:\\*", "~~no~~"])
+def test_a_message_in_markdown_is_text(message: str) -> None:
+    sweep = made.sweep_file({"n": ("1",)})
+    rows = [made.failed_row(sweep.points[0], "failed", error={"kind": "code", "message": message, "advice": ""})]
+    text = to_markdown(board(sweep, rows))
+    for special in ("[here]", "__init__", "C:\\", "~~"):
+        assert special not in text
+
+
+def test_markdown_tells_ranks_failures_knobs_and_notes() -> None:
+    found = board(made.sweep_file())
+    text = to_markdown(found)
+    assert "24 points: 17 ok, 1 oom, 1 infeasible" in text
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Ranks",
+        "## Without a rate",
+        "## Which knob mattered",
+        "## Notes",
+    ]
+    assert all(f"`{entry.point}`" in text for entry in (*found.ranked, *found.unranked))
+
+
+def test_markdown_of_a_sweep_without_a_rate_says_so() -> None:
+    assert "No point has a rate." in to_markdown(board(made.sweep_file(), []))
+
+
+def test_three_files_are_written_and_replaced(tmp_path: Path) -> None:
+    sweep = made.sweep_file()
+    folder = made.write(tmp_path / "sweep", sweep)
+    found = board(sweep)
+    (folder / CSV).write_text("old")
+    before = {path.name for path in folder.iterdir()}
+    paths = write(folder, found)
+    assert [path.name for path in paths] == ["leaderboard.csv", "leaderboard.md", "leaderboard.html"]
+    assert {path.name for path in folder.iterdir()} == before | {path.name for path in paths}
+    assert (folder / CSV).read_text() == to_csv(found)
+    assert write(folder, found) == paths
+
+
+def test_a_text_that_is_no_utf8_stops_nothing(tmp_path: Path) -> None:
+    sweep = made.sweep_file({"path": ("a\udc80", "b")})
+    found = board(sweep, [replace(made.row(point), folder="x\udcff") for point in sweep.points])
+    table, *for_people = write(tmp_path, found)
+    assert "a?" in table.read_text(encoding="utf-8")
+    for path in for_people:  # the half character is written out, whose value may be told apart by it
+        assert "a\\udc80" in path.read_text(encoding="utf-8").replace("&#92;", "\\")

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kit import made
+from tests.kit.wandb_files import Stored, stored
+from wellfed import record
+from wellfed.config.schema import LoggerConfig, LoggerMode
+from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.telemetry.metrics import TIME_AXIS
+from wellfed.study.board import files as leaderboard_files
+from wellfed.study.board.publish import is_published, publish
+from wellfed.study.ledger import Read
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.row import Row
+
+SWEEP = made.sweep_file({"loader": ("baseline", "conservative", "balanced", "aggressive")})
+SLOW, FAILED, FAST, REFUSED = SWEEP.points
+ROWS = [
+    made.row(SLOW, 100.0, peak_memory_gib=3.0),
+    made.failed_row(FAILED, "oom"),
+    made.row(FAST, 200.0),
+    made.failed_row(REFUSED, "invalid"),
+]
+
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No login; nothing is sent."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return written(tmp_path / "sweep")
+
+
+def written(folder: Path, rows: Sequence[Row] = ROWS) -> Path:
+    made.write(folder, SWEEP, rows)
+    leaderboard_files.write(folder, leaderboard(SWEEP, Read(tuple(rows), ())))
+    return folder
+
+
+def put(folder: Path, rows: Sequence[Row] = ROWS, **logger: str) -> None:
+    publish(folder, SWEEP, rows, LoggerConfig(**{"mode": LoggerMode.auto, **logger}), number_of_rows=len(rows))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("wandb/offline-run-*"))
+
+
+def about(run: Stored) -> dict[str, object]:
+    (found,) = run.of_type("run")[:1]
+    return found
+
+
+def summary_of(run: Stored) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for entry in run.of_type("summary"):
+        found |= entry["update"]
+    return found
+
+
+@pytest.mark.slow
+def test_each_trial_is_a_run_and_the_leaderboard_a_table_all_in_one_group(folder: Path):
+    put(folder)
+    trials = {row.point: runs_in(folder / row.folder) for row in ROWS if row.folder}
+    assert [len(found) for found in trials.values()] == [1, 1, 1]
+    (table,) = runs_in(folder)
+    everything = {point: stored(found[0]) for point, found in trials.items()} | {"quick leaderboard": stored(table)}
+    for name, run in everything.items():
+        facts = about(run)
+        assert (facts["display_name"], facts["run_group"], facts["project"]) == (name, "recsys/quick", "wellfed")
+    assert everything[FAST.id].exit_code == 0
+    row = everything["quick leaderboard"].history[-1]
+    (media,) = table.glob("files/media/table/*.json")
+    found = json.loads(media.read_text())
+    assert "leaderboard" in str(row)
+    assert len(found["data"]) == 4
+    assert found["columns"][:3] == ["rank", "point", "status"]
+    assert found["data"][0][1] == FAST.id
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_trial_are_its_summary_and_telemetry(folder: Path):
+    lines = ["time_s,step,phase,gpu,util_pct,mem_gib"]
+    lines += ["0.5,1,train,0,90,", "0.5,1,train,1,80,2.5", f"0.5,1,train,{HOST},,4", "1.0,2,train,0,95,"]
+    (folder / SLOW.id / "telemetry.csv").write_text("\n".join(lines) + "\n")
+    put(folder, ROWS[:1])
+    (path,) = runs_in(folder / SLOW.id)
+    run = stored(path)
+    rows = run.history
+    assert len(rows) == 2
+    assert (rows[0]["gpu0/util_pct"], rows[0]["gpu1/util_pct"], rows[0]["gpu1/mem_gib"]) == (90, 80, 2.5)
+    assert rows[1] == {TIME_AXIS: 1, "gpu0/util_pct": 95}
+    found = summary_of(run)
+    assert (found["status"], found["throughput/samples_per_s"], found["memory/peak_gib"]) == ("ok", 100.0, 3.0)
+    assert "gpu/util_pct" not in found
+
+
+@pytest.mark.slow
+def test_the_record_says_where_its_run_is(folder: Path):
+    put(folder)
+    found = record.read(folder / FAST.id)
+    (path,) = runs_in(folder / FAST.id)
+    assert found["wandb"]["mode"] == "offline"
+    assert found["wandb"]["parts"] == [str(path)]
+    assert path.name.endswith(found["wandb"]["id"])
+    assert found["plan"]["loader.num_workers"]["value"] == 6
+
+
+@pytest.mark.slow
+def test_a_second_call_adds_no_trial_that_is_there(folder: Path):
+    put(folder, ROWS[:2])
+    before = {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
+    put(folder)
+    assert [len(runs_in(folder / row.folder)) for row in ROWS if row.folder] == [1, 1, 1]
+    assert before == {row.point: (folder / row.folder / "run.json").read_bytes() for row in ROWS[:2]}
+
+
+def test_what_is_published_is_known_by_the_number_of_rows(folder: Path):
+    assert not is_published(folder, 4)
+    put(folder)
+    assert is_published(folder, 4)
+    assert not is_published(folder, 5)
+    (folder / ".published").write_bytes(b"\xff")
+    assert not is_published(folder, 4)
+
+
+@pytest.mark.slow
+def test_a_trial_without_a_record_is_left_out(folder: Path):
+    (folder / SLOW.id / "run.json").unlink()
+    (folder / FAILED.id / "run.json").write_text("{")
+    put(folder)
+    assert [len(runs_in(folder / row.folder)) for row in ROWS if row.folder] == [0, 0, 1]
+    assert is_published(folder, 4)
+
+
+@pytest.mark.slow
+def test_the_group_of_the_logger_goes_before(folder: Path):
+    put(folder, ROWS[:1], group="mine", project="other")
+    for path in (*runs_in(folder), *runs_in(folder / SLOW.id)):
+        facts = about(stored(path))
+        assert (facts["run_group"], facts["project"]) == ("mine", "other")
+
+
+def test_without_a_leaderboard_nothing_counts_as_published(folder: Path):
+    (folder / "leaderboard.csv").unlink()
+    with pytest.raises(FileNotFoundError):
+        put(folder, ROWS[:1])
+    assert not is_published(folder, 1)
+
+
+@pytest.mark.slow
+def test_secrets_are_not_sent(tmp_path: Path):
+    folder = written(tmp_path / "sweep", ROWS[:1])
+    made.write_record(folder / SLOW.id, config={"workload": {"data": {"token": "***"}}})
+    put(folder, ROWS[:1])
+    (path,) = runs_in(folder / SLOW.id)
+    assert "***" in str(stored(path).entries)

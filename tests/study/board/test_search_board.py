@@ -1,0 +1,182 @@
+"""Ranks of a search's trials, and the pages made of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.config.files import folder_lookup
+from wellfed.errors import ConfigError
+from wellfed.study import ledger
+from wellfed.study.board.files import again, to_csv, to_html, to_markdown
+from wellfed.study.learning_curve import CurvePoint, best_point, read_curve, reported_metrics
+from wellfed.study.ledger import Read
+from wellfed.study.points.grid import Grid
+from wellfed.study.points.space import Choices, Numbers
+from wellfed.study.ranking.ranking import board_of, search_board
+from wellfed.study.row import Row
+from wellfed.study.study_files import SEARCH, SearchFile, is_of_search
+
+LR, DIM = "workload.optimizer.lr", "workload.model.dim"
+STRANGE = "<b>|`*\x1b[1m"
+
+
+def file(mode: str = "max", **more: Any) -> SearchFile:
+    known: dict[str, Any] = {
+        "name": "mine", "workload": "recsys", "metric": "score", "mode": mode, "fixed": ("seed=1",),
+        "space": {LR: Numbers(1e-4, 1e-1, is_log=True), DIM: Choices(("32", "64"))},
+        "sampler": "tpe", "pruner": "median", "max_trials": 9, "code": "abc",
+    }  # fmt: skip
+    return SearchFile(**{**known, **more})
+
+
+def row(trial: int, value: float | None, outcome: Any = "complete", **more: Any) -> Row:
+    known: dict[str, Any] = {
+        "point": f"p{trial}", "kind": "trial", "overrides": ("seed=1", f"{LR}=0.0{trial + 1}", f"{DIM}=32"),
+        "status": "ok", "attempt": 1, "folder": f"p{trial}", "code": "abc", "trial": trial,
+        "validations": 3, "trained_steps": 12,
+    }  # fmt: skip
+    return Row(**{**known, "outcome": outcome, "value": value, "last_value": value, **more})
+
+
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
+
+
+@given(VALUES, st.sampled_from(["max", "min"]))
+def test_ranks_go_by_the_metric_and_equal_values_share_one(values, mode):
+    rows = tuple(row(number, value) for number, value in enumerate(values))
+    made = search_board(file(mode), Read(rows, ()), {})
+    ranked = [entry.row.value for entry in made.ranked]
+    assert ranked == sorted(values, reverse=mode == "max")
+    for entry in made.ranked:
+        better = sum((other > entry.row.value) if mode == "max" else (other < entry.row.value) for other in values)
+        assert entry.rank == 1 + better
+    assert made.best is not None
+    assert made.best.row.value == (max if mode == "max" else min)(values)
+
+
+def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
+    rows = (
+        row(0, 0.5),
+        row(1, 0.9, "pruned", validations=2, trained_steps=8),
+        row(2, None, "failed", status="oom", error={"kind": "device_oom", "message": "no room", "advice": "Less."}),
+        row(3, None, "failed"),
+        row(4, None, "failed", status="killed", exit_code=-9),
+    )
+    made = search_board(file(), Read(rows, ()), {})
+    assert [entry.row.trial for entry in made.ranked] == [0]
+    assert [(entry.status, entry.why) for entry in made.entries[1:]] == [
+        ("pruned", "ended after 2 validations, 8 steps"),
+        ("oom", "no room Less. Log: p2/stderr.txt"),
+        ("ok", "ended well, but validation gave no finite figure of the metric"),
+        ("killed", "exit code -9"),
+    ]
+    assert made.counts == {"complete": 1, "pruned": 1, "failed": 3}
+
+
+def test_a_point_is_known_by_its_last_trial():
+    rows = (row(0, None, "failed", status="killed"), row(1, 0.5), row(7, 0.7, point="p0", folder="p0"))
+    made = search_board(file(), Read(rows, ()), {})
+    assert [(entry.point, entry.row.value) for entry in made.entries] == [("p0", 0.7), ("p1", 0.5)]
+
+
+def test_a_grid_shows_what_is_missing_and_leaves_out_what_is_gone():
+    space = {DIM: Choices(("32", "64"))}
+    ids = tuple(point.id for point in Grid({DIM: ("32", "64")}, ("seed=1",)).points())
+    rows = (row(0, 0.5, point=ids[1]), row(1, 0.9, point="gone"))
+    made = search_board(file(space=space, sampler="grid", ids=ids), Read(rows, (3,)), {})
+    assert [(entry.values[DIM], entry.state) for entry in made.entries] == [("64", "complete"), ("32", "pending")]
+    assert "1 point of earlier grids of this search left out." in made.notes
+    assert "Left out of the ledger, cut by a crash or a full disk: line 3." in made.notes
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats()), max_size=6), st.booleans())
+def test_the_best_point_is_the_first_of_the_best_finite(points, higher):
+    curve = [CurvePoint(step, value) for step, value in points]
+    best = best_point(curve, higher_is_better=higher)
+    finite = [value for _, value in points if abs(value) < float("inf")]
+    if best is None:
+        assert not finite
+    else:
+        assert best.value == (max if higher else min)(finite)
+        assert best.step == min(step for step, value in points if value == best.value)
+
+
+def test_a_curve_is_read_as_far_as_it_goes(tmp_path: Path):
+    lines = ["step,epoch,time_s,split,name,value", "4,0,1,val,score,0.5", "4,0,1,train,score,9", "4,0,1,val,loss,1",
+             "8,1,2,val,score,0.7", "12,2,3,val,sco"]  # fmt: skip
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    assert read_curve(tmp_path, "score") == [CurvePoint(4, 0.5), CurvePoint(8, 0.7)]
+    assert "loss" in reported_metrics(tmp_path)
+    assert read_curve(tmp_path / "none", "score") == []
+
+
+def made_board() -> Any:
+    rows = (
+        row(0, 0.5),
+        row(1, 0.75, overrides=("seed=1", f"{LR}=0.0123456789", f"{DIM}=64")),
+        row(2, 0.6),
+        row(3, 0.1, "pruned"),
+        row(4, None, "failed", status="failed", error={"message": STRANGE}, stderr=(STRANGE,)),
+    )
+    curves = {f"p{number}": [CurvePoint(4, 0.1), CurvePoint(8, 0.1 * number)] for number in range(4)}
+    return search_board(file(name=STRANGE), Read(rows, ()), curves)
+
+
+def test_the_table_for_programs_has_all_digits():
+    (first, *_, last) = csv.DictReader(io.StringIO(to_csv(made_board())))
+    assert (first["rank"], first["value"], first[LR], first[DIM]) == ("1", "0.75", "0.0123456789", "64")
+    assert first["overrides"] == f"seed=1 {LR}=0.0123456789 {DIM}=64"
+    assert (last["rank"], last["state"], last["status"]) == ("", "failed", "failed")
+
+
+def test_the_page_has_curves_axes_and_no_html_of_the_users():
+    page = to_html(made_board())
+    assert page.count("<svg") == 2
+    assert "4 learning curves over optimizer steps" in page
+    assert "The metric of 4 trials over workload.optimizer.lr." in page
+    assert "<b>|" not in page
+    assert "\x1b" not in page
+    assert "0.01235" in page
+
+
+def test_without_matplotlib_the_ranks_are_there_and_a_line_says_how_to_get_pictures(no_matplotlib: str):
+    page = to_html(made_board())
+    assert page.count(no_matplotlib) == 1
+    assert "<svg" not in page
+    assert "0.01235" in page
+
+
+def test_the_page_of_a_search_without_an_end_is_drawn():
+    nothing = search_board(file(), Read((), ()), {})
+    assert "No trial has trained to its end." in to_html(nothing)
+    assert "No trial has trained to its end." in to_markdown(nothing)
+    assert again(nothing) == []
+
+
+def test_markdown_keeps_values_text():
+    text = to_markdown(made_board())
+    assert "| 1 | 1 | `0.01235` | `64` | 0.75 |" in text
+    assert "<b>" not in text
+    assert f"`python src/train.py seed=1 {LR}=0.0123456789 {DIM}=64`" in text
+
+
+def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
+    folder = tmp_path / "recsys" / "searches" / "mine"
+    folder.mkdir(parents=True)
+    file().write(folder)
+    ledger.append(folder, [row(0, 0.5), row(1, float("nan"), "failed")])
+    assert SearchFile.read(folder) == file()
+    assert folder_lookup.find("mine", tmp_path, SEARCH) == folder
+    assert folder_lookup.find(str(folder), tmp_path, SEARCH) == folder
+    assert is_of_search(folder)
+    assert [entry.row.value for entry in board_of(folder).entries] == [0.5, None]
+    (folder / "search.json").write_text("{}")
+    with pytest.raises(ConfigError, match="can't be read"):
+        board_of(folder)

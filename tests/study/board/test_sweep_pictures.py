@@ -1,0 +1,174 @@
+"""The page: it shows what users typed as text, needs no network, and stands whatever became of the sweep."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kit import made
+from tests.kit.page_reader import Page, read_page
+from wellfed.study.board.files import to_html, write
+from wellfed.study.board.sweep_pictures import MOST_MAPS
+from wellfed.study.ledger import Read
+from wellfed.study.ranking.board_entry import Leaderboard
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.row import Row
+from wellfed.study.study_files import SweepFile
+
+EVIL = "<script>alert(1)</script>"
+QUOTE = "\"><img src='x' onerror=alert(1)>"
+
+
+def board(sweep: SweepFile, rows: Sequence[Row] | None = None) -> Leaderboard:
+    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows), ()))
+
+
+def page(sweep: SweepFile, rows: Sequence[Row] | None = None) -> Page:
+    """The parsed page, which neither runs nor loads anything."""
+    return read_page(to_html(board(sweep, rows)))
+
+
+def test_a_real_sweep_shows_each_point_and_what_became_of_it() -> None:
+    sweep = made.sweep_file()
+    found = page(sweep)
+    assert all(point in found.text for point in sweep.ids)
+    for words in ("Fastest", "Without a rate: 6 points", "Pending: 1 point", "Throughput against memory"):
+        assert words in found.text
+    assert "KeyError: '<b>\"embedding\"</b> & more'" in found.text
+
+
+def test_without_matplotlib_the_front_is_a_table_and_a_line_says_how_to_get_the_picture(no_matplotlib: str) -> None:
+    found = board(made.sweep_file())
+    html = to_html(found)
+    assert html.count(no_matplotlib) == 1
+    assert "<svg" not in html
+    front = [entry.label for entry in found.ranked if entry.on_front]
+    after = html.partition(no_matplotlib)[2]
+    assert front
+    assert all(f"<td class=n>{label}</td>" in after for label in front)
+
+
+def test_rates_without_an_interval_have_a_page() -> None:
+    sweep = made.sweep_file()
+    few_steps = [made.row(point, 1000.0 + place, own=None, steps=20) for place, point in enumerate(sweep.points)]
+    assert "1?" in page(sweep, few_steps).text
+
+
+@pytest.mark.parametrize("evil", [EVIL, QUOTE, "&lt;b&gt;", "${title} $body", "</style><b>", "</svg><b>"])
+def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
+    sweep = made.sweep_file(
+        {evil: (evil, "other"), "loader": ("baseline", evil), "n": ("1", "2")},
+        fixed=(f"fixed={evil}",),
+        name=f"name{evil}",
+        workload=f"workload{evil}",
+        sample_unit=f"unit{evil}",
+        code=f"code{evil}",
+        machine=f"machine{evil}",
+    )
+    failed, odd, *rest, _pending = sweep.points
+    error = {"kind": f"kind{evil}", "message": f"message{evil}", "advice": f"advice{evil}"}
+    rows = [
+        made.failed_row(failed, "failed", error=error, stderr=(f"stderr{evil}",), folder=f"folder{evil}"),
+        made.row(odd, 900.0, device=f"device{evil}", code=f"rowcode{evil}", peak_memory_gib=3.0),
+        *(made.row(point, 1000.0 + place, peak_memory_gib=4.0) for place, point in enumerate(rest)),
+    ]
+    found = page(sweep, rows)
+    names = ("name", "workload", "unit", "code", "machine", "kind", "message", "advice", "stderr", "folder", "device")
+    for name in (*names, "rowcode"):
+        assert f"{name}{evil}" in found.text, name
+    assert "b" not in found.open
+
+
+def test_no_script_tag_is_made_of_a_value() -> None:
+    sweep = made.sweep_file({"x": (EVIL, "y")})
+    html = to_html(board(sweep, [made.row(point) for point in sweep.points]))
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+def test_a_sweep_of_one_point() -> None:
+    sweep = made.sweep_file({"loader": ("balanced",)})
+    found = page(sweep, [made.row(sweep.points[0], peak_memory_gib=2.0)])
+    assert sweep.ids[0] in found.text
+    assert "Two knobs at a time" not in found.text
+    assert "1 point has a rate, and a comparison needs 2" in found.text
+
+
+def test_a_sweep_of_one_axis_has_shares_but_no_map() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "balanced")})
+    found = page(sweep, [made.row(sweep.points[0], 100.0), made.row(sweep.points[1], 300.0)])
+    assert "100.0 %" in found.text
+    assert "Two knobs at a time" not in found.text
+    assert "3.00x" in found.text
+
+
+def test_a_sweep_of_many_points_and_axes_shows_the_maps_that_matter_most() -> None:
+    axes = {"a": tuple("01234"), "b": tuple("01234"), "c": ("0", "1", "2"), "d": ("0", "1"), "e": ("0",)}
+    sweep = made.sweep_file(axes)
+    rows = [made.row(p, 100.0 + 40 * int(p.values["a"]) + int(p.values["d"])) for p in sweep.points]
+    assert len(rows) == 150
+    found = page(sweep, rows)
+    assert all(point in found.text for point in sweep.ids)
+    assert found.tags.count("caption") == MOST_MAPS == 6  # of a, b, c, d
+
+
+def test_maps_beyond_the_most_are_named() -> None:
+    sweep = made.sweep_file(dict.fromkeys("abcde", ("0", "1")))
+    rows = [made.row(p, 100.0 + 40 * int(p.values["a"])) for p in sweep.points]
+    found = page(sweep, rows)
+    assert found.tags.count("caption") == MOST_MAPS
+    left = re.search(r"Left out, as these knobs mattered least: (.*?)\.", found.text)
+    assert left is not None
+    assert left[1].count(" × ") == 4
+    assert "a" not in left[1].replace(",", "").split()
+
+
+@pytest.mark.parametrize("status", made.ERRORS)
+def test_a_sweep_where_all_failed(status: str) -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "balanced"), "n": ("1", "2")})
+    found = page(sweep, [made.failed_row(point, status) for point in sweep.points])
+    assert "No point has a rate." in found.text
+    assert "Without a rate: 4 points" in found.text
+    assert found.text.count(made.ERRORS[status]["message"]) >= 4
+    assert "svg" not in found.tags
+
+
+def test_a_sweep_where_none_has_finished() -> None:
+    sweep = made.sweep_file()
+    found = page(sweep, [])
+    assert "No point has a rate." in found.text
+    assert "Pending: 24 points" in found.text
+    assert "Without a rate" not in found.text
+
+
+def test_rates_without_memory_have_no_picture() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "balanced")})
+    assert "svg" not in page(sweep, [made.row(point) for point in sweep.points]).tags
+
+
+def test_bars_stay_within_their_strip() -> None:
+    for name, value in page(made.sweep_file()).attributes:
+        if name == "style":
+            for share in re.findall(r"(?:left|width|--heat):([-\d.]+)%", value):
+                assert -0.01 <= float(share) <= 100.01
+
+
+def test_a_browser_shows_the_winner_first(chromium: Path, tmp_path: Path) -> None:
+    sweep = made.sweep_file({**made.AXES, "odd": (EVIL, "plain")})
+    found = board(sweep)
+    *_, html = write(tmp_path, found)
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
+    done = subprocess.run(
+        [chromium, *flags, html.as_uri()], capture_output=True, text=True, encoding="utf-8", timeout=60, check=True
+    )
+    dom = done.stdout
+    first = re.search(r'<tr class="first">(.*?)</tr>', dom, re.DOTALL)
+    assert first is not None
+    assert found.entries[0].point in first[1]
+    assert f">{found.entries[0].label}<" in first[1]
+    assert "<script" not in dom
+    assert dom.count("<svg") == 1

@@ -1,0 +1,123 @@
+"""What is made of a trial's end, and what other machines are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kit.made_trials import made_settings, made_trial
+from wellfed.record import RunRecord
+from wellfed.study.executors.executor import TrialEnd
+from wellfed.study.executors.remote import RemoteExecutor, Sent
+from wellfed.study.executors.trial_process import ProcessAnswer
+from wellfed.study.row import Row
+from wellfed.study.trial_end import RowMaker
+
+LOST = ProcessAnswer("node7", None, "its worker process was killed")
+
+
+class Nowhere(RemoteExecutor):
+    """Loses every trial at once; ``begins`` are those that have written a record by then."""
+
+    begins: Sequence[str] = ()
+
+    def _reach(self) -> None:
+        pass
+
+    def _leave(self) -> None:
+        pass
+
+    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
+        for each in sent:
+            yield None
+            if each.trial.key in self.begins:
+                record(self._settings.folder / each.trial.key, "running", None, "2026-01-02T00:00:00+00:00")
+            yield each, LOST
+
+
+def record(folder: Path, status: str, exit_code: int | None, started_at: str) -> None:
+    folder.mkdir(exist_ok=True)
+    made = RunRecord.start("p")
+    made.status, made.exit_code, made.started_at = status, exit_code, started_at  # type: ignore[assignment]
+    made.write(folder)
+
+
+def lost(folder: Path, key: str = "p", begins: Sequence[str] = ()) -> Row:
+    with Nowhere(made_settings(folder)) as executor:
+        executor.begins = begins
+        ((_, row),) = executor.run([made_trial(key)])
+    return row
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A study with the record of a trial that ran out of memory."""
+    record(tmp_path / "p", "oom", 3, "2026-01-01T00:00:00+00:00")
+    return tmp_path
+
+
+def test_a_trial_that_is_lost_before_it_begins_leaves_the_earlier_attempt_as_it_is(earlier: Path) -> None:
+    content = (earlier / "p" / "run.json").read_bytes()
+    row = lost(earlier)
+    assert (row.status, row.folder, row.host) == ("killed", "", "node7")
+    assert row.error == {"kind": "code", "message": LOST.problem, "advice": "sweep.retry=[killed] runs it again."}
+    assert (earlier / "p" / "run.json").read_bytes() == content
+
+
+def test_a_trial_that_is_lost_while_it_runs_is_so_in_its_own_record(earlier: Path) -> None:
+    row = lost(earlier, begins=["p"])
+    assert (row.status, row.folder, row.started_at) == ("killed", "p", "2026-01-02T00:00:00+00:00")
+    assert (row.error or {})["message"] == LOST.problem
+    assert json.loads((earlier / "p" / "run.json").read_text())["status"] == "killed"
+
+
+def test_a_trial_that_is_lost_before_there_was_a_folder_has_none(tmp_path: Path) -> None:
+    row = lost(tmp_path)
+    assert (row.status, row.folder) == ("killed", "")
+
+
+def test_a_trial_that_was_not_started_has_no_folder_and_says_why(tmp_path: Path) -> None:
+    end = TrialEnd(not_started="infeasible", message="needs 9 GiB", host="node7", predicted_peak_gib=9.0)
+    row = RowMaker()(made_trial("p").row, end, tmp_path)
+    assert (row.status, row.folder, row.host, row.predicted_peak_gib) == ("infeasible", "", "node7", 9.0)
+    assert (row.error or {})["message"] == "needs 9 GiB"
+
+
+@pytest.mark.parametrize(
+    ("most_gpus", "asked", "num_gpus", "fits"),
+    [
+        (4, {"devices": 2}, 2, True),
+        (1, {"devices": 2}, 2, False),
+        (4, {"devices": 2, "accelerator": "cpu"}, 0, True),
+        (4, {"gpu": "cpu"}, 0, True),
+        (0, {"devices": 2}, 0, True),  # its plan says what is wrong
+        (None, {"devices": 2}, 0, True),
+        (None, {"devices": 2, "accelerator": "gpu"}, 2, True),
+    ],
+)
+def test_a_trial_is_sent_with_the_gpus_that_it_asks_for(
+    tmp_path: Path, most_gpus: int | None, asked: dict[str, object], num_gpus: int, fits: bool
+) -> None:
+    executor = Nowhere(made_settings(tmp_path))
+    executor.most_gpus = most_gpus
+    trial = made_trial("a", **asked)
+    assert executor._num_gpus(trial.composed) == num_gpus
+    ((_, row),) = executor.run([trial])
+    assert row.status == ("killed" if fits else "infeasible")
+
+
+def test_more_trials_are_taken_until_there_are_none(tmp_path: Path) -> None:
+    left = [made_trial("b"), made_trial("c")]
+    with Nowhere(made_settings(tmp_path)) as executor:
+        ended = [trial.key for trial, _ in executor.run([made_trial("a")], lambda: left.pop(0) if left else None)]
+    assert ended == ["a", "b", "c"]
+
+
+def test_the_file_that_says_the_study_runs_goes_with_it(tmp_path: Path) -> None:
+    settings = made_settings(tmp_path)
+    with Nowhere(settings):
+        assert [path.name.startswith("alive_") for path in settings.scratch.iterdir()] == [True]
+    assert list(settings.scratch.iterdir()) == []

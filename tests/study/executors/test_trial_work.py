@@ -1,0 +1,259 @@
+"""What is made once for many trials, and what planning their points tells each of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wellfed.config.compose import Composed, compose
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets, Features, LossOutput
+from wellfed.data.backends.first_batches import FirstBatches
+from wellfed.observe.hardware.detect import machine
+from wellfed.record import RunRecord
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.micro_batch import footprints
+from wellfed.run.objects import assemble, loaders
+from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.passes import Passes
+from wellfed.run.planner import Planner
+from wellfed.run.train import TRIAL
+from wellfed.study.executors import tasks
+from wellfed.study.executors import trial_work as trial
+
+NUM_ROWS = 5
+asked: list[int] = []
+"""Rows that were computed, and pids of those who loaded a sample."""
+
+
+class Model(nn.Module):
+    """Its rows are in train mode other ones than in eval mode."""
+
+    def __init__(self, rows: str = "frozen") -> None:
+        super().__init__()
+        self.encode, self.kind = nn.Sequential(nn.Linear(1, 3), nn.Dropout(0.5)), rows
+        self.out = nn.Linear(3, 1)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        asked.append(len(indices))
+        if self.kind == "broken":
+            raise RuntimeError("no rows")
+        return self.encode(indices[:, None].float())
+
+    def features(self) -> Features:
+        return Features(NUM_ROWS, NUM_ROWS * 12, self.rows, trainable=self.kind == "trained")
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        return LossOutput(self.out(torch.ones(len(batch["index"]), 3)).square().mean())
+
+
+class Items:
+    """Notes who loads them."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        asked.append(os.getpid())
+        return {"index": torch.tensor(index)}
+
+
+class InWorkers(Items):
+    """Can't be loaded without one."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        assert torch.utils.data.get_worker_info() is not None
+        return super().__getitem__(index)
+
+
+class Unreadable(Items):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        raise OSError(f"no sample {index}")
+
+
+def datasets(kind: str = "Items") -> Datasets:
+    return Datasets(train={"Items": Items, "Unreadable": Unreadable, "InWorkers": InWorkers}[kind]())
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked() -> None:
+    asked.clear()
+    torch.manual_seed(0)
+
+
+def composed(*overrides: str, rows: str = "frozen", data: str = "Items") -> Composed[RunConfig]:
+    guard = "config.allow_targets=[torch,workloads,tests]"
+    made = compose(["logger=none", "loader=baseline", "trainer.accelerator=cpu", guard, *overrides])
+    workload = replace(
+        made.config.workload,
+        name="w",
+        effective_batch_size=4,
+        model={"_target_": f"{__name__}.Model", "rows": rows},
+        data={"_target_": f"{__name__}.datasets", "kind": data},
+        optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
+    )
+    return replace(made, config=replace(made.config, workload=workload))
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a job sets for its process is put back: how processes are started, and that it is a trial."""
+    monkeypatch.setenv(TRIAL, "")
+    before = multiprocessing.get_start_method(allow_none=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def test_rows_are_computed_as_a_trial_does_and_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
+) -> None:
+    shared = trial.SharedParts(parts_of(), torch.get_num_threads())
+    file = tmp_path / "rows.pt"
+    assert trial.work(shared, tasks.ComputeRows(file)) == 0
+    assert asked == [NUM_ROWS]
+    assert list(tmp_path.iterdir()) == [file]
+    trained: list[RunObjects] = []
+    monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
+    trial.work(shared, tasks.RunTimed(composed("memory.features=cache"), feature_rows=file))
+    shared.parts.model.eval()
+    assert trained[0].feature_rows is not None
+    assert shared.parts.features is not None
+    assert trained[0].feature_rows.equal(shared.parts.features.rows(torch.arange(NUM_ROWS)))
+
+
+def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process: None) -> None:
+    with pytest.raises(RuntimeError, match="no rows"):
+        trial.work(trial.SharedParts(parts_of(rows="broken"), 1), tasks.ComputeRows(tmp_path / "rows.pt"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows", "are_kept"),
+    [
+        (["memory.features=cache"], "frozen", True),
+        pytest.param(["memory.features=cache_host"], "frozen", True, marks=pytest.mark.slow),  # as for cache
+        (["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
+        (["memory.features=dynamic"], "frozen", False),
+        (["memory.features=null"], "trained", False),
+    ],
+)
+def test_a_plan_says_whether_a_trial_keeps_rows(overrides: Sequence[str], rows: str, are_kept: bool) -> None:
+    (plan,) = planned([composed(*overrides, rows=rows)], parts_of(rows=rows))
+    assert plan.keeps_rows is are_kept
+
+
+def planner(point: Composed[RunConfig], parts: RunObjects) -> Planner:
+    return Planner.start(point, machine(), parts)
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------
+
+
+def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[tasks.PointPlan]:
+    """The plans as the sweep gets them."""
+    task = tasks.PlanPoints([(str(number), each) for number, each in enumerate(points)])
+    seen, *plans = pickle.loads(pickle.dumps(list(trial.plan_points(parts, task))))
+    assert isinstance(seen, tasks.MachineSeen)
+    assert all(isinstance(plan, tasks.PointPlan) for plan in plans)
+    assert [plan.point for plan in plans] == [str(number) for number in range(len(points))]
+    return plans
+
+
+def parts_of(data: str = "Items", rows: str = "frozen") -> RunObjects:
+    return assemble.make_objects(composed(data=data, rows=rows).config)
+
+
+@pytest.mark.slow
+def test_a_plan_tells_what_the_first_batches_are_and_builds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_2 = ["loader.backend=torch", "loader.num_workers=2"]
+    points = [
+        composed(*torch_2),
+        composed(*torch_2, "workload.schedule.warmup_steps=7"),
+        composed("loader.num_workers=0"),
+        composed(*torch_2, "loader.prefetch_factor=7"),
+        composed(*torch_2, "trainer.devices=2"),
+    ]
+    built: list[Any] = []
+    really = loaders.look_at_first_batches
+    monkeypatch.setattr(loaders, "look_at_first_batches", lambda *given: built.append(given) or really(*given))
+    plans = planned(points, parts_of())
+    assert [plan.problem for plan in plans] == [None] * 5
+    first = plans[0].first_batches
+    assert first is not None
+    assert (first.num_batches, first.batch_bytes) == (6, 4 * 8)
+    assert plans[1].first_batches == plans[3].first_batches == plans[0].first_batches
+    assert plans[2].first_batches is None  # nobody builds ahead
+    assert plans[4].first_batches.batch_bytes == 2 * 8
+    assert len(built) == 2
+
+
+def test_batches_that_can_not_be_held_are_told_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = FirstBatches(1.0, 2**50, 100)
+    monkeypatch.setattr(loaders, "look_at_first_batches", lambda *given: huge)
+    point = composed("loader.backend=torch", "loader.num_workers=2")
+    (plan,) = planned([point], parts_of())
+    assert "the batches kept ready don't fit" in plan.problem
+
+
+def test_data_that_fails_is_left_to_the_trial() -> None:
+    (plan,) = planned(
+        [composed("loader.backend=processes", "loader.num_workers=1", data="Unreadable")],
+        parts_of("Unreadable"),
+    )
+    assert (plan.problem, plan.first_batches) == (None, None)
+
+
+def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
+) -> None:
+    point, parts = composed("gpu=24gb", f"paths.cache_dir={tmp_path / 'cache'}"), parts_of()
+    (plan,) = planned([point], parts)
+    assert plan.predicted_peak_gib > 0
+    trained: list[RunObjects] = []
+    monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
+    trial.work(trial.SharedParts(parts, torch.get_num_threads()), tasks.RunTimed(point, plan))
+    monkeypatch.setattr(footprints, "cached_measure", None)
+    again = planner(point, trained[0]).for_training(0)
+    assert again.predicted_peak_gib == plan.predicted_peak_gib
+    assert planner(point, parts).for_training(0).predicted_peak_gib is None
+
+
+# -- the warm-up -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "build_ms", "more", "is_here"),
+    [
+        ("Items", 1.0, (), True),
+        ("InWorkers", 1.0, (), False),
+        ("Items", 900.0, (), False),
+        ("Items", None, (), False),
+        ("Items", 1.0, ("loader.max_skipped=1",), False),
+    ],
+)
+def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
+    tmp_path: Path, data: str, build_ms: float | None, more: Sequence[str], is_here: bool
+) -> None:
+    point = composed("loader.backend=torch", "loader.num_workers=2", "telemetry.ceiling_steps=2", *more)
+    known = None if build_ms is None else FirstBatches(build_ms, 80, 6)
+    parts = replace(parts_of(data), first_batches=known)
+    books = Bookkeeper(RunRecord.start("w"), tmp_path, point.config)
+    passes = Passes(point.config, parts, planner(point, parts).rough(), books, rank=0)
+    asked.clear()
+    rate = passes.warm_up()
+    assert rate is not None
+    assert rate > 0
+    assert (os.getpid() in asked) is is_here
+    assert passes._loader.state_dict() == {"epoch": 0, "batch": 4}  # training goes on from there, whoever built them

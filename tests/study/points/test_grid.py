@@ -1,0 +1,171 @@
+"""Points and their ids, and the file that says which sweep a folder holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.study.points import grid
+from wellfed.study.points.grid import Grid, group_of, point_id
+from wellfed.study.study_files import SweepFile
+
+NAMES = st.sampled_from(["loader", "seed", "loader.num_workers", "+workload.data.scale", "memory"])
+VALUES = st.lists(st.text("abc012[]{}.", min_size=1, max_size=4), min_size=1, max_size=3, unique=True).map(tuple)
+OVERRIDES = st.lists(st.builds("{}={}".format, NAMES, st.text("abc01", max_size=3)), max_size=6, unique=True)
+OF_THE_SWEEP = st.lists(
+    st.sampled_from(
+        [
+            "sweep=quick",
+            "sweep.trial_steps=50",
+            "hydra/launcher=basic",
+            "hydra.sweep.dir=x",
+            "logger=none",
+            "++logger.mode=disabled",
+            "telemetry.ceiling_steps=3",
+            "+telemetry@x=dense",
+            "paths.log_dir=there",
+        ]
+    )
+)
+
+
+@given(st.data(), OVERRIDES, OF_THE_SWEEP)
+def test_neither_the_order_nor_how_it_is_watched_makes_it_another_point(
+    data: st.DataObject, overrides: list[str], others: list[str]
+) -> None:
+    mixed = data.draw(st.permutations([*overrides, *others]))
+    assert point_id(mixed) == point_id(overrides)
+
+
+@given(OVERRIDES, OVERRIDES)
+def test_other_overrides_make_another_point(one: list[str], other: list[str]) -> None:
+    assert (point_id(one) == point_id(other)) == (sorted(one) == sorted(other))
+
+
+def test_ids_are_the_same_tomorrow() -> None:
+    """Else a ledger of today would not be gone on with."""
+    assert point_id(["loader=baseline", "seed=3"]) == "4b9d5b3fc4"
+
+
+@pytest.mark.parametrize(
+    ("override", "group"),
+    [
+        ("loader=auto", "loader"),
+        ("loader.backend=torch", "loader"),
+        ("+workload.data.x=1", "workload"),
+        ("++sweep.name=a.b", "sweep"),
+        ("~logger", "logger"),
+        ("hydra/launcher=basic", "hydra"),
+        ("logger@other=none", "logger"),
+        ("sweeping=1", "sweeping"),
+        ("config.allow_targets=[sweep.x]", "config"),
+    ],
+)
+def test_the_group_of_an_override(override: str, group: str) -> None:
+    assert group_of(override) == group
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=3), OVERRIDES)
+def test_the_points_are_all_combinations_each_once(axes: Mapping[str, tuple[str, ...]], fixed: list[str]) -> None:
+    made = Grid(axes, tuple(fixed))
+    points = made.points()
+    assert made.size == len(points) == prod(map(len, axes.values()))
+    assert len({tuple(point.values.items()) for point in points}) == len(points)
+    for point in points:
+        assert list(point.values) == list(axes)
+        assert all(value in axes[axis] for axis, value in point.values.items())
+        assert point.overrides == (*fixed, *(f"{axis}={value}" for axis, value in point.values.items()))
+        assert point.id == point_id(point.overrides)
+
+
+def test_the_last_axis_turns_fastest() -> None:
+    points = Grid({"loader": ("a", "b"), "seed": ("1", "2")}).points()
+    assert [" ".join(point.values.values()) for point in points] == ["a 1", "a 2", "b 1", "b 2"]
+
+
+def test_points_are_counted_without_making_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "product", lambda *_: pytest.fail("made points"))
+    axes = {f"knob{number}": tuple(map(str, range(1000))) for number in range(6)}
+    assert Grid(axes).size == 10**18
+
+
+@given(
+    st.dictionaries(NAMES, VALUES, max_size=3),
+    OVERRIDES.map(tuple),
+    st.text(st.characters(exclude_categories=()), max_size=8),
+)
+def test_what_a_folder_says_of_its_sweep_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, axes: Mapping[str, tuple[str, ...]], fixed: tuple[str, ...], odd: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "sweep_file"
+    folder.mkdir(exist_ok=True)
+    made = SweepFile(
+        name=odd,
+        workload=odd,
+        sample_unit="samples",
+        axes=axes,
+        fixed=fixed,
+        ids=tuple(point.id for point in Grid(axes, fixed).points()),
+        code=odd,
+        machine=odd,
+    )
+    made.write(folder)
+    found = SweepFile.read(folder)
+    assert found == made
+    assert found.points == Grid(axes, fixed).points()
+    assert [path.name for path in folder.iterdir()] == ["sweep.json"]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A folder with a file that can be read."""
+    SweepFile(
+        name="quick",
+        workload="recsys",
+        sample_unit="users",
+        axes={"seed": ("1", "2")},
+        fixed=(),
+        ids=("a", "b"),
+        code="abc",
+        machine="a cpu",
+    ).write(tmp_path)
+    return tmp_path / "sweep.json"
+
+
+def test_a_file_cut_anywhere_is_no_sweeps(written: Path) -> None:
+    whole = written.read_bytes().rstrip()
+    for end in range(len(whole)):
+        written.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"sweep\.json is not the file of a sweep: "):
+            SweepFile.read(written.parent)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '"x"', "{}", '{"schema": 1}', "\x00", "\ud800"])
+def test_other_json_is_no_sweeps(written: Path, text: str) -> None:
+    written.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(ValueError, match="is not the file of a sweep"):
+        SweepFile.read(written.parent)
+
+
+@pytest.mark.parametrize(("key", "value"), [("axes", []), ("axes", {"seed": 3}), ("ids", None), ("fixed", 3)])
+def test_a_damaged_value_makes_it_no_sweeps(written: Path, key: str, value: object) -> None:
+    written.write_text(json.dumps({**json.loads(written.read_text()), key: value}))
+    with pytest.raises(ValueError, match="is not the file of a sweep"):
+        SweepFile.read(written.parent)
+
+
+def test_a_later_schema_is_named(written: Path) -> None:
+    written.write_text(json.dumps({**json.loads(written.read_text()), "schema": 2}))
+    with pytest.raises(ValueError, match="has schema 2; this version of wellfed reads schema 1"):
+        SweepFile.read(written.parent)
+
+
+def test_no_file_is_no_damage(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        SweepFile.read(tmp_path)

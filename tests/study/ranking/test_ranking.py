@@ -1,0 +1,300 @@
+"""The leaderboard: order, ranks and ratios that a reader can trust, and notes of what he could trip over."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit import made
+from wellfed.study.board.columns import columns
+from wellfed.study.ledger import Read, read
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.row import Row
+from wellfed.study.study_files import SweepFile
+
+FOUR = made.sweep_file({"loader": ("baseline", "a", "b", "c")})
+
+
+def board(*rows: Row, sweep: SweepFile = FOUR, damaged: tuple[int, ...] = ()) -> Leaderboard:
+    return leaderboard(sweep, Read(rows, damaged))
+
+
+def rated(*rates: float | None, own: float | None = 0.01, sweep: SweepFile = FOUR) -> list[Row]:
+    points = zip(sweep.points, rates, strict=False)
+    return [made.row(point, rate, own=own) for point, rate in points if rate is not None]
+
+
+def confirm(row: Row, rate: float | None, **more: object) -> Row:
+    ci95 = None if rate is None else (rate * 0.99, rate * 1.01)
+    return replace(row, **{"kind": "confirm", "samples_per_s": rate, "ci95": ci95, **more})
+
+
+def of(found: Leaderboard, place: int) -> Entry:
+    """The entry of the grid's point at this place."""
+    return next(entry for entry in found.entries if entry.point == FOUR.points[place].id)
+
+
+def told(found: Leaderboard, words: str) -> bool:
+    return any(words in note for note in found.notes)
+
+
+def test_a_real_sweep_has_one_entry_a_point_and_ends_of_each_kind() -> None:
+    sweep = made.sweep_file()
+    found = leaderboard(sweep, Read(tuple(made.rows(sweep)), ()))
+    assert sorted(entry.point for entry in found.entries) == sorted(sweep.ids)
+    ends = dict.fromkeys(("oom", "infeasible", "invalid", "timeout", "failed", "killed", "pending"), 1)
+    assert found.counts == {"ok": 17, **ends}
+    assert list(found.counts) == ["ok", *ends]
+    assert [entry.status for entry in found.entries[17:]] == list(ends)
+    assert [entry.runs for entry in found.ranked[:4]] == [4, 4, 4, 1]
+    assert found.effects.points == 17
+    assert found.effects.by_importance[0] == "loader"
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_nothing_has_run_yet() -> None:
+    found = board()
+    assert found.counts == {"pending": 4}
+    assert found.ranked == found.unranked == []
+    assert found.notes == ()
+
+
+def test_the_fastest_comes_first_and_those_apart_have_ranks_of_their_own() -> None:
+    found = board(*rated(100, 400, 200, 300))
+    assert [entry.samples_per_s for entry in found.entries] == [400, 300, 200, 100]
+    assert [entry.label for entry in found.entries] == ["1", "2", "3", "4"]
+
+
+def test_intervals_that_overlap_the_leaders_share_its_rank() -> None:
+    found = board(*rated(1000, 985, 970, 900))
+    assert [entry.label for entry in found.entries] == ["1=", "1=", "3", "4"]
+    # 970 overlaps 985, but not the leader: it leads the next group.
+    assert found.entries[2].ci95 == pytest.approx((960.3, 979.7))
+
+
+def test_a_rank_without_an_interval_is_a_guess() -> None:
+    found = board(*rated(1000, 990, own=None))
+    assert [entry.label for entry in found.entries] == ["1?", "2?", "", ""]
+    assert told(found, "'?' has no interval")
+
+
+def test_a_guess_between_two_that_tie_leaves_their_tie() -> None:
+    first, guess, last, _ = FOUR.points
+    found = board(made.row(first, 1000), made.row(guess, 995, own=None), made.row(last, 990))
+    assert [entry.label for entry in found.ranked] == ["1=", "2?", "1="]
+
+
+@given(st.lists(st.none() | st.floats(1, 1e6), min_size=4, max_size=4), st.none() | st.floats(0, 0.5))
+def test_ranks_follow_rates(rates: list[float | None], own: float | None) -> None:
+    found = board(*rated(*rates, own=own))
+    assert len(found.entries) == 4
+    speeds = [entry.samples_per_s for entry in found.ranked]
+    assert speeds == sorted((rate for rate in rates if rate is not None), reverse=True)
+    ranks = [entry.rank for entry in found.ranked]
+    assert ranks == sorted(ranks)
+    assert ranks[:1] in ([], [1])
+    shared = [entry.tie == "=" for entry in found.ranked]
+    assert shared == [ranks.count(rank) > 1 for rank in ranks]
+    assert all(0 < entry.of_best <= 1 for entry in found.ranked)
+
+
+def test_the_same_rows_in_another_order_give_the_same_ranks() -> None:
+    rows = rated(1000, 985, 970, 900)
+    assert [e.label for e in board(*rows).entries] == [e.label for e in board(*rows[::-1]).entries]
+
+
+def test_confirms_are_averaged_with_the_trial() -> None:
+    first, *rest = rated(1000, 500, 400, 300)
+    found = board(first, *rest, confirm(first, 980), confirm(first, 990))
+    assert of(found, 0).samples_per_s == pytest.approx(990)
+    assert of(found, 0).runs == 3
+    assert found.noise is not None
+    assert found.noise.degrees == 2
+    assert told(found, "Between runs of the same settings")
+
+
+def test_what_was_measured_again_on_a_slower_machine_stays_before_what_was_slower_then() -> None:
+    first, second, third, last = rated(1000, 990, 600, 800)
+    slow = [confirm(row, rate) for row, rate in ((first, 400), (second, 380), (third, 390)) for _ in range(3)]
+    found = board(first, second, third, last, *slow)
+    order = [(entry.values["loader"], entry.runs) for entry in found.ranked]
+    assert order == [("baseline", 4), ("a", 4), ("c", 1), ("b", 4)]
+    assert of(found, 3).of_best == pytest.approx(800 / 550)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1000), st.lists(st.floats(1, 1000), max_size=3)), min_size=4, max_size=4))
+def test_only_what_was_faster_from_the_start_stands_before_a_higher_rate(
+    measured: list[tuple[float, list[float]]],
+) -> None:
+    rows = rated(*(rate for rate, _ in measured))
+    more = [confirm(row, rate) for row, (_, rates) in zip(rows, measured, strict=True) for rate in rates]
+    found = board(*rows, *more)
+    firsts = {row.point: row.samples_per_s or 0 for row in rows}
+    assert {entry.point for entry in found.ranked} == set(firsts)
+    for at, entry in enumerate(found.ranked):
+        for later in found.ranked[at + 1 :]:
+            is_faster = (entry.samples_per_s or 0) >= (later.samples_per_s or 0)
+            held_back = later.runs == 1 and any(
+                firsts[other.point] > firsts[later.point]
+                for other in found.ranked[: found.ranked.index(later)]
+                if other.runs > 1
+            )
+            assert is_faster or held_back
+            if entry.runs == 1 and later.runs > 1:
+                assert firsts[later.point] <= firsts[entry.point]
+
+
+def test_noise_between_runs_widens_points_that_were_measured_once() -> None:
+    first, *rest = rated(1000, 500, 400, 300)
+    before, after = board(first, *rest), board(first, *rest, confirm(first, 900))
+    assert before.noise is None
+    assert told(before, "No point was measured twice")
+    assert of(before, 1).ci95 == pytest.approx((495, 505))
+    assert after.noise is not None
+    assert of(after, 1).samples_per_s == 500
+    half = 500 * 12.706 * after.noise.relative_sd
+    assert of(after, 1).ci95 == pytest.approx((max(0, 500 - half), 500 + half))
+
+
+def test_confirms_that_failed_are_told() -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, None, status="oom"), confirm(first, None), confirm(first, 990))
+    assert of(found, 0).confirms_failed == ("oom", "ok, but without a rate")
+    assert of(found, 0).runs == 2
+    assert told(found, f"{first.point}: 2 runs that should have confirmed it gave no rate")
+
+
+def test_a_confirm_that_died_before_it_knew_its_device_is_told() -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, None, status="killed", device=""))
+    assert of(found, 0).confirms_failed == ("killed",)
+
+
+@pytest.mark.parametrize("other", [{"code": "other"}, {"device": "another GPU"}, {"machine": "another"}])
+def test_confirms_by_other_code_or_on_another_device_do_not_count(other: dict[str, str]) -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, 10, **other))
+    assert (of(found, 0).samples_per_s, of(found, 0).runs) == (1000, 1)
+    assert found.noise is None
+
+
+def test_confirms_of_an_earlier_trial_do_not_count() -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, 10), replace(first, attempt=2))
+    assert (of(found, 0).samples_per_s, of(found, 0).runs, of(found, 0).row.attempt) == (1000, 1, 2)
+
+
+def test_a_retry_that_fails_takes_the_rate_away() -> None:
+    first, *_ = rated(1000)
+    found = board(first, made.failed_row(FOUR.points[0], "oom", attempt=2))
+    assert of(found, 0).status == "oom"
+    assert of(found, 0).samples_per_s is None
+    assert found.unranked == [of(found, 0)]
+
+
+@pytest.mark.parametrize(
+    ("noun", "what"), [("code", "versions of the code"), ("device", "devices"), ("machine", "kinds of machines")]
+)
+def test_rates_of_other_code_or_devices_are_marked(noun: str, what: str) -> None:
+    first, *rest = rated(1000, 900, 800)
+    found = board(replace(first, **{noun: "odd"}), *rest)
+    assert [entry.marks for entry in found.ranked] == [(f"{noun} odd",), (), ()]
+    assert told(found, f"2 {what}")
+    assert told(found, "odd (1 point)")
+
+
+def test_ratios_are_to_the_best_and_to_the_same_point_with_the_baseline_loader() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "fast"), "size": ("1", "2")})
+    found = board(*rated(100, 200, 300, 400, sweep=sweep), sweep=sweep)
+    figures = {tuple(e.values.values()): (e.of_best, e.of_baseline) for e in found.entries}
+    assert figures == {
+        ("baseline", "1"): (0.25, 1.0),
+        ("baseline", "2"): (0.5, 1.0),
+        ("fast", "1"): (0.75, 3.0),
+        ("fast", "2"): (1.0, 2.0),
+    }
+
+
+def test_without_the_baseline_there_is_nothing_to_compare_with() -> None:
+    found = board(*rated(None, 200, 300))
+    assert {entry.of_baseline for entry in found.entries} == {None}
+    sweep = made.sweep_file({"size": ("1", "2")})
+    assert {entry.of_baseline for entry in board(*rated(1, 2, sweep=sweep), sweep=sweep).entries} == {None}
+
+
+def test_the_front_is_what_no_other_beats_in_rate_and_memory() -> None:
+    rows = rated(400, 300, 200, 100)
+    peaks = (8.0, 2.0, 4.0, None)
+    found = board(*(replace(row, peak_memory_gib=peak) for row, peak in zip(rows, peaks, strict=True)))
+    assert [entry.on_front for entry in found.ranked] == [True, True, False, False]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4))
+def test_each_point_off_the_front_is_beaten_by_one_on_it(figures: list[tuple[int, int]]) -> None:
+    rows = rated(*(float(rate) for rate, _ in figures))
+    found = board(*(replace(row, peak_memory_gib=float(peak)) for row, (_, peak) in zip(rows, figures, strict=True)))
+    places = [(entry.samples_per_s, -entry.peak_memory_gib, entry.on_front) for entry in found.ranked]
+    for rate, less, on_front in places:
+        beaten = any(o[0] >= rate and o[1] >= less and o[:2] != (rate, less) for o in places if o[2])
+        assert beaten != on_front
+
+
+def test_points_of_an_earlier_grid_are_left_out_and_told() -> None:
+    other = made.sweep_file({"loader": ("gone",)})
+    found = board(*rated(100, 200), made.row(other.points[0], 9999))
+    assert len(found.entries) == 4
+    assert found.ranked[0].samples_per_s == 200
+    assert told(found, "1 point of earlier grids")
+
+
+def test_damaged_lines_are_told_by_number(tmp_path: Path) -> None:
+    made.write(tmp_path, FOUR, rated(100, 200))
+    with (tmp_path / "ledger.jsonl").open("a") as stream:
+        stream.write('{"point": \n')
+    found = leaderboard(SweepFile.read(tmp_path), read(tmp_path))
+    assert len(found.ranked) == 2
+    assert told(found, "Left out of the ledger, cut by a crash or a full disk: line 3.")
+
+
+def test_points_whose_secrets_were_hidden_are_found_by_their_ids() -> None:
+    real = made.sweep_file({"token": ("s3cret", "t0psecret")})
+    hidden = replace(real, axes={"token": ("***", "***")})
+    found = board(*rated(100, 200, sweep=real), sweep=hidden)
+    assert [(entry.point, entry.samples_per_s) for entry in found.ranked] == [(real.ids[1], 200), (real.ids[0], 100)]
+    assert not told(found, "earlier grids")
+    assert {entry.values["token"] for entry in found.entries} == {"***"}
+    assert "s3cret" not in json.dumps([dict(entry.values) for entry in found.entries])
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_trial_that_ended_well_without_a_usable_rate_has_no_rank(rate: float | None) -> None:
+    found = board(replace(rated(100)[0], samples_per_s=rate))
+    assert (of(found, 0).status, of(found, 0).rank) == ("ok", None)
+    assert told(found, "1 point ended well without a rate")
+
+
+def test_a_status_of_a_later_version_is_a_failure() -> None:
+    found = board(replace(rated(100)[0], status="melted", samples_per_s=None))
+    assert of(found, 0).status == "failed"
+
+
+def test_a_factor_over_the_baseline_has_an_interval_and_is_not_claimed_among_ties() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "slow", "fast")})
+    shown = {}
+    for own in (0.01, 0.2, None):
+        found = board(*rated(100, 122, 300, own=own, sweep=sweep), sweep=sweep)
+        (column,) = [column for column in columns(found) if column.head == "vs baseline"]
+        shown[own] = {entry.values["loader"]: column.text(entry) for entry in found.entries}
+        assert found.effects.shares.keys() == {"loader"}
+    assert shown[0.01] == {"baseline": "1x", "slow": "1.22x (1.20 to 1.24)", "fast": "3.00x (2.96 to 3.04)"}
+    assert shown[0.2]["slow"] == "tied"
+    assert shown[None]["slow"] == "1.22x?"
+    tied = board(*rated(100, 101, 102, own=0.2, sweep=sweep), sweep=sweep)
+    assert tied.effects.shares == {}
+    assert tied.effects.absent == {"loader": "all points tie: no difference of rate is beyond noise"}

@@ -1,0 +1,224 @@
+"""Which points a search tries, with a real ledger and a real study of Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from wellfed.record import RunRecord
+from wellfed.study.ledger import Ledger
+from wellfed.study.objective import of_metric
+from wellfed.study.points.grid import Grid
+from wellfed.study.points.optuna_study import JOURNAL, OptunaStudy
+from wellfed.study.points.space import Choices, Numbers, Space
+from wellfed.study.row import Row, TrialMetric
+from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
+from wellfed.study.study_screen import StudyScreen
+
+FINITE: Space = {"dim": Choices(("1", "2", "3")), "loader": Choices(("a", "b"))}
+ENDLESS: Space = {"lr": Numbers(0.1, 0.9)}
+
+
+SCORE = TrialMetric("score", "max")
+
+
+def kept(folder: Path, retry: tuple[str, ...] = ()) -> Ledger:
+    ranked_by = of_metric("score", higher_is_better=True)
+    return Ledger(folder, StudyScreen(ranked_by), ranked_by, "abc", retry, metric=SCORE)
+
+
+def opened(
+    folder: Path, space: Space, retry: tuple[str, ...] = (), *, seed: int = 1, **more: Any
+) -> tuple[AskedPoints, Ledger]:
+    """As a command opens the search of a folder."""
+    ledger = kept(folder, retry)
+    study = OptunaStudy(folder, space, mode="max", identity={}, sampler="tpe", pruner="none", seed=seed)
+    return AskedPoints(study, space, ("seed=1",), ledger, **{"most": 99, "pruner": "none", **more}), ledger
+
+
+def ended(points: Points, ledger: Ledger, proposal: Proposal, **more: Any) -> Row:
+    """The trial has ended, and well unless said otherwise."""
+    good = {"status": "ok", "outcome": "complete", "value": 0.5}
+    row = replace(ledger.begin(proposal.point, "trial", proposal.number), **{**good, **more})
+    ledger.add(row)
+    points.ended(proposal, row)
+    return row
+
+
+def all_of(points: AskedPoints, ledger: Ledger, **more: Any) -> list[Mapping[str, str]]:
+    tried = []
+    while (proposal := points.next()) is not None:
+        tried.append(proposal.point.values)
+        ended(points, ledger, proposal, **more)
+    return tried
+
+
+def test_each_point_of_a_finite_space_is_tried_once(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, FINITE)
+    tried = all_of(points, ledger)
+    assert len(tried) == 6
+    assert not points.has_more
+    assert len({tuple(values.items()) for values in tried}) == 6
+    again, _ = opened(tmp_path, FINITE)
+    assert again.next() is None
+
+
+def test_two_at_a_time_are_two_points(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, {"dim": Choices(("1", "2"))})
+    first, second = points.next(), points.next()
+    assert first is not None
+    assert second is not None
+    assert {first.point.values["dim"], second.point.values["dim"]} == {"1", "2"}
+    assert points.next() is None
+    ended(points, ledger, first)
+    assert points.next() is None
+
+
+def test_it_ends_with_the_most_trials_and_goes_on_with_more(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, ENDLESS, most=3)
+    first = all_of(points, ledger)
+    assert len(first) == 3
+    points, ledger = opened(tmp_path, ENDLESS, most=5)
+    assert len(all_of(points, ledger)) == 2
+    assert [row.trial for row in ledger.found.rows] == [0, 1, 2, 3, 4]
+
+
+def test_those_that_run_count(tmp_path: Path) -> None:
+    points, _ = opened(tmp_path, ENDLESS, most=2)
+    assert points.has_more
+    assert [points.next() is None for _ in range(3)] == [False, False, True]
+    assert not points.has_more
+
+
+def test_what_ran_when_the_command_was_killed_is_tried_again_first(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, ENDLESS)
+    done, lost = points.next(), points.next()
+    assert done is not None
+    assert lost is not None
+    ended(points, ledger, done)
+    points, ledger = opened(tmp_path, ENDLESS)
+    again = points.next()
+    assert again is not None
+    assert (again.point, again.number) == (lost.point, 2)
+
+
+def test_a_row_that_was_written_just_before_the_kill_is_told(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, ENDLESS)
+    proposal = points.next()
+    assert proposal is not None
+    row = replace(ledger.begin(proposal.point, "trial", 0), status="ok", outcome="complete", value=0.5)
+    ledger.add(row)  # and Optuna was not told
+    points, ledger = opened(tmp_path, ENDLESS)
+    following = points.next()
+    assert following is not None
+    assert following.point != proposal.point
+    assert len(ledger.found.rows) == 1
+
+
+def test_statuses_that_are_asked_for_are_tried_again(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, FINITE)
+    proposal = points.next()
+    assert proposal is not None
+    ended(points, ledger, proposal, status="oom", outcome="failed", value=None)
+    points, ledger = opened(tmp_path, FINITE, retry=("oom",))
+    again = points.next()
+    assert again is not None
+    assert again.point == proposal.point
+    ended(points, ledger, again)
+    assert len(all_of(points, ledger)) == 5
+
+
+def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: Path) -> None:
+    """One was lost in a kill, two have failed, and Optuna has all three waiting."""
+    points, ledger = opened(tmp_path, ENDLESS, most=3)
+    failed, lost, other = points.next(), points.next(), points.next()
+    assert failed is not None
+    assert lost is not None
+    assert other is not None
+    for each in (failed, other):
+        ended(points, ledger, each, status="killed", outcome="failed", value=None)
+    points, ledger = opened(tmp_path, ENDLESS, retry=("killed",), most=3)
+    again = all_of(points, ledger)
+    assert sorted(map(str, again)) == sorted(str(each.point.values) for each in (failed, lost, other))
+    assert [row.status for row in ledger.latest().values()] == ["ok"] * 3
+    points, ledger = opened(tmp_path, ENDLESS, most=4)
+    assert len(all_of(points, ledger)) == 1
+
+
+def test_a_retry_that_is_killed_is_tried_again_by_the_same_command(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, FINITE, most=1)
+    proposal = points.next()
+    assert proposal is not None
+    ended(points, ledger, proposal, status="oom", outcome="failed", value=None)
+    for _ in range(2):  # killed while it runs
+        points, ledger = opened(tmp_path, FINITE, retry=("oom",), most=1)
+        again = points.next()
+        assert again is not None
+        assert again.point == proposal.point
+    points, ledger = opened(tmp_path, FINITE, retry=("oom",), most=1)
+    assert len(all_of(points, ledger)) == 1
+    points, ledger = opened(tmp_path, FINITE)
+    assert len(all_of(points, ledger)) == 5
+
+
+def test_the_record_of_an_earlier_attempt_is_no_second_row(tmp_path: Path) -> None:
+    """The command was killed between asking Optuna and opening the folder anew."""
+    points, ledger = opened(tmp_path, FINITE)
+    proposal = points.next()
+    assert proposal is not None
+    folder = tmp_path / proposal.point.id
+    folder.mkdir()
+    made = RunRecord.start(folder.name)
+    made.status, made.exit_code = "failed", 1
+    made.write(folder)
+    _, ledger = opened(tmp_path, FINITE)  # that of a trial without a row is one
+    (row,) = ledger.found.rows
+    assert (row.status, row.started_at) == ("failed", made.started_at)
+    retried, _ = opened(tmp_path, FINITE, retry=("failed",))
+    again = retried.next()
+    assert again is not None
+    assert again.point == proposal.point
+    retried, ledger = opened(tmp_path, FINITE, retry=("failed",))
+    assert len(ledger.found.rows) == 1
+    again = retried.next()
+    assert again is not None
+    assert again.point == proposal.point
+
+
+def test_a_study_that_begins_anew_beside_a_ledger_takes_no_row_of_another_point(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, ENDLESS)
+    first = points.next()
+    assert first is not None
+    ended(points, ledger, first)
+    (tmp_path / JOURNAL).unlink()
+    points, ledger = opened(tmp_path, ENDLESS, seed=2)
+    other = points.next()  # and the command is killed
+    assert other is not None
+    assert (other.number, other.point == first.point) == (first.number, False)
+    points, ledger = opened(tmp_path, ENDLESS, seed=2)
+    again = points.next()
+    assert again is not None
+    assert again.point == other.point
+
+
+def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
+    made = Grid({"dim": ("1", "2", "3")}, ("seed=1",)).points()
+    ledger = kept(tmp_path)
+    points = GridPoints(made, ledger)
+    first = points.next()
+    assert first is not None
+    assert first.point == made[0]
+    assert points.has_more
+    ended(points, ledger, first)
+    second = points.next()
+    assert second is not None
+    ended(points, ledger, second, status="interrupted", outcome="failed", value=None)
+    points = GridPoints(made, kept(tmp_path))
+    left = [points.next(), points.next(), points.next()]
+    assert [None if each is None else each.point.values["dim"] for each in left] == ["2", "3", None]

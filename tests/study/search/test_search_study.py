@@ -1,0 +1,250 @@
+"""What a search does with the ends of its trials: when it goes on, when it stops, what it writes and says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from tests.kit.played_trials import PlayedTrials
+from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
+from wellfed.errors import ConfigError
+from wellfed.process import StopRequest
+from wellfed.study import ledger
+from wellfed.study.executors.executor import ExecutorLost, Trial
+from wellfed.study.executors.tasks import MachineSeen, MetricSeen
+from wellfed.study.ledger import Ledger
+from wellfed.study.objective import of_metric
+from wellfed.study.points.space import Axis, Choices, Numbers
+from wellfed.study.row import Row, TrialMetric
+from wellfed.study.search.search_request import SearchRequest
+from wellfed.study.search.search_study import SearchStudy
+from wellfed.study.study_files import SearchFile
+from wellfed.study.study_screen import StudyScreen
+
+
+@pytest.fixture(autouse=True)
+def typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+
+
+LR, KEY = "workload.optimizer.lr", "workload.data.api_key"
+ANY: Any = None
+COMPOSED: Any = None
+"""Configuration of trials that are only played."""
+
+
+@dataclass
+class Composing:
+    """Composes every point but those with one of the ``bad`` overrides."""
+
+    bad: Sequence[str] = ()
+
+    def compose(self, overrides: Sequence[str], folder: Path) -> Any:
+        if {*self.bad} & {*overrides}:
+            raise ConfigError.of(LR, "is negative.", "Take a positive one.")
+        return COMPOSED
+
+
+def good(trial: Trial) -> Row:
+    """The metric is the value of the first axis."""
+    value = float(trial.overrides[-1].partition("=")[2])
+    return replace(trial.row, status="ok", outcome="complete", value=value, validations=3, trained_steps=12)
+
+
+def failed(trial: Trial, **more: Any) -> Row:
+    error = {"kind": "code", "message": "KeyError: 'x'", "advice": ""}
+    return replace(trial.row, **{"status": "failed", "outcome": "failed", "exit_code": 1, "error": error, **more})
+
+
+class Searching:
+    """A search in a folder, whose trials are played."""
+
+    def __init__(
+        self,
+        folder: Path,
+        play: Callable[[Trial], Row] = good,
+        values: Sequence[str] = (),
+        *,
+        composing: Composing | None = None,
+        space: dict[str, Axis] | None = None,
+        best_metric: str | None = None,
+        **options: Any,
+    ) -> None:
+        is_grid = space is None
+        space = space or {LR: Choices(tuple(values))}
+        sampler = SearchSampler.grid if is_grid else SearchSampler.random
+        search = SearchConfig(**{"sampler": sampler, "pruner": SearchPruner.none, "max_trials": 20, **options})
+        config = RunConfig(search=search, trainer=TrainerConfig(best_metric=best_metric))
+        asked = SearchRequest("mine", folder, space, ("seed=1",), "The same command")
+        screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
+        multirun: Any = composing or Composing()
+        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, ANY, None, None)
+        file = self.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+        self.kept = Ledger(
+            folder, screen, file.ranked_by, "abc", [each.value for each in search.retry], file.ids or None,
+            TrialMetric("score", "max"),
+        )  # fmt: skip
+        self.study._file, self.study._kept = file, self.kept
+        self.played = PlayedTrials(play)
+        self.points = self.study._points(self.kept, file, parallel=1)
+
+    def run(self) -> int:
+        self.study._serve(self.played, self.points, self.kept)
+        return self.study.finish()
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        found = ledger.read(self.study.folder).rows
+        return [(row.overrides[-1].partition("=")[2], row.status, row.outcome) for row in found]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_trials_of_a_grid_are_ranked_by_their_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Searching(tmp_path, values=("0.1", "0.3", "0.2")).run() == 0
+    out = lines(capsys)
+    assert out[1].startswith("trial 1 complete score 0.3 (best so far)")
+    assert "(best so far)" not in out[2]
+    with (tmp_path / "leaderboard.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [(row["rank"], row["trial"], row["value"]) for row in table] == [
+        ("1", "1", "0.3"), ("2", "2", "0.2"), ("3", "0", "0.1"),
+    ]  # fmt: skip
+
+
+def test_the_same_command_again_runs_what_is_missing(tmp_path: Path) -> None:
+    searching = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
+
+    def lost_after_one(trial: Trial) -> Row:
+        if searching.played.ran[1:]:
+            raise KeyboardInterrupt
+        return good(trial)
+
+    searching.played = PlayedTrials(lost_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        searching.run()
+    again = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
+    assert again.run() == 0
+    assert [row.overrides[-1] for row in again.played.ran] == [f"{LR}=0.2", f"{LR}=0.3"]
+    assert len(again.rows) == 3
+
+
+def test_a_point_that_does_not_compose_is_a_row_and_the_rest_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    composing = Composing([f"{LR}=-1"])
+    for _ in range(2):  # and the same command again writes no second row
+        assert Searching(tmp_path, values=("-1", "0.2"), composing=composing).run() == 0
+    assert Searching(tmp_path, values=("-1", "0.2")).rows == [("-1", "invalid", "failed"), ("0.2", "ok", "complete")]
+    assert any(f"invalid: {LR}=-1" in line and "is negative" in line for line in lines(capsys))
+
+
+def test_trials_that_failed_are_run_again_on_request_only(tmp_path: Path) -> None:
+    assert Searching(tmp_path, failed, ("0.1", "0.2")).run() == 1
+    assert Searching(tmp_path, values=("0.1", "0.2")).run() == 1
+    retried = Searching(tmp_path, values=("0.1", "0.2"), retry=[SweepStatus.failed])
+    assert retried.run() == 0
+    assert [row.attempt for row in retried.played.ran] == [2, 2]
+
+
+def test_a_sampler_whose_first_trials_all_fail_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    searching = Searching(tmp_path, failed, space={LR: Numbers(0.1, 0.9)})
+    assert searching.run() == 1
+    assert len(searching.rows) == 5
+    said = "Stopped: all of the first 5 trials failed, the last with: KeyError: 'x'"
+    assert said in lines(capsys)
+
+
+def test_a_sampler_goes_on_where_one_trial_ended_well(tmp_path: Path) -> None:
+    ends: Iterator[Callable[[Trial], Row]] = iter([failed, good, *[failed] * 9])
+
+    def play(trial: Trial) -> Row:
+        return next(ends)(trial)
+
+    searching = Searching(tmp_path, play, space={LR: Numbers(0.1, 0.9)}, max_trials=9)
+    assert searching.run() == 0
+    assert len(searching.rows) == 9
+
+
+def test_without_the_metric_nothing_can_be_ranked_and_the_names_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(trial: Trial) -> Row:
+        folder = tmp_path / trial.row.folder
+        folder.mkdir()
+        (folder / "metrics.csv").write_text("step,epoch,time_s,split,name,value\n4,0,1,val,loss,0.5\n")
+        return replace(trial.row, status="ok", outcome="failed")
+
+    searching = Searching(tmp_path, silent, ("0.1", "0.2"))
+    assert searching.run() == 1
+    assert len(searching.rows) == 1
+    (said,) = [line for line in lines(capsys) if line.startswith("Stopped")]
+    assert "validation gives no score, so no training can be ranked. It gives: loss." in said
+
+
+def test_a_metric_that_the_first_trial_refuses_is_a_fault_of_the_command(tmp_path: Path) -> None:
+    message = "trainer.best_metric=auc: validation has no such figure."
+
+    def refused(trial: Trial) -> Row:
+        return failed(trial, status="invalid", error={"kind": "config", "message": message, "advice": ""})
+
+    with pytest.raises(ConfigError, match=r"trainer\.best_metric=auc: validation has no such figure"):
+        Searching(tmp_path, refused, ("0.1", "0.2"), best_metric="auc").run()
+
+
+def test_when_the_time_is_over_what_runs_ends_and_nothing_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searching = Searching(tmp_path, values=("0.1", "0.2", "0.3"), max_minutes=1.0)
+
+    def last(trial: Trial) -> Row:
+        searching.study._until_s = 0.0
+        return good(trial)
+
+    searching.played = PlayedTrials(last)
+    assert searching.run() == 0
+    assert len(searching.rows) == 1
+    assert "search.max_minutes=1 are over. The same command goes on, for as long again." in lines(capsys)
+
+
+def test_a_pruned_trial_is_neither_ranked_nor_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def pruned(trial: Trial) -> Row:
+        return replace(good(trial), outcome="pruned") if trial.overrides[-1].endswith("0.9") else good(trial)
+
+    assert Searching(tmp_path, pruned, ("0.1", "0.9")).run() == 0
+    out = lines(capsys)
+    assert out[1].startswith("trial 1 pruned score 0.9 after 3 validations")
+    assert "Pruned: 1 trial (1)" in out
+    assert f"Train it again: python src/train.py seed=1 {LR}=0.1" in out
+
+
+def test_machines_that_are_lost_end_the_search_with_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(trial: Trial) -> Row:
+        if trial.overrides[-1].endswith("0.2"):
+            raise ExecutorLost("No machine is left.")
+        return good(trial)
+
+    assert Searching(tmp_path, lost, ("0.1", "0.2")).run() == 0
+    assert "No machine is left. The same command again runs what is missing." in lines(capsys)
+
+
+def test_secrets_are_in_no_file(tmp_path: Path) -> None:
+    searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
+    searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
+    file = searching.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+    file.write(tmp_path)
+    assert "hunter" not in (tmp_path / "search.json").read_text()
+    assert SearchFile.read(tmp_path) == file
+    assert json.loads((tmp_path / "search.json").read_text())["space"][KEY]["values"] == ["***1", "***2"]

@@ -1,0 +1,99 @@
+"""What a sweep keeps of its rows: what is missing, what is best by its objective, what is measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import made
+from wellfed.config.schema import RunConfig
+from wellfed.process import StopRequest
+from wellfed.study.ledger import Ledger, append, read
+from wellfed.study.row import Row
+from wellfed.study.study_screen import StudyScreen
+from wellfed.study.sweep import SweepStudy
+
+ANY: Any = None
+AXES = {"loader": ("baseline", "conservative", "balanced", "aggressive")}
+POINTS = SLOW, THRIFTY, FAST, FASTEST = made.sweep_file(AXES).points
+IDS = [point.id for point in POINTS]
+ROWS = [
+    made.row(point, rate, energy_per_sample_j=joules, peak_memory_gib=peak)
+    for point, rate, joules, peak in zip(
+        POINTS, (100.0, 200.0, 300.0, 400.0), (0.04, 0.01, 0.03, None), (1.0, 2.0, 3.0, 4.0), strict=True
+    )
+]
+
+
+def kept(
+    folder: Path, rows: Sequence[Row] = ROWS, objective: str = "samples_per_s", retry: Sequence[str] = ()
+) -> Ledger:
+    file = made.sweep_file(AXES, objective=objective)
+    append(folder, rows)
+    screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
+    return Ledger(folder, screen, file.ranked_by, file.code, retry, file.ids)
+
+
+@pytest.mark.parametrize(
+    ("objective", "best"),
+    [
+        ("samples_per_s", [FASTEST, FAST, THRIFTY]),
+        ("samples_per_joule", [THRIFTY, FAST, SLOW]),
+        ("peak_memory", [SLOW, THRIFTY, FAST]),
+    ],
+)
+def test_the_three_best_by_the_objective_are_measured_again_in_turn(
+    tmp_path: Path, objective: str, best: list[made.GridPoint]
+) -> None:
+    ledger = kept(tmp_path, objective=objective)
+    first, second, third = (point.id for point in best)
+    turn = [first, second, third]
+    assert ledger.best() == ROWS[IDS.index(first)]
+    assert ledger.to_confirm(IDS) == [*turn, *turn[::-1], *turn]
+    assert ledger.to_confirm([second, third]) == [second, third, third, second, second, third]
+    assert ledger.to_confirm([third]) == []
+
+
+def test_a_round_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    again = [replace(row, kind="confirm") for row in ROWS[1:]]
+    assert len(kept(tmp_path, [*ROWS, *again]).to_confirm(IDS)) == 6
+
+
+def test_missing_is_what_has_no_row_or_is_to_be_tried_again(tmp_path: Path) -> None:
+    oom = made.failed_row(THRIFTY, "oom")
+    ledger = kept(tmp_path, [ROWS[0], oom])
+    assert ledger.missing(IDS) == [FAST.id, FASTEST.id]
+    assert ledger.missing([FAST.id]) == [FAST.id]
+    (tmp_path / "again").mkdir()
+    assert THRIFTY.id in kept(tmp_path / "again", [oom], retry=["oom"]).missing(IDS)
+
+
+def test_the_end_of_a_trial_is_told_by_its_objective_and_written_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = kept(tmp_path, [], objective="peak_memory")
+    ledger.add(ROWS[0])
+    assert capsys.readouterr().out == "ok 1.00 GiB in 41.5 s: loader=baseline\n"
+    assert read(tmp_path).rows == (ROWS[0],)
+
+
+def test_a_refusal_takes_no_measured_row_away_and_is_written_once(tmp_path: Path) -> None:
+    ledger = kept(tmp_path, [ROWS[0]])
+    for point in (SLOW, FAST):
+        for _ in range(2):
+            ledger.refuse(point, "infeasible", "needs 20 GiB")
+    assert [(row.point, row.status) for row in read(tmp_path).rows] == [(SLOW.id, "ok"), (FAST.id, "infeasible")]
+
+
+def test_without_the_figure_that_ranks_a_sweep_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = kept(tmp_path, [ROWS[3]], objective="samples_per_joule")
+    file, config = made.sweep_file(AXES, objective="samples_per_joule"), RunConfig()
+    study = SweepStudy(tmp_path, ledger.screen, StopRequest(), ANY, config, file.grid, file, None, None)
+    study._ledger = ledger
+    assert study.finish() == 1
+    assert "ended well, but without an efficiency" in capsys.readouterr().out
+    assert (tmp_path / "leaderboard.html").is_file()

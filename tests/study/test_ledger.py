@@ -1,0 +1,161 @@
+"""The ledger: what is written is read, whatever happened to the lines before and after."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.record import Status
+from wellfed.study import ledger
+from wellfed.study.ledger import Read, append, missing, read
+from wellfed.study.row import Row
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\n", "\r\n", "\u2028", "\udc80"])
+FIGURE = st.none() | st.floats(-1e18, 1e18)
+STATUSES = get_args(Status)
+ROWS = st.builds(
+    Row,
+    point=TEXT,
+    kind=st.sampled_from(["trial", "confirm"]),
+    overrides=st.lists(TEXT, max_size=3).map(tuple),
+    status=st.sampled_from(STATUSES),
+    attempt=st.integers(1, 9),
+    samples_per_s=FIGURE,
+    seconds=st.floats(0, 1e6),
+    ci95=st.none() | st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)),
+    steps=st.integers(0, 10**9),
+    warmup_steps=st.integers(0, 100),
+    readiness_frac=FIGURE,
+    ceiling_samples_per_s=FIGURE,
+    peak_memory_gib=FIGURE,
+    predicted_peak_gib=FIGURE,
+    util_pct=FIGURE,
+    device=TEXT,
+    error=st.none() | st.fixed_dictionaries({"kind": TEXT, "message": TEXT, "advice": TEXT}),
+    exit_code=st.none() | st.integers(-64, 255),
+    stderr=st.lists(TEXT, max_size=3).map(tuple),
+    folder=TEXT,
+    started_at=TEXT,
+    code=TEXT,
+)
+
+
+def row(point: str = "a", status: Status = "ok", **known: object) -> Row:
+    return replace(Row(point, "trial", (f"seed={point}",), status, 1), **known)
+
+
+def file_of(folder: Path) -> Path:
+    return folder / "ledger.jsonl"
+
+
+@given(st.lists(ROWS, max_size=4), st.lists(ROWS, max_size=2))
+def test_what_is_written_is_read_in_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], more: list[Row]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "ledger"
+    folder.mkdir(exist_ok=True)
+    file_of(folder).unlink(missing_ok=True)
+    append(folder, rows)
+    append(folder, more)
+    assert read(folder) == Read((*rows, *more), ())
+    lines = file_of(folder).read_bytes().splitlines() if rows or more else []
+    assert len(lines) == len(rows) + len(more)
+
+
+def test_there_is_none_yet(tmp_path: Path) -> None:
+    append(tmp_path, [])
+    assert list(tmp_path.iterdir()) == []
+    assert read(tmp_path) == Read((), ())
+
+
+def test_a_figure_that_is_no_number_is_left_open(tmp_path: Path) -> None:
+    append(tmp_path, [row(samples_per_s=float("nan"), readiness_frac=float("inf"))])
+    (found,) = read(tmp_path).rows
+    assert (found.samples_per_s, found.readiness_frac) == (None, None)
+    json.loads(file_of(tmp_path).read_text(), parse_constant=lambda name: 1 / 0)
+
+
+def test_a_last_line_cut_anywhere_loses_that_row_alone(tmp_path: Path) -> None:
+    first, last, new = row("a"), row("b", device="Grün\u2028 \U0001f600", stderr=("x", "ü")), row("c")
+    append(tmp_path, [first])
+    begin = file_of(tmp_path).stat().st_size
+    append(tmp_path, [last])
+    whole = file_of(tmp_path).read_bytes()
+    for end in range(begin, len(whole) + 1):
+        file_of(tmp_path).write_bytes(whole[:end])
+        is_cut, is_whole = begin < end < len(whole) - 1, end >= len(whole) - 1  # all but its end is a row
+        kept = (first, last) if is_whole else (first,)
+        assert read(tmp_path) == Read(kept, (2,) if is_cut else ()), end
+        append(tmp_path, [new])
+        assert read(tmp_path) == Read((*kept, new), (2,) if is_cut else ()), end
+        append(tmp_path, [new])
+        assert read(tmp_path).rows == (*kept, new, new), end
+
+
+@pytest.mark.parametrize("bad", [b"{", b"3", b"[1]", b'"text"', b"null", b"{}", b"\xff\xfe\x00", b'{"point": "a"}'])
+def test_lines_that_are_no_rows_are_told_by_number(tmp_path: Path, bad: bytes) -> None:
+    append(tmp_path, [row("a")])
+    with file_of(tmp_path).open("ab") as stream:
+        stream.write(bad + b"\n\n")
+    append(tmp_path, [row("b")])
+    assert read(tmp_path) == Read((row("a"), row("b")), (2,))
+
+
+@pytest.mark.parametrize("ci95", [[1], [], "x", [None, None]])
+def test_an_interval_that_is_none_is_damage(tmp_path: Path, ci95: object) -> None:
+    file_of(tmp_path).write_text(json.dumps({**json.loads(row().to_line()), "ci95": ci95}) + "\n")
+    assert read(tmp_path) == Read((), (1,))
+
+
+def test_what_a_later_version_has_added_is_left_out(tmp_path: Path) -> None:
+    file_of(tmp_path).write_text(json.dumps({**json.loads(row().to_line()), "watts": 300, "of": {"x": 1}}) + "\n")
+    assert read(tmp_path) == Read((row(),), ())
+
+
+def test_what_an_earlier_version_lacked_has_its_default(tmp_path: Path) -> None:
+    first = {"point": "a", "kind": "trial", "overrides": ["seed=a"], "status": "ok", "attempt": 1}
+    file_of(tmp_path).write_text(json.dumps(first) + "\n")
+    assert read(tmp_path) == Read((row(),), ())
+
+
+def test_a_file_that_can_not_be_read_is_no_empty_one(tmp_path: Path) -> None:
+    file_of(tmp_path).mkdir()
+    with pytest.raises(OSError, match="ledger"):
+        read(tmp_path)
+
+
+def test_the_last_row_of_a_point_counts() -> None:
+    found = Read((row("a", "oom"), row("b"), row("a", attempt=2), row("b", kind="confirm", status="failed")), ())
+    assert {point: row.status for point, row in found.latest().items()} == {"a": "ok", "b": "ok"}
+    assert found.latest("confirm").keys() == {"b"}
+    assert [row.attempt for row in found.of("a", "trial")] == [1, 2]
+    assert found.of("a", "confirm") == []
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status != "running"])
+def test_what_the_same_command_runs_again(status: Status) -> None:
+    found = Read((row("a", status),), ())
+    never_ran = status in ("invalid", "infeasible", "interrupted")
+    assert missing(["a"], found) == (["a"] if never_ran else [])
+    assert missing(["a"], found, [status]) == ["a"]
+
+
+def test_what_is_missing_comes_in_the_grids_order() -> None:
+    found = Read((row("d", "oom"), row("b"), row("a", "interrupted"), row("old")), ())
+    assert missing(["a", "b", "c", "d"], found) == ["a", "c"]
+    assert missing(["d", "c", "b", "a"], found, ["oom"]) == ["d", "c", "a"]
+    confirmed = Read((row("a", kind="confirm"),), ())
+    assert missing(["a"], confirmed) == ["a"]
+
+
+def test_a_row_is_on_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(ledger.os, "fsync", lambda descriptor: synced.append(file_of(tmp_path).read_bytes()))
+    append(tmp_path, [row("a")])
+    assert synced == [file_of(tmp_path).read_bytes()]

@@ -1,0 +1,173 @@
+"""What ranks a sweep: the same planted rows have another winner for each objective, in all that a user sees."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.kit import made
+from wellfed.config.schema import SweepObjective
+from wellfed.errors import ConfigError
+from wellfed.study.board.columns import columns
+from wellfed.study.board.files import to_csv, to_html, to_markdown
+from wellfed.study.board.terminal import show
+from wellfed.study.ledger import Read, append, read
+from wellfed.study.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
+from wellfed.study.ranking.board_entry import Entry, Leaderboard
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
+from wellfed.study.row import Row
+from wellfed.study.study_files import SweepFile
+
+AXES = {"loader": ("baseline", "balanced", "aggressive")}
+POINTS = BASELINE, THRIFTY, FAST = made.sweep_file(AXES).points
+FIGURES = ((100.0, 0.05, 2.0), (200.0, 0.01, 3.0), (400.0, 0.02, 8.0))
+"""Samples/s, joules a sample, GiB."""
+BEST = {"samples_per_s": FAST, "samples_per_joule": THRIFTY, "peak_memory": BASELINE}
+
+
+def rows(*figures: tuple[float, float, float]) -> list[Row]:
+    return [
+        made.row(point, rate, energy_per_sample_j=joules, peak_memory_gib=peak)
+        for point, (rate, joules, peak) in zip(POINTS, figures or FIGURES, strict=True)
+    ]
+
+
+def board(objective: str, found: Sequence[Row] | None = None) -> Leaderboard:
+    sweep = made.sweep_file(AXES, objective=objective)
+    return leaderboard(sweep, Read(tuple(rows() if found is None else found), ()))
+
+
+def of(found: Leaderboard, point: object) -> Entry:
+    return next(entry for entry in found.entries if entry.point == point.id)
+
+
+def test_the_knob_and_the_table_name_the_same() -> None:
+    assert [each.value for each in SweepObjective] == list(OBJECTIVES)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_each_has_a_winner_of_its_own(objective: str) -> None:
+    found = board(objective)
+    assert found.ranked[0].point == BEST[objective].id
+    assert chosen(found).point == BEST[objective].id
+    assert [entry.rank for entry in found.ranked] == [1, 2, 3]
+    assert found.ranked[0].of_best == 1
+    assert all(0 < entry.of_best < 1 for entry in found.ranked[1:])
+    assert found.effects.shares["loader"] == pytest.approx(1)
+
+
+def test_scores_and_ratios_are_better_the_higher_whatever_is_measured() -> None:
+    speed, joules, memory = (board(name) for name in OBJECTIVES)
+    assert [of(each, FAST).score for each in (speed, joules, memory)] == [400, pytest.approx(50), 8]
+    assert of(speed, FAST).of_baseline == 4
+    assert of(joules, FAST).of_baseline == pytest.approx(2.5)
+    assert of(memory, FAST).of_baseline == pytest.approx(0.25)
+    assert of(memory, THRIFTY).of_best == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("objective", ["samples_per_joule", "peak_memory"])
+@pytest.mark.parametrize("missing", [None, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_row_without_the_figure_has_no_rank_and_says_why(objective: str, missing: float | None) -> None:
+    lacking = replace(rows()[2], energy_per_sample_j=missing, peak_memory_gib=missing)
+    found = board(objective, [*rows()[:2], lacking])
+    entry, noun = of(found, FAST), OBJECTIVES[objective].a_noun
+    assert (entry.status, entry.rank, entry.score) == ("ok", None, None)
+    assert entry.why == f"ended well, but without {noun}: {OBJECTIVES[objective].missing}"
+    assert any(f"1 point ended well without {noun}" in note for note in found.notes)
+    assert entry.why in to_html(found).replace("&#39;", "'")
+    with pytest.raises(ConfigError, match=f"it is ok, but {OBJECTIVES[objective].missing}"):
+        chosen(found, FAST.id)
+
+
+def test_one_run_tells_no_interval_of_memory_and_runs_of_it_do() -> None:
+    once = board("peak_memory")
+    assert [entry.label for entry in once.ranked] == ["1?", "2?", "3?"]
+    assert any("one run tells no interval of its peak" in note for note in once.notes)
+    again = [
+        replace(row, kind="confirm", attempt=number, peak_memory_gib=peak * (1 + number / 100))
+        for row, (_, _, peak) in zip(rows(), FIGURES, strict=True)
+        for number in (1, 2)
+    ]
+    thrice = board("peak_memory", [*rows(), *again])
+    assert [entry.label for entry in thrice.ranked] == ["1", "2", "3"]
+    assert thrice.ranked[0].score == pytest.approx(2.02)
+    low, high = thrice.ranked[0].ci95
+    assert low < 2.02 < high < thrice.ranked[1].ci95[0]
+
+
+def test_peaks_that_overlap_share_a_rank_and_the_fastest_of_them_is_named() -> None:
+    alike = rows((100.0, 0.05, 2.0), (200.0, 0.01, 2.02), (400.0, 0.02, 8.0))
+    again = [replace(row, kind="confirm", peak_memory_gib=row.peak_memory_gib * 1.02) for row in alike]
+    found = board("peak_memory", [*alike, *again])
+    assert [entry.label for entry in found.ranked] == ["1=", "1=", "3"]
+    told = tie_in_words(found, found.ranked[0])
+    assert told is not None
+    assert f"{THRIFTY.id} is the fastest of them, 200 triplets/s instead of 100 triplets/s" in told
+    assert tie_in_words(found, of(found, THRIFTY)) == (
+        "1 other point can't be told apart from it (rank 1=); none is known to be faster."
+    )
+
+
+@pytest.mark.parametrize(
+    ("objective", "head", "words"),
+    [
+        ("samples_per_s", "triplets/s", "400 triplets/s"),
+        ("samples_per_joule", "triplets/J", "100 triplets/J"),
+        ("peak_memory", "peak", "2.00 GiB"),
+    ],
+)
+def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -> None:
+    found, best = board(objective), OBJECTIVES[objective].best
+    heads = [column.head for column in columns(found)]
+    assert heads[0] == head
+    assert {"triplets/s", "triplets/J", "peak"} <= set(heads)
+    assert len(heads) == len(set(heads))
+    assert in_words(found, found.ranked[0]).startswith(words)
+    page = to_html(found)
+    assert f"{best.capitalize()}:" in page
+    assert "<strong>" + words.split()[0] in page
+    assert f"variance of log {OBJECTIVES[objective].noun}" in page
+    assert page.count("<svg") == 1
+    assert f"log {OBJECTIVES[objective].noun}" in to_markdown(found)
+    stream = io.StringIO()
+    show(Console(file=stream, width=160), found, [Path("a/leaderboard.csv")])
+    assert f"Keep the {best}: " in stream.getvalue()
+    (first, *_) = csv.DictReader(io.StringIO(to_csv(found), newline=""))
+    assert float(first["score"]) == found.ranked[0].score
+    assert first["point"] == BEST[objective].id
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["objective"] == objective
+
+
+def test_the_picture_is_of_the_objective_and_memory_or_of_rate_and_memory() -> None:
+    assert SAMPLES_PER_JOULE.beside_memory is SAMPLES_PER_JOULE
+    assert PEAK_MEMORY.beside_memory is SAMPLES_PER_S.beside_memory is SAMPLES_PER_S
+    fronts = {name: {e.point for e in board(name).ranked if e.on_front} for name in OBJECTIVES}
+    assert fronts["samples_per_s"] == fronts["peak_memory"] == {BASELINE.id, THRIFTY.id, FAST.id}
+    assert fronts["samples_per_joule"] == {BASELINE.id, THRIFTY.id}
+    assert "efficiency, 1/J" in to_html(board("samples_per_joule"))
+    assert "rate, 1/s" in to_html(board("peak_memory"))
+
+
+def test_the_sweep_file_keeps_it_and_one_without_is_for_the_rate(tmp_path: Path) -> None:
+    made.sweep_file(AXES, objective="peak_memory").write(tmp_path)
+    assert SweepFile.read(tmp_path).objective == "peak_memory"
+    path = tmp_path / "sweep.json"
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in before.items() if key != "objective"}))
+    assert SweepFile.read(tmp_path).objective == "samples_per_s"
+    path.write_text(json.dumps({**before, "objective": "beauty"}))
+    with pytest.raises(ValueError, match="has objective beauty; this version knows samples_per_s"):
+        SweepFile.read(tmp_path)
+
+
+def test_energy_is_a_figure_of_a_row(tmp_path: Path) -> None:
+    append(tmp_path, rows())
+    assert [row.energy_per_sample_j for row in read(tmp_path).rows] == [0.05, 0.01, 0.02]

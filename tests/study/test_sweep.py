@@ -1,0 +1,95 @@
+"""What a sweep does with the ends of its trials: the best again in turns, and where it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import made
+from tests.kit.played_trials import PlayedTrials
+from wellfed.config.schema import RunConfig, SweepConfig
+from wellfed.process import StopRequest
+from wellfed.study.executors.executor import ExecutorLost, Trial
+from wellfed.study.ledger import Ledger
+from wellfed.study.row import Row
+from wellfed.study.study import TimedTrials
+from wellfed.study.study_screen import StudyScreen
+from wellfed.study.sweep import SweepStudy
+
+RATES = {"baseline": 100.0, "conservative": 200.0, "balanced": 300.0, "aggressive": 400.0}
+ANY: Any = None
+
+
+def good(trial: Trial) -> Row:
+    rate = RATES[trial.overrides[-1].partition("=")[2]]
+    return replace(trial.row, status="ok", samples_per_s=rate, ci95=(rate - 1, rate + 1), device="CPU", seconds=1.0)
+
+
+def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> tuple[PlayedTrials, Ledger]:
+    """What a command ran, and the rows it left."""
+    file = made.sweep_file({"loader": tuple(RATES)})
+    screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
+    config = RunConfig(sweep=SweepConfig(**options))
+    study = SweepStudy(folder, screen, StopRequest(), ANY, config, file.grid, file, None, None)
+    kept = study._ledger = Ledger(folder, screen, file.ranked_by, file.code, (), file.ids)
+    trials, played = TimedTrials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
+    trials.compose(file.points)
+    study._measure(trials, played)
+    return played, kept
+
+
+def loaders(rows: list[Row], kind: str) -> list[str]:
+    return [row.overrides[-1].partition("=")[2] for row in rows if row.kind == kind]
+
+
+def test_the_three_best_are_measured_again_in_turns(tmp_path: Path) -> None:
+    played, kept = swept(tmp_path)
+    assert loaders(played.ran, "trial") == [*RATES]
+    turn = ["aggressive", "balanced", "conservative"]
+    assert loaders(played.ran, "confirm") == [*turn, *turn[::-1], *turn]
+    assert [row.folder for row in kept.found.rows[4:6]] == [f"{row.point}.confirm1" for row in kept.found.rows[4:6]]
+    again, _ = swept(tmp_path)
+    assert again.ran == []
+
+
+def test_fail_fast_begins_nothing_after_the_first_failure(tmp_path: Path) -> None:
+    def second_fails(trial: Trial) -> Row:
+        return (
+            replace(trial.row, status="failed", exit_code=1) if "conservative" in trial.overrides[-1] else good(trial)
+        )
+
+    played, _ = swept(tmp_path, second_fails, fail_fast=True)
+    assert loaders(played.ran, "trial") == ["baseline", "conservative"]
+    assert loaders(played.ran, "confirm") == []
+
+
+@pytest.mark.parametrize("status", ["invalid", "infeasible", "failed"])
+def test_fail_fast_says_that_a_point_was_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: Any
+) -> None:
+    def refused(trial: Trial) -> Row:
+        error = {"kind": "config", "message": "is too large", "advice": ""}
+        return replace(trial.row, status=status, folder="", error=error)
+
+    swept(tmp_path, refused, fail_fast=True)
+    out = capsys.readouterr().out
+    assert "sweep.fail_fast=true, and 1 point can't be run: none is started." in out
+    assert f"{status}: loader=baseline: is too large" in out
+
+
+def test_machines_that_are_lost_end_the_sweep_and_keep_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(trial: Trial) -> Row:
+        if "balanced" in trial.overrides[-1]:
+            raise ExecutorLost("No machine is left.")
+        return good(trial)
+
+    played, kept = swept(tmp_path, lost)
+    assert len(kept.found.rows) == 2
+    assert loaders(played.ran, "confirm") == []
+    assert "No machine is left. The same command again runs what is missing." in capsys.readouterr().out

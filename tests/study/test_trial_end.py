@@ -1,0 +1,244 @@
+"""Rows of trials that ended in every way there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed import record
+from wellfed.record import RunRecord
+from wellfed.study.ledger import append, read
+from wellfed.study.row import Row
+from wellfed.study.trial_end import ended_row, recorded_row, refused_row, why_of
+
+BEGUN = Row("p", "trial", ("seed=1",), "failed", 1, folder="p", code="abc", predicted_peak_gib=1.5, device="a cpu")
+
+
+def left(sweep: Path, *, stderr: str = "", **entries: Any) -> Path:
+    """A trial's folder with its record, as a process that is dead has left it."""
+    folder = sweep / "p"
+    folder.mkdir()
+    (folder / "stderr.txt").write_text(stderr)
+    if entries:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        made = RunRecord.start("p")
+        made.pid = dead.pid
+        for name, value in entries.items():
+            setattr(made, name, value)
+        made.write(folder)
+    return folder
+
+
+def ended(sweep: Path, exit_code: int, *, seconds: float = 2.0, timed_out: bool = False) -> Row:
+    return ended_row(BEGUN, sweep, exit_code, seconds, timed_out=timed_out)
+
+
+def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:
+    left(
+        tmp_path,
+        stderr="only a warning\n",
+        status="ok",
+        exit_code=0,
+        started_at="2026-01-01T00:00:00+00:00",
+        throughput={"samples_per_s": 100.0, "ci95": [99.0, 101.0], "steps": 40, "warmup_steps": 3},
+        ceiling={"samples_per_s": 200.0},
+        readiness_frac=0.5,
+        memory={"measured_peak_gib": 0.25, "predicted_peak_gib": 0.5, "device": "cpu (x)"},
+        gpus={"0": {"util_pct": {"mean": 80.0}}, "1": {"util_pct": {"mean": 60.0}}, "2": {"util_pct": None}},
+    )
+    row = ended(tmp_path, 0)
+    assert (row.status, row.error, row.stderr, row.exit_code, row.seconds) == ("ok", None, (), 0, 2.0)
+    assert (row.samples_per_s, row.ci95, row.steps, row.warmup_steps) == (100.0, (99.0, 101.0), 40, 3)
+    assert (row.readiness_frac, row.ceiling_samples_per_s, row.util_pct) == (0.5, 200.0, 70.0)
+    assert (row.peak_memory_gib, row.predicted_peak_gib, row.device) == (0.25, 0.5, "cpu (x)")
+    assert (row.point, row.overrides, row.code, row.folder) == ("p", ("seed=1",), "abc", "p")
+    assert row.started_at == "2026-01-01T00:00:00+00:00"
+    append(tmp_path, [row])
+    assert read(tmp_path).rows == (row,)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "joules"),
+    [
+        ({"0": {"energy_per_sample_j": 0.5}, "1": {"energy_per_sample_j": 0.25}}, 0.75),
+        ({"0": {"energy_per_sample_j": 0.5}, "1": {"energy_j": 3.0}}, None),
+        ({}, None),
+    ],
+)
+def test_the_energy_of_a_sample_is_that_of_all_its_gpus(tmp_path: Path, gpus: Any, joules: float | None) -> None:
+    left(tmp_path, status="ok", exit_code=0, gpus=gpus)
+    assert ended(tmp_path, 0).energy_per_sample_j == joules
+
+
+def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
+    left(tmp_path, status="ok", exit_code=0)
+    row = ended(tmp_path, 0)
+    assert (row.samples_per_s, row.ci95, row.ceiling_samples_per_s, row.util_pct) == (None, None, None, None)
+    assert (row.predicted_peak_gib, row.device) == (1.5, "a cpu")  # as it was planned
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("oom", 3), ("failed", 1), ("interrupted", 143)])
+def test_a_trial_that_could_tell_is_believed(tmp_path: Path, status: str, exit_code: int) -> None:
+    error = {"kind": "code", "message": "went wrong", "advice": "Mend it."}
+    left(tmp_path, stderr="a\n\nb  \n", status=status, exit_code=exit_code, error=error)
+    row = ended(tmp_path, exit_code)
+    assert (row.status, row.error, row.exit_code, row.stderr) == (status, error, exit_code, ("a", "b"))
+
+
+# Exit code of the process, what the row and the completed record say.
+ENDS = [
+    (-signal.SIGKILL, "killed", "host_oom", "ended by SIGKILL"),
+    (-signal.SIGTERM, "killed", "code", "ended by SIGTERM"),
+    (-signal.SIGSEGV, "failed", "code", "crashed: SIGSEGV"),
+    (-signal.SIGBUS, "failed", "code", "crashed: SIGBUS"),
+    (-40, "failed", "code", "crashed: signal 40"),  # of real time: has no name
+    (7, "failed", "code", "last words"),
+    (0, "failed", "code", "last words"),  # os._exit in the middle
+    (3, "oom", "device_oom", "last words"),
+]
+
+
+@pytest.mark.parametrize(("exit_code", "status", "kind", "message"), ENDS)
+def test_a_running_record_of_a_dead_process_is_completed(
+    tmp_path: Path, exit_code: int, status: str, kind: str, message: str
+) -> None:
+    throughput = {"samples_per_s": 10.0, "ci95": None, "steps": 5, "warmup_steps": 3}
+    folder = left(tmp_path, stderr="first\nlast words\n", status="running", throughput=throughput)
+    row = ended(tmp_path, exit_code)
+    assert row.error is not None
+    assert (row.status, row.error["kind"], row.error["message"]) == (status, kind, message)
+    assert (row.samples_per_s, row.steps) == (10.0, 5)  # what it has written before
+    assert row.stderr == ("first", "last words")
+    found = json.loads((folder / "run.json").read_text())
+    assert (found["status"], found["exit_code"], found["error"]) == (status, exit_code, dict(row.error))
+    assert record.read(folder)["throughput"] == throughput
+
+
+@pytest.mark.parametrize(("exit_code", "status", "kind", "message"), [*ENDS, (2, "invalid", "config", "last words")])
+def test_without_a_record_the_end_of_the_process_tells(
+    tmp_path: Path, exit_code: int, status: str, kind: str, message: str
+) -> None:
+    folder = left(tmp_path, stderr="first\nlast words\n")
+    row = ended(tmp_path, exit_code)
+    assert row.error is not None
+    assert (row.status, row.error["kind"], row.error["message"]) == (status, kind, message)
+    assert [path.name for path in folder.iterdir()] == ["stderr.txt"]
+
+
+def test_one_that_took_too_long_is_a_timeout_though_it_was_killed(tmp_path: Path) -> None:
+    folder = left(tmp_path, status="running")
+    row = ended(tmp_path, -9, seconds=600.2, timed_out=True)
+    assert row.error is not None
+    assert (row.status, row.error["message"]) == ("timeout", "had not ended after 600 s")
+    assert "sweep.timeout_s" in row.error["advice"]
+    assert record.read(folder)["status"] == "timeout"
+
+
+def test_one_that_said_nothing_is_told_by_its_exit_code(tmp_path: Path) -> None:
+    left(tmp_path)
+    row = ended(tmp_path, 5)
+    assert row.error is not None
+    assert row.error["message"] == "ended with exit code 5"
+
+
+def test_a_long_stderr_is_told_by_its_last_lines(tmp_path: Path) -> None:
+    left(tmp_path, stderr="".join(f"line {number}\n" for number in range(20_000)))
+    assert ended(tmp_path, 1).stderr == tuple(f"line {number}" for number in range(19_980, 20_000))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 99, "status": "ok"}', "\x00\xff"])
+def test_a_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    folder = left(tmp_path, stderr="last words\n")
+    (folder / "run.json").write_bytes(text.encode("latin-1"))
+    row = ended(tmp_path, 1)
+    assert row.error is not None
+    assert (row.status, row.error["message"]) == ("failed", "last words")
+    assert (folder / "run.json").read_bytes() == text.encode("latin-1")
+
+
+@given(st.integers(-64, 255), st.booleans(), st.sampled_from([None, "running", "ok", "failed"]))
+def test_every_end_makes_a_row_that_can_be_written(
+    tmp_path_factory: pytest.TempPathFactory, exit_code: int, timed_out: bool, status: str | None
+) -> None:
+    sweep = tmp_path_factory.mktemp("ends")
+    (sweep / "p").mkdir()
+    if status is not None:
+        made = RunRecord.start("p")
+        made.status = status
+        made.pid = 2**22 + 1  # above what Linux gives
+        made.write(sweep / "p")
+    row = ended(sweep, exit_code, timed_out=timed_out)
+    append(sweep, [row])
+    assert read(sweep).rows == (row,)
+    assert row.status not in ("running", "interrupted")
+    assert (row.error is None) == (row.status == "ok" or (status == "failed" and exit_code >= 0 and not timed_out))
+
+
+@pytest.mark.parametrize("status", ["ok", "oom", "failed"])
+def test_a_complete_record_that_no_row_tells_of_becomes_one(tmp_path: Path, status: str) -> None:
+    codes = {"ok": 0, "oom": 3, "failed": 1}
+    error = None if status == "ok" else {"kind": "code", "message": "went wrong", "advice": ""}
+    left(tmp_path, status=status, exit_code=codes[status], error=error, duration_s=3.5)
+    row = recorded_row(BEGUN, tmp_path)
+    assert row is not None
+    assert (row.status, row.exit_code, row.error, row.seconds) == (status, codes[status], error, 3.5)
+
+
+@pytest.mark.parametrize("status", ["running", "killed", "interrupted"])
+def test_a_trial_that_did_not_end_by_itself_becomes_none(tmp_path: Path, status: str) -> None:
+    left(tmp_path, status=status)
+    assert recorded_row(BEGUN, tmp_path) is None
+
+
+def test_no_record_becomes_no_row(tmp_path: Path) -> None:
+    assert recorded_row(BEGUN, tmp_path) is None
+    left(tmp_path)
+    assert recorded_row(BEGUN, tmp_path) is None
+
+
+def test_a_trial_that_still_runs_becomes_no_row(tmp_path: Path) -> None:
+    left(tmp_path, status="running", pid=os.getpid())
+    assert recorded_row(BEGUN, tmp_path) is None
+
+
+def test_a_point_that_is_not_run_tells_why() -> None:
+    row = refused_row(BEGUN, "infeasible", "needs 20 GiB")
+    assert row.error is not None
+    assert (row.status, row.error["kind"], row.error["message"]) == ("infeasible", "config", "needs 20 GiB")
+    assert row.started_at.endswith("+00:00")
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "model.py", line 3, in forward
+    return self.layer(x)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+(22 frames of libraries are left out: all are in p/train.log)
+"""
+
+
+def test_a_failed_trial_has_the_errors_own_line_and_the_path_of_its_log(tmp_path: Path) -> None:
+    left(tmp_path, stderr=TRACEBACK)
+    row = ended(tmp_path, 1)
+    assert row.error is not None
+    assert row.error["message"] == "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    assert why_of(row.error, row.folder) == f"{row.error['message']} Log: p/stderr.txt"
+
+
+def test_a_message_of_many_lines_fits_into_a_cell() -> None:
+    lines = ["RuntimeError: Error(s) in loading state_dict for Net:", *("  size mismatch for layer" for _ in range(40))]
+    told = why_of({"message": "\n".join(lines), "advice": "x" * 5000}, "p")
+    assert told.startswith(f"{lines[0]} xxx")
+    assert told.endswith("... Log: p/stderr.txt")
+    assert len(told) < 700
+    assert why_of({"message": "no such option"}, "") == "no such option"

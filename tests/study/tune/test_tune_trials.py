@@ -1,0 +1,194 @@
+"""What a tune keeps of its rows: rounds in turn, whatever cut them short, and what is measured anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.played_trials import PlayedTrials
+from wellfed.record import RunRecord
+from wellfed.study.executors.executor import Trial
+from wellfed.study.ledger import Ledger, append
+from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.points.grid import GridPoint, point_id
+from wellfed.study.row import Row
+from wellfed.study.study import TimedTrials
+from wellfed.study.tune.tune_report import TuneScreen
+from wellfed.study.tune.tune_trials import TuneTrials, rounds_of, set_aside
+
+CODE = "abc"
+COMPOSED: Any = None
+"""Configuration of trials that are only played."""
+SCREEN = TuneScreen(SAMPLES_PER_S)
+
+
+def row(point: str, kind: str = "confirm", **more: object) -> Row:
+    made = Row(point, kind, (), "ok", 1, samples_per_s=1.0, device="CPU", code=CODE)  # type: ignore[arg-type]
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+A, B = row("a", "trial"), row("b", "trial")
+
+
+def kept(folder: Path, *rows: Row, retry: tuple[str, ...] = ()) -> Ledger:
+    append(folder, rows)
+    return Ledger(folder, SCREEN, SAMPLES_PER_S, CODE, retry, keeps_code=True)
+
+
+def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:
+    rows = [row(point, attempt=number) for number, point in enumerate("abbaab")]
+    found = rounds_of(kept(tmp_path, A, B, *rows), "a", "b")
+    assert found == [(rows[0], rows[1]), (rows[3], rows[2]), (rows[4], rows[5])]
+
+
+def test_what_was_cut_short_is_no_round(tmp_path: Path) -> None:
+    rows = [row(point, attempt=number) for number, point in enumerate("aabbba")]
+    found = rounds_of(kept(tmp_path, A, B, *rows), "a", "b")
+    assert found == [(rows[1], rows[2]), (rows[5], rows[4])]
+
+
+def test_a_run_that_failed_counts_as_one_of_its_round(tmp_path: Path) -> None:
+    failed = row("b", status="failed", device="")
+    assert rounds_of(kept(tmp_path, A, B, row("a"), failed), "a", "b") == [(row("a"), failed)]
+
+
+def test_rounds_of_an_earlier_trial_do_not_count(tmp_path: Path) -> None:
+    ledger = kept(tmp_path, A, B, row("a"), row("b"), A)
+    assert rounds_of(ledger, "a", "b") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "retry", "is_finished"),
+    [
+        ([A], (), True),
+        ([], (), False),
+        ([row("a", "trial", status="oom")], (), True),
+        ([row("a", "trial", status="oom")], ("oom",), False),
+        ([row("a", "trial", status="interrupted")], (), False),
+        ([row("a", "trial", status="infeasible")], (), False),
+    ],
+)
+def test_what_has_ended_is_not_run_again(tmp_path: Path, rows: list[Row], retry: tuple[str, ...], is_finished: bool):
+    assert (kept(tmp_path, *rows, retry=retry).missing(["a"]) == []) is is_finished
+
+
+def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+    for attempt in ("first", "second"):
+        ledger = kept(tmp_path, A)
+        (tmp_path / ".lock").touch()
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "run.json").write_text(attempt)
+        aside = set_aside(ledger)
+        assert ledger.is_empty
+        assert (tmp_path / aside / "a" / "run.json").read_text() == attempt
+        assert (tmp_path / aside / "ledger.jsonl").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "before1", "before2"}
+
+
+def tuned(
+    folder: Path, played: PlayedTrials, retry: tuple[str, ...] = (), words: tuple[str, ...] = ("seed=2",)
+) -> TuneTrials:
+    trials = TimedTrials(kept(folder, retry=retry), SCREEN, lambda overrides, own: COMPOSED)
+    return TuneTrials(words, trials, played)
+
+
+def test_the_words_of_a_point_are_those_of_the_start_with_the_turned_behind(tmp_path: Path) -> None:
+    trials = tuned(tmp_path, PlayedTrials(), words=("loader=baseline", "seed=2", "telemetry=default"))
+    assert trials.point(()).overrides == ("loader=baseline", "seed=2", "telemetry=default")
+    turned = trials.point(("loader=auto", "loader.num_workers=2"))
+    assert turned.overrides == ("seed=2", "telemetry=default", "loader=auto", "loader.num_workers=2")
+    assert turned.id == point_id(("seed=2", "loader=auto", "loader.num_workers=2"))
+
+
+class Machine:
+    """Trials end as they are told to, one after the other."""
+
+    def __init__(self, folder: Path, retry: tuple[str, ...] = ()) -> None:
+        self.ends: dict[str, list[str]] = {}
+        """Ends of a configuration's trials, in order; ``ok`` beyond them."""
+        self.played = PlayedTrials(self._play)
+        self.trials = tuned(folder, self.played, retry)
+
+    def _play(self, trial: Trial) -> Row:
+        ends = self.ends.get(trial.overrides[-1], [])
+        return replace(trial.row, status=ends.pop(0) if ends else "ok", device="CPU", samples_per_s=1.0)  # type: ignore[arg-type]
+
+    @property
+    def ran(self) -> list[tuple[str, str]]:
+        return [(row.kind, row.overrides[-1]) for row in self.played.ran]
+
+
+START, OTHER = "seed=2", "loader=auto"
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {OTHER: ["oom"]}
+    trials = machine.trials
+    first = [trials.measure(words).status for words in ((), (OTHER,))]
+    assert first == [trials.measure(words).status for words in ((), (OTHER,))] == ["ok", "oom"]
+    assert machine.ran == [("trial", START), ("trial", OTHER)]
+    assert trials.kept_as_they_are() == {"oom": 1}
+    again = Machine(tmp_path, retry=("oom",))
+    assert again.trials.measure((OTHER,)).status == "ok"
+    assert not again.trials.kept_as_they_are()
+
+
+def test_a_start_that_failed_is_run_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {START: ["killed"]}
+    trials = machine.trials
+    assert trials.measure(()).status == "killed"
+    again = Machine(tmp_path).trials
+    assert not again.kept_as_they_are()
+    assert again.measure(()).status == "ok"
+
+
+def test_start_and_result_run_in_turn_and_go_on_where_they_were(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    trials = machine.trials
+    for words in ((), (OTHER,)):
+        trials.measure(words)
+    machine.played.ran.clear()
+    assert len(trials.compare((OTHER,), 2)) == 2
+    assert trials.rounds_missing((OTHER,), 3) == 1
+    rounds = trials.compare((OTHER,), 3)
+    assert [word for _, word in machine.ran] == [START, OTHER, OTHER, START, START, OTHER]
+    assert {kind for kind, _ in machine.ran} == {"confirm"}
+    assert [(first.overrides[-1], second.overrides[-1]) for first, second in rounds] == [(START, OTHER)] * 3
+
+
+def test_a_result_that_fails_ends_the_comparison_for_good(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {OTHER: ["ok", "ok", "oom"]}
+    trials = machine.trials
+    for words in ((), (OTHER,)):
+        trials.measure(words)
+    for _ in range(2):  # the same command again
+        rounds = trials.compare((OTHER,), 5)
+        assert [second.status for _, second in rounds] == ["ok", "oom"]
+        assert trials.rounds_missing((OTHER,), 5) == 0
+    assert len(machine.ran) == 2 + 4
+
+
+def test_a_start_that_fails_in_a_round_does_not_end_it(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ends = {START: ["ok", "killed"]}
+    trials = machine.trials
+    for words in ((), (OTHER,)):
+        trials.measure(words)
+    assert len(trials.compare((OTHER,), 3)) == 3
+
+
+def test_a_trial_that_ended_just_when_the_tune_was_killed_has_the_tunes_own_version(tmp_path: Path) -> None:
+    ledger = kept(tmp_path)
+    record = replace(RunRecord.start("x"), status="ok", exit_code=0, git=None)
+    (tmp_path / "p").mkdir()
+    record.write(tmp_path / "p")
+    ledger.adopt(GridPoint("p", {}, ("seed=2",)))
+    adopted = ledger.latest().get("p")
+    assert adopted is not None
+    assert (adopted.status, adopted.code) == ("ok", CODE)

@@ -1,0 +1,183 @@
+"""The order of things in a tune, with trials whose ends are made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wellfed.config.compose import compose
+from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
+from wellfed.process import StopRequest
+from wellfed.record import RunRecord
+from wellfed.study.ledger import Ledger, append
+from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.points.guided.moves import TuneMachine
+from wellfed.study.points.guided.tune_search import TuneSearch
+from wellfed.study.points.guided.tune_steps import TuneBudget
+from wellfed.study.row import Row
+from wellfed.study.tune.tune_file import TuneFile
+from wellfed.study.tune.tune_options import TuneOptions
+from wellfed.study.tune.tune_report import TuneScreen
+from wellfed.study.tune.tuning import TuneStudy, _StartFailedError
+
+FASTER = ("memory.features=cache",)
+"""What the table of moves tries where features are computed anew."""
+
+
+def ended(rate: float | None = 100.0, half: float = 0.001, seconds: float = 6.0, **more: Any) -> Row:
+    made = Row("p", "trial", (), "ok", 1, samples_per_s=rate, seconds=seconds, folder="p", code="abc")
+    return replace(made, **({} if rate is None else {"ci95": (rate * (1 - half), rate * (1 + half))}), **more)
+
+
+class Played:
+    """In the place of `TuneTrials`: each configuration ends as ``play`` says."""
+
+    def __init__(
+        self, play: Callable[[Sequence[str]], Row], turns: Sequence[tuple[Row, Row]] = (), findings: Sequence[Any] = ()
+    ) -> None:
+        self.measure = self.latest = lambda overrides: replace(play(overrides), overrides=tuple(overrides))
+        self._turns, self._findings = list(turns), list(findings)
+
+    def measure_again(self, overrides: Sequence[str], number: int) -> Row:
+        return self.measure(overrides)
+
+    def record(self, row: Row) -> RunRecord:
+        features = "cache" if FASTER[0] in row.overrides else "dynamic"
+        plan: Any = {"memory.features": {"value": features, "because": "", "source": "predicted"}}
+        config: Any = {"loader": {}, "memory": {}}
+        return replace(RunRecord.start("x"), plan=plan, config=config, findings=self._findings)
+
+    def rounds_missing(self, overrides: Sequence[str], rounds: int) -> int:
+        return rounds
+
+    def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
+        return self._turns
+
+
+def made(folder: Path, **asked: Any) -> TuneStudy:
+    start = compose(["loader=baseline"], "train")
+    config = TuneRunConfig(tune=TuneConfig(rounds=3, **asked))
+    file = TuneFile("mine", "recsys", "triplets", ("loader=baseline",), "samples_per_s", 200, "abc", "2 cores; no GPU")
+    where = {"config_dir": folder / "configs", "extra_dirs": []}
+    (folder / "configs").mkdir(exist_ok=True)
+    options = TuneOptions("mine", config.tune, start, where, [])
+    screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
+    budget = TuneBudget(config.tune.max_trials, 60 * config.tune.max_minutes)
+    search = TuneSearch(SAMPLES_PER_S, budget, TuneMachine(2, False))
+    return TuneStudy(folder, screen, StopRequest(), config, start, file, options, search)
+
+
+def found(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "tune.json").read_text())
+
+
+def tuned(folder: Path, play: Played, **asked: Any) -> int:
+    tune = made(folder, **asked)
+    tune._seek(play)  # type: ignore[arg-type]
+    tune._trials = play  # type: ignore[assignment]
+    tune._comparison = tune._compare(play)  # type: ignore[arg-type]
+    return tune.finish()
+
+
+def faster(overrides: Sequence[str]) -> Row:
+    return ended(150.0 if FASTER[0] in overrides else 100.0)
+
+
+BROKEN = ended(None, status="failed", error={"kind": "code", "message": "boom", "advice": ""})
+
+
+def test_what_is_faster_in_turns_is_the_line_to_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [(ended(100.0 + number), ended(150.0)) for number in range(3)]
+    assert tuned(tmp_path, Played(faster, turns), write=TuneWrite.never) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Measuring start and result again, 3 rounds in turn: about 36.0 s" in lines
+    assert lines[-1] == "Use it: python src/train.py loader=baseline memory.features=cache"
+    assert (found(tmp_path)["result"], found(tmp_path)["unproven"]) == ([*FASTER], [])
+
+
+@pytest.mark.parametrize("write", [TuneWrite.auto, TuneWrite.always])
+@pytest.mark.parametrize("turns", [[(ended(), BROKEN)], [(ended(), ended(150.0)), (ended(), BROKEN)]])
+def test_a_result_that_fails_in_its_comparison_is_not_recommended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], turns: list[tuple[Row, Row]], write: TuneWrite
+) -> None:
+    assert tuned(tmp_path, Played(faster, turns), write=write) == 0
+    out = capsys.readouterr().out
+    assert f"The result did not end well in round {len(turns)}: failed, boom" in out
+    assert "So the start stays." in out
+    assert "memory.features=cache" not in out.splitlines()[-1]
+    assert found(tmp_path)["result"] == []
+    written = tmp_path / "configs" / "memory" / "mine.yaml"
+    assert written.exists() is (write is TuneWrite.always)
+    if written.exists():  # the start's
+        assert "; the start. On 2 cores; no GPU." in written.read_text()
+
+
+def test_a_loser_gives_its_verdict_to_no_file(tmp_path: Path) -> None:
+    turns = [(ended(100.0 + number), ended(50.0)) for number in range(3)]
+    tuned(tmp_path, Played(faster, turns), write=TuneWrite.always)
+    text = (tmp_path / "configs" / "loader" / "mine.yaml").read_text()
+    assert "100 triplets/s; the start. On" in text
+    assert "worse" not in text
+
+
+def test_a_gain_within_noise_is_told_beside_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [(ended(100.0), ended(rate)) for rate in (150.0, 80.0, 120.0)]
+    tuned(tmp_path, Played(faster, turns))
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "Not proven: python src/train.py loader=baseline memory.features=cache",
+        "Use it: python src/train.py loader=baseline",
+    ]
+    file = found(tmp_path)
+    assert (file["result"], file["use"]) == ([*FASTER], ["loader=baseline"])
+    assert file["unproven"] == ["loader=baseline", *FASTER]
+
+
+def test_what_had_been_dropped_and_is_gone_on_with_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    play = Played(lambda overrides: ended(130.0 if FASTER[0] in overrides else 100.0, half=0.5))
+    made(tmp_path)._seek(play)  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    (dropped,) = [place for place, line in enumerate(lines) if line.startswith("2. memory.features=cache: 130")]
+    assert "dropped: within noise" in lines[dropped]
+    goes_on = "Going on with 2. memory.features=cache: 1.30 times as good, within noise"
+    assert any(line.startswith(goes_on) for line in lines[dropped + 1 :]), lines
+
+
+def test_a_start_that_failed_is_stopped_in_its_file(tmp_path: Path) -> None:
+    with pytest.raises(_StartFailedError, match=r"\(failed\): boom"):
+        made(tmp_path)._seek(Played(lambda _: BROKEN))  # type: ignore[arg-type]
+    file = found(tmp_path)
+    assert (file["status"], file["ended_because"]) == ("stopped", "the start could not be measured: failed: boom")
+    assert file["steps"][0]["status"] == "failed"
+
+
+def test_a_start_that_is_too_slow_may_be_measured_for_fewer_steps(tmp_path: Path) -> None:
+    slow = ended(None, status="timeout", error={"kind": "code", "message": "had not ended", "advice": "Raise it."})
+    with pytest.raises(_StartFailedError, match=r"Raise it\. Or measure fewer steps: sweep.trial_steps=50\."):
+        made(tmp_path)._seek(Played(lambda _: slow))  # type: ignore[arg-type]
+
+
+def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute beside each trial of six seconds."""
+    clock = iter(range(0, 10**6, 66))
+    monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: next(clock))
+    tune = made(tmp_path, max_minutes=3.0)
+    many: list[Any] = [
+        {"id": "x", "message": "more", "change": [f"loader.num_workers={number}"], "changes_learning": False}
+        for number in range(1, 9)
+    ]
+    tune._seek(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
+    assert len(tune.search.steps) == 3
+    assert [step["beside_seconds"] for step in found(tmp_path)["steps"]] == [60.0] * 3
+    assert "another trial would not end within" in str(tune.search.ended_because)
+    # Gone on with, nothing of it takes time, and it ends where it ended.
+    monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: 0.0)
+    again = made(tmp_path, max_minutes=3.0)
+    append(tmp_path, [ended()])
+    again._begin(Ledger(tmp_path, again.screen, SAMPLES_PER_S, "abc"))
+    again._seek(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
+    assert len(again.search.steps) == 3
