@@ -101,12 +101,12 @@ class ConfigError(WellfedError):
         super().__init__(self.under(head))
 
     def under(self, heading: str) -> str:
-        """The faults under another heading than that of a configuration."""
+        """Returns the faults under another heading than that of a configuration."""
         return "\n".join([heading, *(f"  - {fault}" for fault in self.faults)])
 
     @classmethod
     def of(cls, where: str, problem: str, way_out: str) -> ConfigError:
-        """With one fault."""
+        """Returns an error with one fault."""
         return cls([Fault(where, problem, way_out)])
 
     @classmethod
@@ -128,8 +128,10 @@ class ConfigError(WellfedError):
 
 
 class DoesNotFit(ConfigError):
-    """A training that is predicted to need more memory than its budget. Where something is asked about it (a plan, a
-    sweep) it is an answer as any other fault; a run that was to train ends as one that ran out of memory."""
+    """A training that is predicted to need more memory than its budget.
+
+    A plan or a sweep reports it as any other fault; a run that was to train ends as one that ran out of memory.
+    """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__(faults)
@@ -207,7 +209,7 @@ class RestartNeeded(OutOfMemoryExhausted):
 
 
 def text_of(error: object) -> str:
-    """``str(error)`` without secrets, of which a cut would leave halves; empty where that raises in its turn."""
+    """Returns ``str(error)`` without secrets, of which a cut would leave halves; empty if that raises in its turn."""
     try:
         return hidden(str(error))
     except Exception:  # noqa: BLE001  whatever a user's exception does
@@ -220,13 +222,13 @@ def first_line(error: object) -> str:
 
 
 def type_and_line(error: BaseException) -> str:
-    """The type of an error, and the first line of its text where it has one."""
+    """Returns the type of an error, and the first line of its text if it has one."""
     has_text = text_of(error).strip()
     return f"{type(error).__name__}: {first_line(error)[:200]}" if has_text else type(error).__name__
 
 
 def reason_of(error: BaseException) -> str:
-    """Type, first line of the text, and the line of code, as a message names them."""
+    """Returns type, first line of the text, and the line of code, as a message names them."""
     reason = type_and_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason
@@ -246,7 +248,7 @@ _NOT_THE_USERS = (
 
 
 def shortened(error: BaseException, where_whole: str) -> str:
-    """The traceback of an error with the user's own frames first, and at most `MOST_FRAMES` of other code after them.
+    """Returns an error's traceback: the user's frames first, then at most `MOST_FRAMES` of other code.
 
     Args:
         where_whole: names the place of all frames.
@@ -260,19 +262,15 @@ def shortened(error: BaseException, where_whole: str) -> str:
 
 
 def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """It, what it came of, and what it holds."""
+    """Yields a traceback, those of its causes, and those of a group's exceptions."""
     yield shown
-    for other in (
-        shown.__cause__,
-        None if shown.__suppress_context__ else shown.__context__,
-        *(shown.exceptions or ()),
-    ):
-        if other is not None:
-            yield from _chain(other)
+    context = None if shown.__suppress_context__ else shown.__context__
+    for other in filter(None, (shown.__cause__, context, *(shown.exceptions or ()))):
+        yield from _chain(other)
 
 
 def _cut(shown: traceback.TracebackException) -> int:
-    """Take frames out; their number."""
+    """Takes frames out, and returns their number."""
     frames = list(shown.stack)
     own = [number for number, frame in enumerate(frames) if is_the_users(frame.filename)]
     others = set(range(own[0] if own else 0, len(frames))) - set(own)

@@ -6,8 +6,9 @@ import copy
 import os
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -74,16 +75,12 @@ def numbers() -> tuple[Any, ...]:
 @contextmanager
 def kept(holder: Any = None) -> Iterator[None]:
     """Restores Python's, numpy's and torch's CPU generators afterwards, and the generators in ``holder``."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    own = [(generator, _state_of(generator)) for generator in held_by(holder)]
+    restores = [_restore_of(each) for each in (random, np.random, torch.default_generator, *held_by(holder))]
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        for generator, saved in own:
-            _set_state(generator, saved)
+        for restore_one in restores:
+            restore_one()
 
 
 _Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
@@ -112,21 +109,13 @@ def held_by(holder: Any) -> list[_Generator]:
     return found
 
 
-def _state_of(generator: _Generator) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
+def _restore_of(generator: Any) -> Callable[[], None]:
+    """Returns a function that restores the present state of a generator, or of a module with one."""
+    if hasattr(generator, "getstate"):
+        return partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.Generator):
-        return copy.deepcopy(generator.bit_generator.state)
-    return generator.get_state()
-
-
-def _set_state(generator: _Generator, saved: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(saved)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = saved
-    else:
-        generator.set_state(saved)
+        return partial(setattr, generator.bit_generator, "state", copy.deepcopy(generator.bit_generator.state))
+    return partial(generator.set_state, generator.get_state())
 
 
 def seed_for_sample(seed: int) -> None:

@@ -25,45 +25,32 @@ _JOINED = re.compile(
     r"|(api|access|auth|bearer|refresh|session|security|personal|id|hf|csrf)tokens?$|session(id|cookie)$"
     r"|accesskeyid$"
 )
-_LAST = frozenset(
-    (
-        "pwd", "auth", "oauth", "authorization", "dsn", "cookie", "cookies", "bearer", "jwt",
-    )
-)  # fmt: skip
-_OF_PASS = frozenset(
-    (
-        "db", "database", "user", "smtp", "mail", "proxy", "ftp", "ssh", "login", "admin", "root",
-    )
-)  # fmt: skip
-_OF_TEXT = frozenset(
-    (
-        "max", "min", "num", "n", "per", "pad", "bos", "eos", "cls", "sep", "mask", "unk", "special", "start", "end",
-        "stop", "blank", "class", "first", "last", "next", "prefix", "image", "patch", "register", "query", "distill",
-        "decoder", "encoder", "separator", "space", "text", "language", "time", "new",
-    )
-)  # fmt: skip
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LAST = _names("pwd auth oauth authorization dsn cookie cookies bearer jwt")
+_OF_PASS = _names("db database user smtp mail proxy ftp ssh login admin root")
+_OF_TEXT = _names(
+    """
+    max min num n per pad bos eos cls sep mask unk special start end stop blank class first last next prefix image
+    patch register query distill decoder encoder separator space text language time new
+    """
+)
 """``<word>_token`` that a tokenizer has."""
-_OF_DATA = frozenset(
-    (
-        "sort", "label", "image", "target", "input", "output", "text", "column", "primary", "foreign", "cache", "dict",
-        "batch", "group", "join", "feature", "sample", "query", "value", "id", "metric", "monitor", "state", "name",
-        "file", "index", "time", "audio", "item", "hot", "short", "best", "map", "lookup", "public", "data", "field",
-        "tensor", "row", "node", "hash", "log", "loss",
-    )
-)  # fmt: skip
+_OF_DATA = _names(
+    """
+    sort label image target input output text column primary foreign cache dict batch group join feature sample query
+    value id metric monitor state name file index time audio item hot short best map lookup public data field tensor
+    row node hash log loss
+    """
+)
 """``<word>_key`` of a mapping."""
-_NUMBER_OF = frozenset(
-    (
-        "max", "min", "num", "n", "size", "count",
-    )
-)  # fmt: skip
+_NUMBER_OF = _names("max min num n size count")
 """First words of names of counts."""
-_ABOUT = frozenset(
-    (
-        "size", "count", "length", "len", "dim", "type", "id", "name", "path", "file", "url", "uri", "mode", "method",
-        "ratio", "rate", "frac",
-    )
-)  # fmt: skip
+_ABOUT = _names("size count length len dim type id name path file url uri mode method ratio rate frac")
 """Last words of names whose value is about a secret, and is none."""
 _DOUBTFUL = frozenset({"key", "session", "sig", "signature", "pass"})
 _REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
@@ -83,7 +70,7 @@ _BEARER = re.compile(r"\b(Bearer)(\s+|%20)(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}", re.I
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name is a secret, by the words of its snake, kebab or camel case."""
+    """Returns whether a value under this name is a secret, by the words of its snake, kebab or camel case."""
     words = [word.lower() for word in _WORDS.findall(name.rpartition(".")[2])]
     if not words or words[0] in _NUMBER_OF:
         return False
@@ -102,7 +89,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether this value has to be masked for its name. References as ``${oc.env:NAME}`` hold nothing."""
+    """Returns whether a value has to be masked for its name. References as ``${oc.env:NAME}`` hold nothing."""
     if value is None or isinstance(value, bool) or value == "":
         return False
     text = str(value)
@@ -114,7 +101,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def masked(tree: Any, sources: Any = None, *, inside: bool = False) -> Any:
-    """The tree with secrets as ``***``; interpolations as ``${oc.env:KEY}`` stay.
+    """Returns the tree with secrets as ``***``; interpolations as ``${oc.env:KEY}`` stay.
 
     Args:
         sources: the same tree with its interpolations, which say where a value comes from.
@@ -124,7 +111,7 @@ def masked(tree: Any, sources: Any = None, *, inside: bool = False) -> Any:
 
 
 def secrets_of(tree: Any, sources: Any = None) -> set[str]:
-    """The values that `masked` replaces, as texts."""
+    """Returns the values that `masked` replaces, as texts."""
     found: set[str] = set()
 
     def keep(value: object) -> str:
@@ -141,7 +128,7 @@ def secrets_of(tree: Any, sources: Any = None) -> set[str]:
 def _walk(
     tree: Any, sources: Any, name: str, inside: bool, mask: Callable[[object], Any], other: Callable[[str], Any]
 ) -> Any:
-    """The tree with ``mask`` of each secret, and ``other`` of each other text."""
+    """Returns the tree with ``mask`` of each secret, and ``other`` of each other text."""
     if isinstance(tree, Mapping):
         beside = sources if isinstance(sources, Mapping) else {}
         return {
@@ -159,7 +146,7 @@ def _walk(
 
 
 def _comes_from_a_secret(value: object, source: object) -> bool:
-    """Whether the interpolation that gave the value reads an environment variable with a secret name."""
+    """Returns whether the interpolation that gave the value reads an environment variable with a secret name."""
     if not isinstance(source, str) or source == value or not is_secret("secret", value):
         return False
     return any(map(is_secret_name, _FROM_ENVIRONMENT.findall(source)))
@@ -187,7 +174,7 @@ def learn(values: set[str] | frozenset[str]) -> None:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """The value as JSON, HTML, URLs, Python and yaml write it."""
+    """Returns the value as JSON, HTML, URLs, Python and yaml write it."""
     for text in (value, *([value.replace("\n", " ")] if "\n" in value else [])):
         yield from (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1])
         yield from (html.escape(text), html.escape(text).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))
@@ -195,14 +182,14 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _bounded(form: str) -> str:
-    """A form that begins or ends within a word or number is another text."""
+    """Returns the pattern of a form; one that begins or ends within a word or number is another text."""
     start, end = r"(?<![A-Za-z0-9])" if form[0].isalnum() else "", r"(?![A-Za-z0-9])" if form[-1].isalnum() else ""
     number = r"(?<![.\d])" if form.isdecimal() else ""
     return f"{start}{number}{re.escape(form)}{end}"
 
 
 def hidden(text: str) -> str:
-    """The text without values that were learnt, passwords in URLs, and keys of well-known forms."""
+    """Returns the text without learnt values, passwords in URLs, and keys of well-known forms."""
     if _pattern is not None:
         text = _pattern.sub(SECRET_SHOWN, text)
     if "://" in text:
@@ -220,12 +207,17 @@ def _masked_parameter(found: re.Match[str]) -> str:
 
 
 def hidden_in(value: Any) -> Any:
-    """The value with `hidden` texts, whatever it is nested in."""
+    """Returns the value with `hidden` texts, whatever it is nested in."""
+    return map_texts(value, hidden)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns nested values with each text changed; keys stay."""
     if isinstance(value, str):
-        return hidden(value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: hidden_in(item) for key, item in value.items()}
-    return type(value)(map(hidden_in, value)) if type(value) in (list, tuple) else value
+        return {key: map_texts(item, change) for key, item in value.items()}
+    return type(value)(map_texts(item, change) for item in value) if type(value) in (list, tuple) else value
 
 
 class MaskedFormatter(logging.Formatter):
@@ -254,7 +246,7 @@ _TOKEN = re.compile(
 
 
 def masked_override(text: str) -> str:
-    """The override with secrets as ``***``, also those in ``{..}`` or ``[..]``, so that it may be written down."""
+    """Returns the override with secrets as ``***``, also those in ``{..}`` or ``[..]``, for writing it down."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
     if not equals:
@@ -266,7 +258,7 @@ def masked_override(text: str) -> str:
 
 
 def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:
-    """One value off the front of the tokens, up to the comma or bracket behind it."""
+    """Takes one value off the front of the tokens, up to the comma or bracket behind it, and masks it."""
     text = tokens.popleft() if tokens and tokens[0].isspace() else ""
     if not tokens or tokens[0] not in ("{", "["):
         value = _taken(tokens, ",}]")
@@ -288,7 +280,7 @@ def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:
 
 
 def _taken(tokens: deque[str], ends: str) -> str:
-    """Tokens up to one of these, but for those in parentheses."""
+    """Takes tokens up to one of these, but for those in parentheses."""
     taken, depth = "", 0
     while tokens and (depth > 0 or tokens[0] not in ends):
         token = tokens.popleft()
@@ -298,7 +290,7 @@ def _taken(tokens: deque[str], ends: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without its quotes."""
+    """Returns a text without its quotes."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
@@ -316,7 +308,7 @@ _FILE = re.compile(r"\+\+\+ (?:b/)?(.*)")
 
 
 def masked_diff(diff: str) -> str:
-    """The diff with secrets as ``***``; of Python files literals alone, so that expressions stay readable."""
+    """Returns the diff with secrets as ``***``; in Python files only literals, so that expressions stay readable."""
     lines, name, block = [], "", None
     for line in _KNOWN_FORM.sub(SECRET_SHOWN, diff).split("\n"):
         if found := _FILE.match(line):

@@ -36,9 +36,9 @@ def fork() -> int:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], None]]:
-    """Around a fork: a signal that the child gets before it has let go of this process's handlers would run them there.
+    """Holds signals back around a fork: in the child they would run this process's handlers.
 
-    The child calls what this hands out when it has; here they are let through at the end.
+    The child calls the function that this yields once it has its own handlers; here they are let through at the end.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
@@ -52,19 +52,19 @@ def held_signals() -> Iterator[Callable[[], None]]:
 
 
 def is_ignored_hangup(signum: int) -> bool:
-    """Whether this is a SIGHUP that the process was started to ignore, as under nohup."""
+    """Returns whether this is a SIGHUP that the process was started to ignore, as under nohup."""
     return signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) is signal.SIG_IGN
 
 
 def end_by_signals() -> None:
-    """In a forked process: let it end by `STOPS`, whatever handlers its parent has."""
+    """Lets a forked process end by `STOPS`, whatever handlers its parent has."""
     for number in STOPS:
         if not is_ignored_hangup(number):
             signal.signal(number, signal.SIG_DFL)
 
 
 def leave(code: int) -> NoReturn:
-    """End a forked process without the handlers that its parent was given for its own end."""
+    """Ends a forked process without the handlers that its parent was given for its own end."""
     flush()
     os._exit(code)
 
@@ -77,14 +77,14 @@ def exit_code(ended: SystemExit) -> int:
 
 
 def flush() -> None:
-    """Write what is buffered for the terminal."""
+    """Writes what is buffered for the terminal."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
             stream.flush()
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the system kill this process when its parent ends, whatever ends it; Linux alone offers it.
+    """Has the system kill this process when its parent ends, whatever ends it; Linux alone offers it.
 
     If that is gone already, this process ends here.
     """
@@ -96,7 +96,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def exit_code_of(signum: int) -> int:
-    """Exit code of what a signal has ended, as a shell has it: 130 SIGINT, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1."""
+    """Returns a shell's exit code for a signal: 130 SIGINT, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1."""
     return 128 + signum
 
 
@@ -105,7 +105,7 @@ EXIT_TIME_LIMIT = exit_code_of(getattr(signal, "SIGUSR1", 0))
 
 
 class Stopped(BaseException):
-    """The run was asked to stop. Not an Exception: nothing on the way may swallow it."""
+    """A request to stop the run. Not an Exception: nothing on the way may swallow it."""
 
     def __init__(self, signum: int, *, is_of_all: bool = False) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -129,9 +129,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Catch the signals inside, restore what was there before outside.
+        """Catches the signals inside, and restores what was there before outside.
 
-        A run that was stopped and has written its record ends now: another signal on its last metres is ignored.
+        A run that was stopped and has written its record ends now: further signals are ignored.
         """
         before = {number: signal.getsignal(number) for number in STOPS}
         self.install()
@@ -143,7 +143,7 @@ class StopRequest:
                 signal.signal(number, signal.SIG_IGN if is_ending else handler)
 
     def install(self) -> None:
-        """Take the signals, whoever has them now; not a SIGHUP that is ignored, as under nohup."""
+        """Takes the signals, whoever has them now; not a SIGHUP that is ignored, as under nohup."""
         for number in STOPS:
             if not is_ignored_hangup(number):
                 signal.signal(number, self._on_signal)

@@ -67,20 +67,12 @@ def two_named() -> str | None:
 
 
 def configs() -> Path:
-    """Returns the project's folder of configurations.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Returns the project's folder of configurations; raises as `root`."""
     return root() / _MARK.parent
 
 
 def sources() -> Path:
-    """Returns the folder of the project's own packages.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Returns the folder of the project's own packages; raises as `root`."""
     return root() / "src"
 
 
@@ -93,12 +85,12 @@ def add_sources() -> None:
 
 
 def is_engine_within(folder: Path) -> bool:
-    """Whether the engine is part of that checkout, not a package installed for it."""
+    """Returns whether the engine is part of that checkout, not a package installed for it."""
     return ENGINE.is_relative_to(folder.resolve()) and not is_engine_installed()
 
 
 def is_engine_installed() -> bool:
-    """Whether the engine lies where an installer has put it, in this or another environment: no checkout has it."""
+    """Returns whether an installer has put the engine into this or another environment: no checkout has it."""
     return not INSTALLED.isdisjoint(ENGINE.parts)
 
 
@@ -145,20 +137,12 @@ def _installed_engine() -> tuple[Path, str] | None:
 
 
 def import_paths() -> list[Path]:
-    """Returns what another process of this environment must have on its path, the project's packages first.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Returns what another process must have on its path, the project's packages first; raises as `root`."""
     return list(dict.fromkeys([sources(), *([] if is_engine_installed() else [ENGINE.parent])]))
 
 
 def source_digest() -> str:
-    """Identifies all Python files that a run may execute: the project's packages and the engine.
-
-    Raises:
-        ConfigError: there is no project.
-    """
+    """Identifies all Python files that a run may execute, the project's and the engine's; raises as `root`."""
     digest = hashlib.sha256()
     for folder in dict.fromkeys([sources().resolve(), ENGINE]):
         for path in sorted(folder.rglob("*.py")):
@@ -174,10 +158,8 @@ def _script() -> Path | None:
     if file is None:
         return None
     script = Path(file).absolute()
-    if {"site-packages", "dist-packages"} & {*script.parts}:  # pytest's, of an environment that this one adds
-        return None
     installed = [Path(sysconfig.get_path(name)) for name in ("scripts", "stdlib", "purelib", "platlib")]
-    if {"site-packages", "dist-packages"} & set(script.parts):  # of another environment that this one sees
+    if not INSTALLED.isdisjoint(script.parts):  # of another environment that this one sees, such as pytest's
         return None
     return None if any(script.resolve().is_relative_to(each.resolve()) for each in (*installed, ENGINE)) else script
 

@@ -21,7 +21,7 @@ class Launch:
     by: Literal["torchrun", "srun", "Lightning"]
     rank: int
     local_rank: int
-    """Among the ranks of this machine."""
+    """Number among the ranks of this machine."""
     node: int
     """Number of this machine."""
     world_size: int

@@ -35,47 +35,23 @@ FILE_NAME = "run.json"
 
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
 EventKind = Literal[
-    "checkpoint",
-    "resume",
-    "oom",
-    "step_down",
-    "thrash",
-    "ladder",
-    "restart",
-    "checkpoint_damaged",
-    "table_damaged",
-    "stage",
-    "nan",
-    "empty_step",
-    "sample_skipped",
-    "stream_length",
-    "resume_inexact",
-    "compile_failed",
-    "ceiling_failed",
-    "ceiling_doubtful",
-    "profile_failed",
-    "logger_lost",
-    "gpu_lost",
-    "gpu_back",
-    "data_parallel",
-    "metric_absent",
-    "pruned",
-    "telemetry_trouble",
-    "disk_full",
-    "signal",
-]
+    "checkpoint", "resume", "oom", "step_down", "thrash", "ladder", "restart", "checkpoint_damaged", "table_damaged",
+    "stage", "nan", "empty_step", "sample_skipped", "stream_length", "resume_inexact", "compile_failed",
+    "ceiling_failed", "ceiling_doubtful", "profile_failed", "logger_lost", "gpu_lost", "gpu_back", "data_parallel",
+    "metric_absent", "pruned", "telemetry_trouble", "disk_full", "signal",
+]  # fmt: skip
 """Kinds of events of a run; docs/record.md describes each with its facts."""
 
 
 class OnEvent(Protocol):
-    """Where events of a run go."""
+    """A function that events of a run are passed to."""
 
     def __call__(self, kind: EventKind, **facts: Any) -> None:
-        """Something happened that a reader of the figures must know; ``step=`` where it is not the run's latest."""
+        """Records an event that a reader of the figures must know; ``step=`` if it is not the run's latest."""
 
 
 def ignore_event(kind: EventKind, **facts: Any) -> None:
-    """Where nobody wants to know."""
+    """Ignores the event."""
 
 
 class ErrorEntry(TypedDict):
@@ -94,7 +70,7 @@ class GitState(TypedDict):
     diff: str
     """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
     digest: NotRequired[str]
-    """Tells two uncommitted changes apart, whatever ``diff`` shows of them; empty without one."""
+    """Digest of the uncommitted change as a whole, also if ``diff`` is masked or cut; empty without one."""
 
 
 class EngineState(TypedDict):
@@ -110,7 +86,7 @@ class EngineState(TypedDict):
 
 
 class WandbEntry(TypedDict):
-    """Where wandb has the run."""
+    """The run in wandb."""
 
     id: str
     mode: str
@@ -120,7 +96,7 @@ class WandbEntry(TypedDict):
 
 
 class MlflowEntry(TypedDict):
-    """Where mlflow has the run."""
+    """The run in mlflow."""
 
     run_id: str
     uri: str
@@ -131,9 +107,9 @@ class LaunchEntry(TypedDict):
 
     by: Literal["torchrun", "srun"]
     job: str | None
-    """The same when it is started again; None: it has no name of its own."""
+    """Name of the job, the same when it is started again; None: it has none."""
     attempt: int
-    """How often it was started before."""
+    """Times that it was started before."""
 
 
 class MachineEntry(TypedDict, total=False):
@@ -199,7 +175,7 @@ class TimeEntry(TypedDict):
     step_ms_p50: float
     step_ms_p95: float
     launch_ms_p50: float | None
-    """How long the host took to launch forward, backward and optimizer; None on a CPU."""
+    """Time that the host took to launch forward, backward and optimizer; None on a CPU."""
 
 
 class StartEntry(TypedDict, total=False):
@@ -214,7 +190,7 @@ class StartEntry(TypedDict, total=False):
 
 
 class PhaseEntry(TypedDict):
-    """How long a run was in a phase, and how often it came to it."""
+    """Time of a run in a phase, and how often it came to it."""
 
     total_s: float
     times: int
@@ -306,7 +282,7 @@ class BusyThreadEntry(TypedDict):
 
 
 class ProcessEntry(TypedDict):
-    """How the training process computes."""
+    """Threads and parameters of the training process."""
 
     torch_threads: int
     """Threads of one operation of torch on the CPU."""
@@ -331,7 +307,7 @@ class OperationEntry(TypedDict):
 
     name: str
     calls: int
-    """In all of these steps. By time on a device: kernels and copies that it launched."""
+    """Number in all of these steps. By time on a device: kernels and copies that it launched."""
     ms_per_step: float
     """On a device: of these kernels and copies. On the CPU: without what was called within it."""
     share_frac: float
@@ -407,7 +383,7 @@ class RunRecord:
     host_name: str = ""
     boot_id: str = ""
     process_start: int | None = None
-    """When the process started, in clock ticks since boot; None where the system does not say."""
+    """Start of the process, in clock ticks since boot; None if the system does not say."""
     launch: LaunchEntry | None = None
     """None: this process was started alone."""
     git: GitState | None = None
@@ -438,7 +414,7 @@ class RunRecord:
     process: ProcessEntry | None = None
     """None: training did not come to its end."""
     synchronisations: list[SynchronisationEntry] | None = None
-    """None: nobody looked, as on a CPU."""
+    """None: not looked for, as on a CPU."""
     profile: ProfileEntry | None = None
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -455,7 +431,7 @@ class RunRecord:
 
     @classmethod
     def start(cls, run_id: str) -> RunRecord:
-        """A record of a run that begins now in this process."""
+        """Returns a record of a run that begins now in this process."""
         return cls(
             run_id=run_id,
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -467,7 +443,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """The record of a run folder; what it lacks, as that of an older version may, is as at the start of a run.
+        """Reads the record of a run folder; keys that it lacks, such as an older version's, have their defaults.
 
         Raises as `read` does, and a ValueError where a value is of another kind than the key's.
         """
@@ -497,24 +473,24 @@ class RunRecord:
         return made
 
     def derived(self) -> dict[str, Any]:
-        """Values that followed from the data, by dotted knob."""
+        """Returns values that followed from the data, by dotted knob."""
         return {knob: entry["value"] for knob, entry in self.plan.items() if entry["source"] == "data"}
 
     def filled_config(self) -> dict[str, Any]:
-        """The configuration with the values that followed from the data."""
+        """Returns the configuration with the values that followed from the data."""
         return filled_in(self.config, self.derived())
 
     def to_json(self) -> str:
-        """Strict JSON: what is not a finite number is null. No text in it holds a secret."""
+        """Returns strict JSON: what is not a finite number is null. No text in it holds a secret."""
         return json.dumps(hidden_in(plain(asdict(self))), indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Replace ``run.json`` in ``folder`` as a whole; with an OSError the old one is still there."""
+        """Replaces ``run.json`` in ``folder`` as a whole; with an OSError the old one is still there."""
         write_atomically(folder / FILE_NAME, self.to_json())
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, flush to disk, rename over it. Leaves no temporary file behind on failure."""
+    """Writes beside the target, flushes to disk, renames over it; leaves no temporary file behind on failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
@@ -528,7 +504,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The record of a run folder as plain data; ``running`` with a dead process on this host reads as ``killed``.
+    """Returns the record of a run folder as plain data; ``running`` of a dead process on this host is ``killed``.
 
     Raises:
         OSError: there is no readable record.
@@ -560,7 +536,7 @@ _LONGEST_TEXT, _MOST_ITEMS, _DEEPEST = 300_000, 100_000, 40
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
-    """Parsed JSON of bounded size: null for numbers that no run has and for what is nested deeper than `_DEEPEST`."""
+    """Returns parsed JSON of bounded size: null for impossible numbers and what is nested deeper than `_DEEPEST`."""
     if isinstance(value, str):
         return value[:_LONGEST_TEXT]
     if isinstance(value, (int, float)):
@@ -581,7 +557,7 @@ class _NotThereError(Exception):
 
 
 def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Values of a dataclass or TypedDict, each of its type; what is missing and may be is left out, or None.
+    """Returns values of a dataclass or TypedDict, each of its type; missing optional ones are left out or None.
 
     Raises:
         TypeError: a value is of another kind; says which.
@@ -600,14 +576,12 @@ def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]
     return members
 
 
-@cache  # a table lists a thousand records
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)  # a table lists a thousand records
 
 
 @cache
 def _kinds_of(hint: Any) -> tuple[Any, tuple[Any, ...], Any]:
-    """Origin and parts of a type, and what its values are in JSON."""
+    """Returns origin and arguments of a type, and the type of its values in JSON."""
     origin = get_origin(hint)
     kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
     in_json = dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)
@@ -615,7 +589,7 @@ def _kinds_of(hint: Any) -> tuple[Any, tuple[Any, ...], Any]:
 
 
 def _of_kind(hint: Any, value: Any, place: str) -> Any:
-    """The value, whose parts that lack something are left out. Raises as `_members` does."""
+    """Returns the value without entries that lack something; raises as `_members` does."""
     origin, parts, in_json = _kinds_of(hint)
     if origin is UnionType:  # with None
         try:
@@ -665,7 +639,7 @@ _ABOVE_ZERO = ("samples_per_s", "factor", "period_s")
 
 
 def _is_possible(place: str, value: float) -> bool:
-    """Whether a figure can have this value, by its name."""
+    """Returns whether a figure can have this value, by its name."""
     name = place.rpartition(".")[2]
     if name.endswith("_frac") and name != "cpu_frac":
         return 0 <= value <= 1.001
@@ -675,7 +649,7 @@ def _is_possible(place: str, value: float) -> bool:
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:
-    """Whether what all events have is of its type."""
+    """Returns whether the keys that all events have are of their types."""
     numbers_ = (event.get("step", 0), event.get("time_s", 0))
     return isinstance(event.get("kind", ""), str) and all(_is_number(one) and one >= 0 for one in numbers_)
 
@@ -685,7 +659,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_sound(name: str, value: Any) -> bool:
-    """Whether a knob or a fact of a GPU, of which no type is declared here, has a value that its name allows."""
+    """Returns whether a knob or a fact of a GPU that has no declared type has a value that its name allows."""
     if value is None:
         return True
     if name.endswith(_COUNTED) and not name.endswith("micro_batch_steps"):  # which are a list
@@ -709,24 +683,16 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _COUNTED = (
-    "_steps",
-    "num_workers",
-    "_factor",
-    "_batch",
-    "_batch_size",
-    "_prefetch",
-    "_gib",
-    "_w",
-    "accumulate",
+    "_steps", "num_workers", "_factor", "_batch", "_batch_size", "_prefetch", "_gib", "_w", "accumulate",
     "interval_s",
-)
+)  # fmt: skip
 """Ends of names that stand for a number."""
 _SECTIONS = ("workload", "trainer", "loader", "memory", "gpu", "telemetry", "logger", "sweep", "search", "paths")
 """Parts of a configuration that are mappings."""
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """``(dotted name, old, new)`` of every leaf in which two trees differ."""
+    """Returns ``(dotted name, old, new)`` of every leaf in which two trees differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found = []
         for key in [*old, *(key for key in new if key not in old)]:
@@ -736,7 +702,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
 
 
 def is_alive(record: Mapping[str, Any]) -> bool:
-    """Whether the process of a running record may still be there. Unknown (another host) counts as alive."""
+    """Returns whether the process of a running record may still be there; on another host it counts as alive."""
     if record.get("host_name") != socket.gethostname():
         return True
     pid = int(record.get("pid") or 0)
@@ -753,7 +719,7 @@ def is_alive(record: Mapping[str, Any]) -> bool:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where the system does not say."""
+    """Returns when a process started, in clock ticks since boot; None if the system does not say."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
         return int(after_name.split()[19])  # field 22 of proc(5)
@@ -817,7 +783,7 @@ def engine_version(engine: EngineState | None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value with everything JSON can't hold turned into what it means."""
+    """Returns the value with everything that JSON can't hold turned into what it means."""
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, numbers.Integral):  # numpy's too

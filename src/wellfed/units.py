@@ -15,17 +15,17 @@ MIB = 2**20
 
 
 def gib(num_bytes: float) -> float:
-    """Bytes as GiB (2**30 bytes)."""
+    """Returns bytes as GiB (2**30 bytes)."""
     return num_bytes / GIB
 
 
 def mib(num_bytes: float) -> float:
-    """Bytes as MiB (2**20 bytes)."""
+    """Returns bytes as MiB (2**20 bytes)."""
     return num_bytes / MIB
 
 
 def show_bytes(num_bytes: float) -> str:
-    """A byte count in the largest binary unit that keeps it above 1, e.g. ``3.2 MiB``."""
+    """Returns a byte count in the largest binary unit that keeps it above 1, e.g. ``3.2 MiB``."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         text = f"{value:.0f}" if unit == "B" else f"{value:.1f}"
@@ -36,22 +36,22 @@ def show_bytes(num_bytes: float) -> str:
 
 
 def show_gib(num_gib: float) -> str:
-    """GiB for people: ``7.20 GiB``, and below one in the unit that keeps it above 1, e.g. ``92.2 MiB``."""
+    """Returns GiB for people: ``7.20 GiB``, and below one in the unit that keeps it above 1, e.g. ``92.2 MiB``."""
     return f"{num_gib:.2f} GiB" if num_gib >= 1 else show_bytes(num_gib * GIB)
 
 
 def show_count(number: float) -> str:
-    """A count with thousands separators; decimals only below 100."""
+    """Returns a count with thousands separators; decimals only below 100."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:,.2f}".rstrip("0").rstrip(".")
 
 
 def counted(number: int, noun: str) -> str:
-    """A count and what is counted: ``1 user``, ``2,048 users``. Only for nouns whose plural ends in -s."""
+    """Returns a count with its noun: ``1 user``, ``2,048 users``. Only for nouns whose plural ends in -s."""
     return f"{show_count(number)} {noun if number == 1 else noun + 's'}"
 
 
 def show_duration(seconds: float) -> str:
-    """A length of time for people: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Returns a length of time for people: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
@@ -83,12 +83,12 @@ def seconds_of(text: str, unit_s: float = 1.0) -> float:
 
 
 def show_ms(milliseconds: float) -> str:
-    """A part of a step for people, with three digits: ``0.42 ms``, ``85.4 ms``, ``2.99 s``."""
+    """Returns a part of a step for people, with three digits: ``0.42 ms``, ``85.4 ms``, ``2.99 s``."""
     return f"{milliseconds:.3g} ms" if milliseconds < 999.5 else show_duration(milliseconds / 1e3)
 
 
 def show_energy(joules: float) -> str:
-    """An energy with three digits: ``412 uJ``, ``0.21 J``, ``34.1 kJ``."""
+    """Returns an energy with three digits: ``412 uJ``, ``0.21 J``, ``34.1 kJ``."""
     for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
         if abs(joules) >= 0.9995 * factor:
             return f"{joules / factor:.3g} {unit}"
@@ -96,7 +96,7 @@ def show_energy(joules: float) -> str:
 
 
 def show_percent(fraction: float) -> str:
-    """A fraction 0..1 as a percentage."""
+    """Returns a fraction 0..1 as a percentage."""
     return f"{100 * fraction:.1f} %"
 
 
@@ -106,17 +106,17 @@ def show_factor(factor: float) -> str:
 
 
 def show_text(text: str) -> str:
-    """The text with control characters written out (``\\x1b``): no terminal, page or file obeys any."""
+    """Returns the text with control characters written out (``\\x1b``): no terminal, page or file obeys any."""
     return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
 def spreadsheet_cell(value: object) -> object:
-    """The value for a CSV that a spreadsheet may open: a text that it would take for a formula begins with a quote."""
+    """Returns the value for a CSV; a text that a spreadsheet would take for a formula begins with a quote."""
     if not isinstance(value, str) or not value.startswith(_FORMULA) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}"
 
 
 def show_line(text: str) -> str:
-    """The same in one line, whatever the text holds: for names that others gave."""
+    """Returns the same in one line, whatever the text holds: for names that others gave."""
     return show_text(" ".join(text.split()))

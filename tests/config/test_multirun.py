@@ -37,6 +37,11 @@ def multirun(*typed: str, params: dict[str, str] | None = None) -> Multirun:
     )
 
 
+def axes_of(made: Multirun) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    varied, fixed = made.varied()
+    return {name: each.values for name, each in varied.items()}, fixed
+
+
 @cache
 def opened() -> tuple[ConfigLoader, DictConfig]:
     """Composed once for all that is refused, none of which changes it."""
@@ -47,12 +52,12 @@ def opened() -> tuple[ConfigLoader, DictConfig]:
 def faults_of(*typed: str, params: dict[str, str] | None = None) -> str:
     refused = Multirun(*opened(), params=params or {}, arguments=typed, group_of=group_of, no_axes=OF_THE_SWEEP)
     with pytest.raises(ConfigError) as caught:
-        refused.axes()
+        refused.varied()
     return "\n".join(map(str, caught.value.faults))
 
 
 def test_axes_come_from_the_option_and_from_the_command_line() -> None:
-    axes, fixed = multirun("seed=1,2", "gpu=8gb", params={"loader": "auto,baseline", "memory": "cache"}).axes()
+    axes, fixed = axes_of(multirun("seed=1,2", "gpu=8gb", params={"loader": "auto,baseline", "memory": "cache"}))
     assert axes == {"loader": ("auto", "baseline"), "seed": ("1", "2")}
     assert list(axes) == ["loader", "seed"]
     assert fixed == ("memory=cache", "gpu=8gb")
@@ -66,19 +71,19 @@ def test_axes_come_from_the_option_and_from_the_command_line() -> None:
     ],
 )
 def test_what_is_typed_replaces_the_options_axis(typed: str, axes: object, fixed: object) -> None:
-    assert multirun(typed, params={"loader": "auto,baseline"}).axes() == (axes, fixed)
+    assert axes_of(multirun(typed, params={"loader": "auto,baseline"})) == (axes, fixed)
 
 
 def test_several_options_of_a_list_are_one_choice() -> None:
-    assert multirun("gpu=cpu,8gb", "logger=[wandb,csv]").axes() == ({"gpu": ("cpu", "8gb")}, ("logger=[wandb,csv]",))
+    assert axes_of(multirun("gpu=cpu,8gb", "logger=[wandb,csv]")) == ({"gpu": ("cpu", "8gb")}, ("logger=[wandb,csv]",))
 
 
 def test_what_is_typed_last_holds() -> None:
-    assert multirun("seed=1,2", "seed=5").axes() == ({}, ("seed=5",))
+    assert axes_of(multirun("seed=1,2", "seed=5")) == ({}, ("seed=5",))
 
 
 def test_no_value_counts_twice() -> None:
-    axes, _ = multirun("seed=1,2,1,2,3").axes()
+    axes, _ = axes_of(multirun("seed=1,2,1,2,3"))
     assert axes == {"seed": ("1", "2", "3")}
 
 
@@ -94,7 +99,7 @@ def test_no_value_counts_twice() -> None:
     ],
 )
 def test_values_may_be_typed_in_every_way_that_has_an_end(typed: str, values: tuple[str, ...]) -> None:
-    axes, _ = multirun(typed).axes()
+    axes, _ = axes_of(multirun(typed))
     assert list(axes.values()) == [values]
 
 
@@ -131,7 +136,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
 
 
 def test_a_fault_that_was_overruled_is_none() -> None:
-    assert multirun("loader=auto,baseline", params={"loader": "fast,auto"}).axes()[0] == {
+    assert axes_of(multirun("loader=auto,baseline", params={"loader": "fast,auto"}))[0] == {
         "loader": ("auto", "baseline")
     }
 
@@ -163,7 +168,7 @@ def test_what_no_point_can_put_right_is_refused_at_once(typed: str) -> None:
 
 def test_a_point_is_composed_of_its_values_and_writes_to_its_folder(tmp_path: Path) -> None:
     opened = multirun("loader=baseline,balanced", "seed=3", "loader.pin_memory=false")
-    points = Grid(*opened.axes()).points()
+    points = Grid(*axes_of(opened)).points()
     composed = [opened.compose(point.overrides, tmp_path / point.id) for point in points]
     assert [each.choices["loader"] for each in composed] == ["baseline", "balanced"]
     assert {each.config.seed for each in composed} == {3}

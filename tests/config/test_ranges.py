@@ -7,8 +7,7 @@ from typing import get_args
 
 import pytest
 
-from wellfed.config.knobs import entries
-from wellfed.config.ranges import Range
+from wellfed.config.knobs import Range, entries
 from wellfed.config.rules import value_faults
 from wellfed.config.schema import RunConfig
 

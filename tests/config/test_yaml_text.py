@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from wellfed.config.compose import compose
-from wellfed.config.yaml_text import to_yaml
+from wellfed.config.compose import compose, to_yaml
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=30).filter(lambda text: "${" not in text)
 NUMBERS = st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)

@@ -1,4 +1,4 @@
-"""The command ``wellfed``: what was typed after it, and what each subcommand prints.
+"""Runs the command ``wellfed``: reads the words after it, and prints what each subcommand answers.
 
-One file a subcommand in ``commands/``; how a run or a study does its work is below. Start from `main.COMMANDS`.
+One file a subcommand in ``commands/``; the work of a run or a study is in other wings. Start from `main.COMMANDS`.
 """

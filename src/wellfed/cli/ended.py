@@ -32,7 +32,7 @@ _BY_KIND = {
 
 
 def tell(error: Exception, way_on: str = "", heading: str = "") -> int:
-    """Print what a user needs to know of an error; the exit code.
+    """Prints what a user needs to know of an error, and returns the exit code.
 
     Args:
         way_on: what can be typed where the card is the matter: lost, or too small.
@@ -62,7 +62,7 @@ def tell(error: Exception, way_on: str = "", heading: str = "") -> int:
 
 
 def all_shown(code: int) -> int:
-    """The exit code of a command that would end with ``code``: another where what it printed can't be written."""
+    """Returns ``code``, or another exit code if what the command printed can't be written."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -79,14 +79,14 @@ def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
+    """Returns whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
     frames = traceback.extract_tb(error.__traceback__)
     printing = (Path(__file__).parent, project.ENGINE / "config" / "entry.py")
     return bool(frames) and any(Path(frames[-1].filename).is_relative_to(place) for place in printing)
 
 
 def _show(error: Exception) -> int:
-    """The user's own frames; a traceback without any is a bug of ours."""
+    """Shows the user's own frames; a traceback without any is a fault of the engine and is raised again."""
     if not any(is_the_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__)):
         raise error
     print(shortened(error, "HYDRA_FULL_ERROR=1 shows all"), end="", file=sys.stderr)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from wellfed import __version__, project
 from wellfed.cli.ended import all_shown, tell
-from wellfed.command_line import command, is_command
+from wellfed.command_line import ENTRIES, command, is_command
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_environment
 
 
@@ -21,29 +21,28 @@ from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_envir
 class Command:
     """One word after ``wellfed``.
 
-    ``commands/<name>.py`` has ``main(argv: Sequence[str]) -> int`` for the words after it, ``--help`` among them.
+    ``commands/<name>.py`` has ``main(argv: Sequence[str]) -> int`` for the words after it, ``--help`` among them. For
+    `ENTRIES`, ``commands/entry_scripts.py`` has a function of the name.
     """
 
     name: str
     summary: str
     composes: bool = True
-    """Its words are a run's configuration, or make one; else no fault of it is in a configuration."""
+    """Whether its words are a run's configuration, or make one."""
     stands_for: tuple[str, ...] = ()
-    """The words that its name is short for; the last is left out where another of its group is typed."""
-    is_entry_script: bool = False
-    """`entry_scripts` has a function of the name instead."""
+    """Words that its name is short for; the last is left out if another option of its group is typed."""
 
 
 COMMANDS = (
-    Command("train", "train, validate and test: [overrides]", is_entry_script=True),
+    Command("train", "train, validate and test: [overrides]"),
     Command(
         "sweep", "measure combinations of settings: train -m sweep=throughput", stands_for=("-m", "sweep=throughput")
     ),
     Command(
         "search", "many whole trainings, ranked by a metric: train -m search=optuna", stands_for=("-m", "search=optuna")
     ),
-    Command("tune", "find faster settings for this machine, and write them as options", is_entry_script=True),
-    Command("evaluate", "the metrics of a checkpoint on the test split", is_entry_script=True),
+    Command("tune", "find faster settings for this machine, and write them as options"),
+    Command("evaluate", "the metrics of a checkpoint on the test split"),
     Command("plan", "every number of a run with its reason, without running it"),
     Command("fit", "the micro-batch that this device can take, by running a few sizes"),
     Command("doctor", "the machine, the profile it maps to, what is missing", composes=False),
@@ -95,7 +94,7 @@ def _run(asked: Command, words: Sequence[str]) -> int:
         if said := project.two_named():
             print(said, file=sys.stderr)
         project.add_sources()
-    file, function = ("entry_scripts", asked.name) if asked.is_entry_script else (asked.name, "main")
+    file, function = ("entry_scripts", asked.name) if asked.name in ENTRIES else (asked.name, "main")
     module = importlib.import_module(f"wellfed.cli.commands.{file}")
     return int(getattr(module, function)(words))
 

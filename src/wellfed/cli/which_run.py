@@ -6,30 +6,31 @@ import argparse
 import sys
 from pathlib import Path
 
-from wellfed import record
-from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
-from wellfed.record import RunRecord
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.judge import conclude
+from wellfed.record import FILE_NAME, RunRecord
 from wellfed.units import show_text
 
 _TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
 
 
-def add_log_dir(parser: argparse.ArgumentParser) -> None:
-    """Where names are looked up."""
-    parser.add_argument(
-        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/runs/ (default: logs)"
-    )
+def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:
+    """Adds the flag that says where names are looked up."""
+    help_text = f"where names are looked up: <log dir>/*/{kind}/ (default: logs)"
+    parser.add_argument("--log-dir", default=PathsConfig.log_dir, help=help_text)
 
 
-def folder_of(asked: str | None, log_dir: Path) -> Path:
-    """Returns the run folder that is meant, None = the newest. Raises as `folder_lookup.find` does."""
-    return find(asked, log_dir, RUN)
+def evidence_of(folder: Path) -> Evidence:
+    """Returns what a run folder shows, with its findings; raises as `read` does."""
+    evidence = Evidence.of(read(folder), folder)
+    conclude(evidence)
+    return evidence
 
 
 def read(folder: Path) -> RunRecord:
-    """The record of a run folder; says which of the files beside it can't be read.
+    """Returns the record of a run folder; says which of the files beside it can't be read.
 
     Raises:
         ConfigError: it can't be read, or is of another schema; says what is wrong with it.
@@ -37,7 +38,8 @@ def read(folder: Path) -> RunRecord:
     try:
         found = RunRecord.read(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError.of(str(folder), f"can't be read: {problem_of(error)}", "Name another run.") from error
+        why = f"{FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else error
+        raise ConfigError.of(str(folder), f"can't be read: {why}", "Name another run.") from error
     for name in _TABLES:
         try:
             with (folder / name).open("rb") as stream:
@@ -48,8 +50,3 @@ def read(folder: Path) -> RunRecord:
             why = f"can't be read ({error.strerror or error}): what it tells is left out."
             print(show_text(f"{folder / name}: {why}"), file=sys.stderr)
     return found
-
-
-def problem_of(error: OSError | ValueError) -> str:
-    """Returns the reason why a record could not be read."""
-    return f"{record.FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else str(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,24 +17,48 @@ POSITIONAL = "_args_"
 PARTIAL = "_partial_"
 
 
-def locate(target: str) -> Any:
-    """The object that a dotted name stands for; imports its module.
+class NotThere(ImportError):
+    """A module or class lacks a name; ``names`` are the public names that it has."""
+
+    def __init__(self, owner: str, found: Any, name: str) -> None:
+        super().__init__(f"{owner} has no {name}", name=name)
+        names = {*dir(found), *(_submodules(found) if isinstance(found, ModuleType) else ())}
+        self.names = sorted(each for each in names if not each.startswith("_"))
+
+
+def locate(target: str, may_name: Sequence[str] | None = None) -> Any:
+    """Imports what a dotted name stands for and returns it.
+
+    Args:
+        may_name: packages and modules that the name may lead into; None = any.
 
     Raises:
-        ImportError: no such module or attribute, or the module itself fails to import; names which.
+        NotThere: a module or class on the way has no such name.
+        PermissionError: the name leads into a module outside ``may_name``; the message is its package.
+        ImportError, SyntaxError, UnicodeDecodeError: a module on the way can't be imported.
     """
     name, *rest = target.split(".")
     found: Any = importlib.import_module(name)
     for part in rest:
-        if not hasattr(found, part) and not isinstance(found, ModuleType):
-            raise ImportError(f"{name} has no {part}")
-        name = f"{name}.{part}"
-        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(name)
+        owner, name = name, f"{name}.{part}"
+        if hasattr(found, part):
+            found = getattr(found, part)
+        elif isinstance(found, ModuleType) and part in _submodules(found):
+            found = importlib.import_module(name)
+        else:
+            raise NotThere(owner, found, part)
+        is_module = may_name is not None and isinstance(found, ModuleType)
+        if is_module and not any(f"{found.__name__}.".startswith(f"{each}.") for each in may_name or ()):
+            raise PermissionError(found.__name__.partition(".")[0])
     return found
 
 
+def _submodules(module: ModuleType) -> set[str]:
+    return {each.name for each in pkgutil.iter_modules(getattr(module, "__path__", ()))}
+
+
 def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) -> Any:
-    """The object that ``node`` describes: its `_target_` called with its other entries, nested nodes first.
+    """Builds the object that ``node`` describes: calls its `_target_` with its other entries, nested nodes first.
 
     Not ``hydra.utils.instantiate``: that copies each argument deeply and takes dataclasses for configurations,
     which datasets and tensors do not survive. Arguments given here reach the target as they are.
@@ -50,7 +75,7 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
     """
     target = node.get(TARGET)
     if not isinstance(target, str):
-        raise ConfigError([Fault(where, "names nothing to build.", f"Set {where}.{TARGET}=<module>.<name>.")])
+        raise ConfigError.of(where, "names nothing to build.", f"Set {where}.{TARGET}=<module>.<name>.")
     positional = [*args, *built(node.get(POSITIONAL, []), f"{where}.{POSITIONAL}")]
     given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL, *runtime)}
     named = built(given, where) | runtime
@@ -67,7 +92,7 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
             raise
         raise ConfigError([import_fault(where, target, error)]) from error
     except (ValueError, TypeError) as error:
-        raise ConfigError([Fault(where, f"{target} refuses its arguments: {error}", f"Change {where}.*")]) from error
+        raise ConfigError.of(where, f"{target} refuses its arguments: {error}", f"Change {where}.*") from error
 
 
 def import_fault(where: str, target: str, error: ImportError) -> Fault:
@@ -81,7 +106,7 @@ def import_fault(where: str, target: str, error: ImportError) -> Fault:
 
 
 def built(value: Any, where: str) -> Any:
-    """A value of the configuration, in which each node that names a `_target_` is built; raises as `build`."""
+    """Returns a value in which each node that names a `_target_` is built; raises as `build`."""
     if isinstance(value, Mapping):
         if TARGET in value:
             return build(value, where)

@@ -1,11 +1,11 @@
-"""Holds everything that is taken from ``hydra._internal``: what a new version of Hydra may break stands here.
+"""Holds everything that is taken from ``hydra._internal``: a new version of Hydra may break this file.
 
 ``tests/config/test_hydra_internals.py`` runs it on the lowest and the highest version that pyproject.toml allows.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from hydra._internal.config_repository import CachingConfigRepository, IConfigRe
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import get_args_parser as command_line_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ResultDefault
@@ -23,11 +24,11 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-__all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository"]
+__all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser"]
 
 
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:
-    """A Hydra that searches ``main_dir``, then ``extra_dirs``, then the schemas; ``GlobalHydra`` stays as it is."""
+    """Returns a Hydra that searches ``main_dir``, ``extra_dirs`` and the schemas; ``GlobalHydra`` stays as it is."""
     search_path = create_config_search_path(str(main_dir))
     for extra_dir in extra_dirs:
         # As hydra.main does for --config-dir.
@@ -36,7 +37,7 @@ def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hyd
 
 
 def repository_of(loader: ConfigLoader) -> IConfigRepository:
-    """The files that a Hydra searches."""
+    """Returns the files that a Hydra searches."""
     assert isinstance(loader, ConfigLoaderImpl)
     return loader.repository
 
@@ -50,13 +51,13 @@ def add_searchpath(
 
 
 def chosen_files(repo: IConfigRepository, config_name: str, choices: list[Override]) -> list[ResultDefault]:
-    """The files that make up a configuration, in the order in which they are merged."""
+    """Returns the files that make up a configuration, in the order in which they are merged."""
     listed = create_defaults_list(repo, config_name, choices, prepend_hydra=True, skip_missing=True)
     return listed.defaults
 
 
 def load_file(loader: ConfigLoader, repo: IConfigRepository, chosen: ResultDefault) -> Any:
-    """The content of a chosen file, at its place in the configuration."""
+    """Returns the content of a chosen file, at its position in the configuration."""
     assert isinstance(loader, ConfigLoaderImpl)
     return loader._load_single_config(default=chosen, repo=repo).config
 
@@ -80,15 +81,10 @@ def put_empty(repo: CachingConfigRepository, config_path: str) -> ConfigResult:
     return empty
 
 
-def command_line_parser() -> ArgumentParser:
-    """Returns the parser of Hydra's flags and the overrides."""
-    return get_args_parser()
-
-
 def show(hydra: Hydra, args: Namespace, config_name: str) -> None:
     """Prints Hydra's answer to ``--hydra-help``, ``--cfg``, ``--info`` and ``--shell-completion``."""
     if args.hydra_help:
-        hydra.hydra_help(config_name=config_name, args_parser=get_args_parser(), args=args)
+        hydra.hydra_help(config_name=config_name, args_parser=command_line_parser(), args=args)
     elif args.cfg:
         hydra.show_cfg(config_name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
     elif args.info:

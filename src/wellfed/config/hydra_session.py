@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import version
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, FloatNode, IntegerNode, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed import project
 from wellfed.config.hydra_internals import Hydra, hydra_over
-from wellfed.config.knobs import OPEN_NODES
+from wellfed.config.knobs import OPEN_NODES, entries
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
-from wellfed.config.times import read_times
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
+from wellfed.units import seconds_of
 
 COMPOSE_ERRORS = (
     HydraException,
@@ -31,47 +32,39 @@ COMPOSE_ERRORS = (
     RecursionError,  # a: ${a}
 )
 """Exceptions of composing that are faults of the user."""
-
-
-SCHEMAS = {"run_schema": RunConfig, "evaluate_schema": EvaluateConfig}
-"""Name of a schema in the defaults list of a primary config, where it is first -> its class."""
-EXTENSIONS = {"tune_schema": (RunConfig, TuneRunConfig)}
-"""Name of a schema that extends another -> the schema that it extends, and the whole."""
+SCHEMAS: Mapping[str, tuple[type, type | None]] = {
+    "tune_schema": (TuneRunConfig, RunConfig),
+    "run_schema": (RunConfig, None),
+    "evaluate_schema": (EvaluateConfig, None),
+}
+"""Name of a schema, which a primary config lists first in its defaults -> its class, and the schema that it extends."""
 
 
 def register_schemas() -> None:
-    """Make `SCHEMAS` and `EXTENSIONS` known to Hydra; may be called again.
+    """Makes `SCHEMAS` known to Hydra; may be called again.
 
     A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
     """
     store = ConfigStore.instance()
-    for name, schema_type in SCHEMAS.items():
+    for name, (schema_type, base) in SCHEMAS.items():
         if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
-            store.store(name=name, node=_schema(schema_type), provider="wellfed")
-    for name, (base, whole) in EXTENSIONS.items():
-        if f"{name}.yaml" not in store.repo:
-            store.store(name=name, node=_extension(base, whole), provider="wellfed")
+            store.store(name=name, node=_schema(schema_type, base), provider="wellfed")
 
 
-def _extension(base: type, whole: type) -> DictConfig:
-    """The schema of ``whole`` without values for what ``base`` has: merged behind those, it leaves them as they are."""
-    schema = _schema(whole)
-    for entry in fields(base):
-        schema[entry.name] = MISSING
-    return schema
-
-
-def _schema(schema_type: type) -> DictConfig:
+def _schema(schema_type: type, base: type | None) -> DictConfig:
+    """Returns a schema without values for what ``base`` has: merged behind those, it leaves them as they are."""
     schema: DictConfig = OmegaConf.structured(schema_type)
     read_times(schema, schema_type)
     for name in OPEN_NODES:
         if (node := OmegaConf.select(schema, name)) is not None:
             OmegaConf.set_struct(node, False)  # `examine` tells of strangers there
+    for entry in () if base is None else fields(base):
+        schema[entry.name] = MISSING
     return schema
 
 
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:
-    """A Hydra over ``config_dir`` (None = the project's) in which ``extra_dirs`` are searched too, ours first.
+    """Returns a Hydra over ``config_dir`` (None = the project's) that also searches ``extra_dirs``, ours first.
 
     Leaves ``GlobalHydra`` alone, so it can be opened inside a multirun and beside another.
 
@@ -82,8 +75,62 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     register_schemas()
     main_dir = (config_dir or project.configs()).absolute()
     if not main_dir.is_dir():
-        raise ConfigError([Fault(str(main_dir), "is no folder of configurations.", "Name one that is.")])
+        raise ConfigError.of(str(main_dir), "is no folder of configurations.", "Name one that is.")
     for extra_dir in extra_dirs:
         if not Path(extra_dir).is_dir():
-            raise ConfigError([Fault(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")])
+            raise ConfigError.of(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")
     return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)
+
+
+def read_times(schema: DictConfig, schema_type: type) -> None:
+    """Lets knobs that are lengths of time be typed as ``90s``, ``5min`` or ``2h``; their values stay numbers.
+
+    A knob is one by its name: ``_s`` holds seconds, ``_minutes`` minutes, the unit of numbers without one. Nodes read
+    times wherever values come from: files, overrides, axes.
+    """
+    for name, knob in entries(schema_type).items():
+        if knob.unit_s is None:
+            continue
+        group, _, key = name.rpartition(".")
+        owner = OmegaConf.select(schema, group)
+        if owner is not None:
+            node = _TimeInt() if knob.type is int else _TimeFloat()
+            node.take_over(owner._get_node(key), knob.unit_s)
+            owner.__dict__["_content"][key] = node
+
+
+class _Time(ValueNode):
+    """A node that holds a number in a unit of time."""
+
+    _unit_s: float
+
+    def take_over(self, node: ValueNode, unit_s: float) -> None:
+        """Takes the place of a node: its value, name, parent and type."""
+        node._deepcopy_impl(self, {})
+        self.__dict__["_unit_s"] = unit_s
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make: Any = type(self)
+        copied = make()
+        copied.take_over(self, self._unit_s)
+        return copied
+
+    def _number(self, value: Any) -> Any:
+        """Returns a time as a number in this knob's unit; anything else as it is, for the node's own check."""
+        if not isinstance(value, str) or not value.rstrip()[-1:].isalpha():
+            return value
+        try:
+            number = seconds_of(value) / self._unit_s
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() else number
+
+
+class _TimeFloat(_Time, FloatNode):
+    def _validate_and_convert_impl(self, value: Any) -> float:
+        return super()._validate_and_convert_impl(self._number(value))
+
+
+class _TimeInt(_Time, IntegerNode):
+    def _validate_and_convert_impl(self, value: Any) -> int:
+        return super()._validate_and_convert_impl(self._number(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
@@ -13,10 +14,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from wellfed.config.ranges import Range
-
 FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
-"""Where any argument may be written; ``faults.target_faults`` holds these against the signature of their `_target_`."""
+"""Nodes with any arguments; ``faults.target_faults`` checks these against the signature of their `_target_`."""
 OPEN_NODES = ("workload.schedule",)
 """Groups of knobs in which a `_target_` with any argument may stand as well."""
 
@@ -24,8 +23,42 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def is_free(name: str) -> bool:
-    """Whether it lies within one of the `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
+    """Returns whether a name lies within one of `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
     return name.startswith(tuple(f"{node}." for node in (*FREE_NODES, *OPEN_NODES)))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number; null passes where the schema allows it."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a finite ``value`` lies within; NaN and infinity never do."""
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def legal_value(self, like: float) -> str:
+        """Returns a value within, as it is typed: a whole number where ``like`` is one."""
+        if self.at_least is not None:
+            return _limit(self.at_least)
+        return _limit(1 if isinstance(like, int) or self.at_most is None else self.at_most)
+
+    def __str__(self) -> str:
+        limits = ((">=", self.at_least), (">", self.above), ("<=", self.at_most), ("<", self.below))
+        return " and ".join(f"{sign} {_limit(limit)}" for sign, limit in limits if limit is not None)
+
+
+def _limit(number: float) -> str:
+    return "2**63" if number == 2**63 else f"{number:g}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +142,7 @@ class Knob:
 
 
 def without_none(annotation: Any) -> Any:
-    """``X`` of ``Optional[X]``."""
+    """Returns ``X`` of ``Optional[X]``."""
     if get_origin(annotation) is Union:
         inner = [arg for arg in get_args(annotation) if arg is not NoneType]
         return inner[0] if len(inner) == 1 else annotation
@@ -118,7 +151,7 @@ def without_none(annotation: Any) -> Any:
 
 @cache
 def entries(schema_type: type) -> Mapping[str, Knob]:
-    """Dotted name -> entry, groups before what is in them, in the schema's order."""
+    """Returns entries by dotted name, groups before what is in them, in the schema's order."""
 
     def walk(owner: type, prefix: str) -> Iterator[Knob]:
         annotations = get_type_hints(owner)
@@ -132,12 +165,12 @@ def entries(schema_type: type) -> Mapping[str, Knob]:
 
 
 def all_knobs(schema_type: type) -> list[str]:
-    """Dotted names of all knobs of a schema, without the groups."""
+    """Returns dotted names of all knobs of a schema, without the groups."""
     return [name for name, entry in entries(schema_type).items() if not entry.is_group]
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names as a reader counts them: 8gb before 16gb, numbers before words."""
+    """Returns names in natural order: 8gb before 16gb, numbers before words."""
     return sorted(
         names,
         key=lambda name: [
@@ -147,7 +180,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that a typo of ``name`` most likely meant; None where nothing is near."""
+    """Returns the candidate that a typo of ``name`` most likely meant; None if none is near."""
     options = list(candidates)
     same_case = {option.lower(): option for option in options}
     found = difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
@@ -158,9 +191,11 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest_knob(schema_type: type, dotted: str) -> str | None:
-    """The knob that a wrong dotted name most likely meant: near as a whole, or the same last word elsewhere."""
+    """Returns the knob or group that a wrong name most likely meant: near as a whole, or with the same last word."""
     knobs = all_knobs(schema_type)
     group, _, name = dotted.rpartition(".")
+    if not group and (near_group := nearest(name, [entry.name for entry in fields(schema_type)])):
+        return near_group
     sibling = nearest(name, [knob.rpartition(".")[2] for knob in knobs if knob.rpartition(".")[0] == group])
     if sibling and group:
         return f"{group}.{sibling}"

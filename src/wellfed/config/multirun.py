@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,25 @@ from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepos
 from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig
-from wellfed.config.varied import Varied
 from wellfed.errors import ConfigError, Fault
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One axis of a command line, without Hydra's own types."""
+
+    typed: str
+    """Knob, or group, and all behind it."""
+    values: tuple[str, ...] = ()
+    """Values as typed, in order, none twice; empty for an interval."""
+    interval: tuple[float, float] | None = None
+    """Start and end."""
+    is_whole: bool = False
+    """Whether only whole numbers of the interval count: ``int(interval(..))``."""
+    is_range: bool = False
+    """``values`` are those of a range."""
+    tags: frozenset[str] = frozenset()
+    """Tags of the value, as in ``tag(log, ..)``."""
 
 
 class Multirun:
@@ -63,7 +81,7 @@ class Multirun:
         return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
 
     def base(self) -> Composed[RunConfig]:
-        """Configuration that all points share; a point may differ in any knob but those of ``no_axes``.
+        """Returns the configuration that all points share; a point may differ in any knob but those of ``no_axes``.
 
         Raises:
             ConfigError: faults in knobs that no point can put right.
@@ -74,20 +92,11 @@ class Multirun:
                 raise ConfigError(faults)
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
 
-    def axes(self) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-        """Axis -> values, none twice, and the overrides that all points share; all as typed.
-
-        Raises:
-            ConfigError: an axis that is none or has no end, or an option that no file has.
-        """
-        varied, fixed = self.varied(may_be_interval=False)
-        return {axis: each.values for axis, each in varied.items()}, fixed
-
-    def varied(self, *, may_be_interval: bool) -> tuple[dict[str, Varied], tuple[str, ...]]:
+    def varied(self, *, may_be_interval: bool = False) -> tuple[dict[str, Varied], tuple[str, ...]]:
         """Returns the values of each knob or group that varies, and the overrides that all points share; all as typed.
 
         Raises:
-            ConfigError: as `axes`, which takes no interval.
+            ConfigError: an axis that is none or has no end, an interval that may not be one, or an unknown option.
         """
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]
@@ -138,7 +147,7 @@ class Multirun:
         return repo
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
-        """The configuration of one point, which writes to ``folder``.
+        """Returns the configuration of one point, which writes to ``folder``.
 
         Raises:
             ConfigError: all its faults.

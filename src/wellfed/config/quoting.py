@@ -13,7 +13,7 @@ _NOT_TEXT = re.compile(r"true|false|nan|inf|\.[0-9].*", re.IGNORECASE)
 
 
 def quoted(text: str) -> str:
-    """An override whose value is a path, quoted where Hydra's grammar would stumble over it."""
+    """Returns an override, with its value quoted if that is a path that Hydra's grammar can't read."""
     key, value = key_value(text)
     if key not in _PATH_KEYS or value is None or is_null(value) or "${" in value or _is_quoted(value):
         return text
@@ -21,7 +21,7 @@ def quoted(text: str) -> str:
 
 
 def assigned(key: str, path: str) -> str:
-    """The override that gives ``key`` this path, whatever characters it has."""
+    """Returns the override that gives ``key`` this path, whatever characters it has."""
     if _PLAIN.fullmatch(path) and not _NOT_TEXT.fullmatch(path):
         return f"{key}={path}"
     # Hydra reads a backslash as an escape only before a quote, the closing one included.
@@ -30,13 +30,13 @@ def assigned(key: str, path: str) -> str:
 
 
 def key_value(text: str) -> tuple[str, str | None]:
-    """Knob or group, and value of an override; None without an equals sign."""
+    """Returns knob or group, and value of an override; None without an equals sign."""
     key, separator, value = text.partition("=")
     return key.lstrip("+~").split("@")[0], value if separator else None
 
 
 def unquoted(value: str | None) -> str | None:
-    """The text that Hydra reads in a value."""
+    """Returns the text that Hydra reads in a value."""
     if value is None or not _is_quoted(value):
         return value
     quote, body = value[0], value[1:-1]
@@ -44,10 +44,10 @@ def unquoted(value: str | None) -> str | None:
 
 
 def _is_quoted(value: str) -> bool:
-    """In quotes from end to end, as Hydra reads them."""
+    """Returns whether a value is in quotes from end to end, as Hydra reads them."""
     return _QUOTED.fullmatch(value) is not None
 
 
 def is_null(value: str | None) -> bool:
-    """Nothing is given."""
+    """Returns whether nothing is given."""
     return value is None or value.lower() in ("", "null")

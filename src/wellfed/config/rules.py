@@ -48,7 +48,7 @@ def rule_faults(config: Any) -> list[Fault]:
 
 
 def value_faults(config: Any) -> Iterator[Fault]:
-    """A fault for each number out of range, list with one, and empty text."""
+    """Yields a fault for each number out of range, list with one, and empty text."""
     schema_type: type = config.__class__
     for knob in entries(schema_type).values():
         value, allowed = attrgetter(knob.name)(config), knob.range
@@ -73,7 +73,7 @@ def _shown(value: Any) -> str:
 
 
 def workers(config: RunConfig) -> Iterator[Fault]:
-    """num_workers against the backend that would run them."""
+    """Checks num_workers against the backend that would run them."""
     backend, count = config.loader.backend, config.loader.num_workers
     if backend is Backend.inline and count:
         problem = "has no effect with loader.backend=inline, which builds batches in the training process."
@@ -93,11 +93,9 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
     else:
         return
     problem = f"has no effect without worker processes ({without})."
-    if loader.prefetch_factor is not None:
-        where = f"loader.prefetch_factor={loader.prefetch_factor}"
-        yield Fault(where, problem, f"{way_out}, or loader.prefetch_factor=null.")
-    if loader.persistent_workers:
-        yield Fault("loader.persistent_workers=true", problem, f"{way_out}, or loader.persistent_workers=null.")
+    for name in ("prefetch_factor", "persistent_workers"):
+        if value := getattr(loader, name):
+            yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"{way_out}, or loader.{name}=null.")
 
 
 def own_loader(config: RunConfig) -> Iterator[Fault]:
@@ -105,11 +103,10 @@ def own_loader(config: RunConfig) -> Iterator[Fault]:
     loader = config.loader
     if loader.backend is not Backend.own:
         return
-    asked = [loader.num_workers, loader.prefetch_factor, loader.persistent_workers, loader.pin_memory, loader.timeout_s]
     names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
     problem = "has no effect with loader.backend=own, which leaves the DataLoader as it came."
-    for name, value in zip(names, [*asked, loader.worker_threads], strict=True):
-        if value is not None:
+    for name in names:
+        if (value := getattr(loader, name)) is not None:
             yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"Set loader.{name}=null, or loader=auto.")
     for name, left_out in (("skip_ids", loader.skip_ids), ("max_skipped", loader.max_skipped)):
         if left_out:
@@ -117,7 +114,7 @@ def own_loader(config: RunConfig) -> Iterator[Fault]:
 
 
 def batch_split(config: RunConfig) -> Iterator[Fault]:
-    """effective_batch_size = micro-batches x ranks, exactly."""
+    """Checks that effective_batch_size is micro-batches x ranks, exactly."""
     effective, trainer, world = config.workload.effective_batch_size, config.trainer, config.trainer.world_size
     micro, accumulate = config.memory.micro_batch, config.memory.accumulate
     if effective is None or min(effective, world, 1 if micro is None else micro) < 1:
@@ -144,7 +141,7 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
 
 
 def encoder(config: RunConfig) -> Iterator[Fault]:
-    """Only features computed per batch pass gradients on to an encoder."""
+    """Checks that an encoder is trained by features computed per batch, which alone pass gradients on."""
     features, stages = config.memory.features, config.memory.stages
     if not _trains_encoder(config):
         return
@@ -166,7 +163,7 @@ _STAGES = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:d
 
 
 def stages(config: RunConfig) -> Iterator[Fault]:
-    """memory.stages: from epoch 0, in order, each with less on the device than the one before."""
+    """Checks that memory.stages begin with epoch 0, in order, each with less on the device than the one before."""
     memory = config.memory
     if memory.stages is None:
         return
@@ -200,7 +197,7 @@ def _trains_encoder(config: RunConfig) -> bool:
 
 
 def step_down(config: RunConfig) -> Iterator[Fault]:
-    """memory.micro_batch_steps goes down, where something goes down."""
+    """Checks that memory.micro_batch_steps falls, and has an effect."""
     steps = config.memory.micro_batch_steps
     if steps is None:
         return
@@ -214,7 +211,7 @@ def step_down(config: RunConfig) -> Iterator[Fault]:
 
 
 def length(config: RunConfig) -> Iterator[Fault]:
-    """A run must end, and a falling learning rate must know where."""
+    """Checks that a run ends, and that a falling learning rate knows where."""
     trainer = config.trainer
     if trainer.max_epochs is None and trainer.max_steps is None and trainer.max_time_s is None:
         problem = "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too."
@@ -230,7 +227,7 @@ def length(config: RunConfig) -> Iterator[Fault]:
 
 
 def schedule(config: RunConfig) -> Iterator[Fault]:
-    """A schedule by its name, or a scheduler by its `_target_`: not half of each."""
+    """Checks that a schedule is given by its name, or a scheduler by its `_target_`: not half of each."""
     chosen = config.workload.schedule
     target = (chosen.target or {}).get("_target_")
     if target is None:
@@ -251,14 +248,14 @@ def schedule(config: RunConfig) -> Iterator[Fault]:
 
 
 def callback_names(config: RunConfig) -> Iterator[Fault]:
-    """callbacks is a mapping: a name for each."""
+    """Checks that callbacks is a mapping: a name for each."""
     if config.callbacks is not None and not isinstance(config.callbacks, dict):
         way_out = "Write callbacks: {my_name: {_target_: my_package.MyCallback}}."
         yield Fault(f"callbacks={config.callbacks}", "gives its callbacks no names.", way_out)
 
 
 def strategy(config: RunConfig) -> Iterator[Fault]:
-    """Ways of sharing the work against devices."""
+    """Checks the ways of sharing the work against the devices."""
     trainer = config.trainer
     if trainer.strategy is Strategy.fsdp and trainer.accelerator is Accelerator.cpu:
         problem = "shards over CUDA devices only, and trainer.accelerator=cpu."
@@ -270,7 +267,7 @@ def strategy(config: RunConfig) -> Iterator[Fault]:
 
 
 def best(config: RunConfig) -> Iterator[Fault]:
-    """A metric without its direction, or the other way round."""
+    """Checks that a metric comes with its direction, and a direction with its metric."""
     metric, mode = config.trainer.best_metric, config.trainer.best_mode
     if metric is not None and mode is None:
         way_out = "Add trainer.best_mode=max or trainer.best_mode=min."
@@ -281,7 +278,7 @@ def best(config: RunConfig) -> Iterator[Fault]:
 
 
 def continuing(config: RunConfig) -> Iterator[Fault]:
-    """Going on and doing again are two things."""
+    """Checks that a run either goes on or is done again."""
     if config.resume is not None and config.rerun is not None:
         problem = f"goes on with a run, rerun={config.rerun} starts one anew: not both."
         yield Fault(f"resume={config.resume}", problem, "Leave one of them out.")
@@ -297,7 +294,7 @@ def pruning(config: RunConfig) -> Iterator[Fault]:
 
 
 def folder_name(config: RunConfig) -> Iterator[Fault]:
-    """The name of the workload becomes a folder."""
+    """Checks that the name of the workload can be that of a folder."""
     name = config.workload.name
     if not _FOLDER_NAME.fullmatch(name):
         problem = "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'."
@@ -306,7 +303,7 @@ def folder_name(config: RunConfig) -> Iterator[Fault]:
 
 
 def packages(config: RunConfig) -> Iterator[Fault]:
-    """config.allow_targets holds names of packages."""
+    """Checks that config.allow_targets holds names of packages."""
     for entry in config.config.allow_targets:
         if not _PACKAGE.fullmatch(entry):
             way_out = "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,my_package]."
@@ -314,20 +311,6 @@ def packages(config: RunConfig) -> Iterator[Fault]:
 
 
 RULES: tuple[Rule, ...] = (
-    workers,
-    needs_workers,
-    own_loader,
-    batch_split,
-    encoder,
-    stages,
-    step_down,
-    length,
-    schedule,
-    callback_names,
-    strategy,
-    best,
-    continuing,
-    pruning,
-    folder_name,
-    packages,
-)
+    workers, needs_workers, own_loader, batch_split, encoder, stages, step_down, length, schedule, callback_names,
+    strategy, best, continuing, pruning, folder_name, packages,
+)  # fmt: skip

@@ -12,24 +12,15 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from wellfed.config.ranges import Range
+from wellfed.config.knobs import Range
 
 # OmegaConf reads these annotations at run time and knows Optional[X], not X | None; knob() makes a field().
 # ruff: noqa: RUF009, UP045
 
 
-def knob(
-    default: Any,
-    text: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """A field of a group: its default, what users read about it, and the range of a number or of a list's numbers."""
-    allowed = Range(at_least, above, at_most, below)
-    metadata = {"text": text, "range": None if allowed == Range() else allowed}
+def knob(default: Any, text: str, **limits: float) -> Any:
+    """Returns a field of a group: its default, what users read about it, and the `Range` of its numbers."""
+    metadata = {"text": text, "range": Range(**limits) if limits else None}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

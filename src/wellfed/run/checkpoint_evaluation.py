@@ -10,7 +10,7 @@ from pathlib import Path
 from wellfed import record
 from wellfed.command_line import words
 from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import extra_dirs
+from wellfed.config.entry import places
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
@@ -79,7 +79,7 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         "trainer.strategy=auto",
         accelerator,
     ]
-    return compose(overrides, extra_dirs=extra_dirs(words()))
+    return compose(overrides, extra_dirs=places(words())["extra_dirs"])
 
 
 def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:

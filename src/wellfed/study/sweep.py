@@ -220,7 +220,8 @@ class SweepStudy(Study):
 def _checked(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) -> tuple[Grid, Path]:
     """Returns what is to be run, and the folder for it."""
     config, chosen = base.config, f"sweep={base.choices['sweep']}"
-    axes, fixed = multirun.axes()
+    varied, fixed = multirun.varied()
+    axes = {name: each.values for name, each in varied.items()}
     if "workload" in axes:
         problem = "is no axis of a sweep: samples/s of different workloads are no comparison."
         way_out = f"Sweep one after the other: workload={axes['workload'][0]}"

@@ -171,14 +171,15 @@ def test_what_stops_in_the_middle_leaves_nothing(
     project: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, last: int
 ):
     written: list[Path] = []
+    real = Path.replace
 
-    def write(path: Path, text: str) -> None:
-        path.write_text(text[: len(text) // 2])
-        written.append(path)
+    def replace(path: Path, target: Path) -> Path:
+        written.append(target)
         if len(written) > last:
             raise error
+        return real(path, target)
 
-    monkeypatch.setattr(add, "_write", write)
+    monkeypatch.setattr(Path, "replace", replace)
     with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
         add.write_workload("mine")
     if isinstance(error, OSError):
@@ -237,6 +238,6 @@ def test_a_file_of_ones_own_and_one_that_is_damaged(beside: tuple[Path, dict[str
     (cwd / "my.csv").write_text("\n".join([*lines, "5,wide,a"]))
     done = run("train.py", *words, f"paths.log_dir={cwd / 'other'}", cwd=cwd, **found)
     assert done.code == 2
-    assert "my.csv, line 42, column width: 'wide' is no finite number." in done.err
+    assert "my.csv, line 42: column width: 'wide' is no finite number." in done.err
     assert "Traceback" not in done.text
     assert not list((cwd / "other").rglob("run.json"))

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from wellfed.config.faults.explain import explain, explain_delete, suggestion
+from wellfed.config.faults.explain import explain, explain_delete
+from wellfed.config.knobs import nearest_knob
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 
@@ -11,7 +12,7 @@ from wellfed.config.schema import EvaluateConfig, RunConfig
     [("lodaer", "loader"), ("gpus", "gpu"), ("sede", "seed"), ("num_workers", "loader.num_workers"), ("zzz", None)],
 )
 def test_names_without_a_dot(name, meant):
-    assert suggestion(RunConfig, name) == meant
+    assert nearest_knob(RunConfig, name) == meant
 
 
 def test_unknown_knobs():

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.config.hydra_session import open_hydra
-from wellfed.config.multirun import Multirun
-from wellfed.config.varied import Varied
+from wellfed.config.multirun import Multirun, Varied
 from wellfed.errors import ConfigError
 from wellfed.study.points.grid import group_of
 from wellfed.study.points.space import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wellfed import ConfigError, DataError, Datasets, Fault, SampleRng, check_file, first_line
+from wellfed import ConfigError, DataError, Datasets, SampleRng, check_file, first_line
 from wellfed.units import counted, show_percent
 
 MIN_ROWS = 10
@@ -65,7 +65,7 @@ def embedded(num_rows: int) -> tuple[Tensor, Tensor]:
     """Returns points around four centres. The clouds overlap, so that no model can be right about all of them."""
     if num_rows < MIN_ROWS:
         problem = f"are fewer than the {MIN_ROWS} that three splits need."
-        raise ConfigError([Fault(f"workload.data.num_rows={num_rows}", problem, "Write num_rows=10000 or so.")])
+        raise ConfigError.of(f"workload.data.num_rows={num_rows}", problem, "Write num_rows=10000 or so.")
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(4, 8, generator=generator)
     labels = torch.randint(4, (num_rows,), generator=generator)

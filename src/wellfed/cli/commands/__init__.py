@@ -1,6 +1,5 @@
-"""Holds the commands, a file each, with ``main(argv) -> exit code``: it reads arguments, calls a room below, prints.
+"""Holds the commands, a file each, with ``main(argv) -> exit code``: it reads arguments, calls another wing, prints.
 
-``cli`` is the table of those under ``python -m wellfed``. Torch, Lightning, Hydra and wandb are imported inside
-functions, when a command needs them: never for ``--help``.
-Start from ``cli.COMMANDS`` and ``doctor.examine``.
+Torch, Lightning and wandb are imported inside functions, when a command needs them: never for ``--help``. Start from
+`wellfed.cli.main.COMMANDS`, the table of all commands.
 """

@@ -9,16 +9,14 @@ import argparse
 import keyword
 import os
 import re
-import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
 
 from wellfed import project
 from wellfed.command_line import command
-from wellfed.config.files.option_file import in_ascii, is_read_as_value
+from wellfed.config.files.option_file import in_ascii, is_read_as_value, write_files
 from wellfed.errors import EXIT_OK, ConfigError
 
 _BLANK = project.ENGINE / "cli" / "blank"
@@ -50,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_workload(name: str, root: Path | None = None) -> list[Path]:
-    """The files of `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all or none.
+    """Writes `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all files or none.
 
     Args:
         root: of the project; None = this one.
@@ -71,25 +69,18 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
     for path in (folder, folder.with_suffix(".py"), option):
         if os.path.lexists(path):
             raise ConfigError.of(asked, f"{path} is there already.", "Take another name, or move it away.")
-    places = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
-    places[option] = "workload.yaml"  # last: from then on there is such a workload
-    with ExitStack() as undo:  # what stops half-way leaves nothing
-        try:
-            folder.mkdir(parents=True)
-            undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            undo.callback(option.unlink, missing_ok=True)
-            for place, file in places.items():
-                text = (_BLANK / file).read_text(encoding="utf-8")
-                _write(place, text.replace("wellfed.cli.blank", f"{package}.{name}").replace("blank", name))
-        except OSError as error:
-            problem = f"{error.filename or folder} can't be written: {error.strerror or error}."
-            raise ConfigError.of(asked, problem, "Free space, or make its folder writable.") from error
-        undo.pop_all()
-    return list(places)
+    files = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
+    files[option] = "workload.yaml"  # last: from then on there is such a workload
+    texts = {}
+    for path, file in files.items():
+        text = (_BLANK / file).read_text(encoding="utf-8")
+        texts[path] = text.replace("wellfed.cli.blank", f"{package}.{name}").replace("blank", name)
+    write_files(texts, asked, "Free space, or make its folder writable.")
+    return list(texts)
 
 
 def home_of_workloads(root: Path) -> str:
-    """The package that new workloads go to, beside the default one or below it: its code may be named by a yaml.
+    """Returns the package that new workloads go to: that of the default one, whose code a yaml may name.
 
     ``workloads`` for ``workloads.cats.model.Net`` of cats, and ``my_nets`` for ``my_nets.model.Net`` of my_nets.
 
@@ -106,10 +97,6 @@ def home_of_workloads(root: Path) -> str:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         problem = f"the default workload of {configs / 'train.yaml'} does not tell where workloads are: {error!r}."
         raise ConfigError.of("add workload", problem, "Run from a full clone.") from error
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _check_name(name: str) -> None:

@@ -26,7 +26,7 @@ FOOTPRINT = "footprint.json"
 _ONE_FILE = (FOOTPRINT, remembered.FILE_NAME)
 """Files that are written and read in one go, so no process keeps them in use."""
 _SHOWN = 10
-"""Entries of a kind, unless it is asked for."""
+"""Most entries of a kind that are shown, unless the kind is named."""
 _DAY_S = 24 * 3600
 
 
@@ -40,7 +40,7 @@ class CacheEntry:
     age_s: float
     made_of: str
     in_use: bool
-    """Whether a living process has asked for it or builds it."""
+    """Whether a living process uses or builds it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,16 +70,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _asked_for(home: Path, kind: str | None) -> list[CacheEntry]:
+    way_out = "Name the folder of paths.cache_dir: --cache-dir DIR."
     try:
         found = entries(home)
         others = [] if found or not home.exists() else sorted(filterfalse(_is_empty_kind, home.iterdir()))
     except OSError as error:
-        problem = f"can't be read ({error.strerror or error})."
-        raise ConfigError.of(str(home), problem, "Name the folder of paths.cache_dir: --cache-dir DIR.") from error
+        raise ConfigError.of(str(home), f"can't be read ({error.strerror or error}).", way_out) from error
     if others:
         names = ", ".join(path.name for path in others[:5])
         problem = f"is no cache of wellfed; it holds {names}{', ...' if len(others) > 5 else ''}."
-        raise ConfigError.of(str(home), problem, "Name the folder of paths.cache_dir: --cache-dir DIR.")
+        raise ConfigError.of(str(home), problem, way_out)
     kinds = sorted({entry.kind for entry in found})
     if kind is not None and kind not in kinds:
         there = f"There are: {', '.join(kinds)}." if kinds else "Nothing is kept there."
@@ -91,7 +91,7 @@ def _asked_for(home: Path, kind: str | None) -> list[CacheEntry]:
 
 
 def entries(home: Path) -> list[CacheEntry]:
-    """All entries, by kind, the largest first; what else lies there is passed over.
+    """Returns all entries, by kind, the largest first; other files are passed over.
 
     Raises:
         OSError: the folder is there and can't be read.
@@ -103,7 +103,7 @@ def entries(home: Path) -> list[CacheEntry]:
 
 
 def _is_entry(folder: Path) -> bool:
-    """Whole, damaged or half built; a digest alone is not enough to remove something."""
+    """Returns whether a folder is an entry, whole, damaged or half built; a digest alone is not enough to remove it."""
     digest, _, rest = folder.name.partition(".")
     if DIGEST.fullmatch(digest) is None or not folder.is_dir() or folder.is_symlink():
         return False
@@ -112,7 +112,7 @@ def _is_entry(folder: Path) -> bool:
 
 
 def _is_empty_kind(folder: Path) -> bool:
-    """All that is left in it, if anything, are locks."""
+    """Returns whether a folder holds locks alone, or nothing."""
     locks = (path.suffix == ".lock" and DIGEST.fullmatch(path.stem) for path in folder.glob("*"))
     return folder.is_dir() and all(locks)
 

@@ -129,7 +129,7 @@ def _commands(words: Sequence[str]) -> Iterator[str]:
 
 
 def _overrides(config_name: str, words: Sequence[str]) -> list[str]:
-    """Options, knobs and their values, as the files and the schema have them."""
+    """Returns options, knobs and their values, as the files and the schema have them."""
     found = completions(open_hydra(job_name=config_name), config_name, words)
     word = words[-1]
     name, equals, _ = word.partition("=")

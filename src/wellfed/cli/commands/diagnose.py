@@ -4,17 +4,17 @@ diagnose RUN``)."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed import record
 from wellfed.cli.answer import Answer
-from wellfed.cli.which_run import add_log_dir, folder_of, read
+from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
+from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
-from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
 from wellfed.explain.report.curve_lines import curve_entry, curve_lines
 from wellfed.explain.report.run_sections import sections
 
@@ -38,10 +38,8 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(argv)
     if asked.run is not None and _is_file(asked.run):
         return _curves(Path(asked.run), as_json=asked.json)
-    folder = folder_of(asked.run, Path(asked.log_dir))
-    evidence = Evidence.of(read(folder), folder)
-    conclude(evidence)
-    found, terminal = evidence.record, Answer()
+    folder = find(asked.run, Path(asked.log_dir), RUN)
+    found, terminal = evidence_of(folder).record, Answer()
     if asked.json:
         terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK
@@ -53,11 +51,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _is_file(asked: str) -> bool:
-    """Whether it is a file, or is called like one."""
-    try:
-        return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
-    except (OSError, ValueError):  # no path at all
-        return False
+    """Returns whether it is a file, or is named like one."""
+    return os.path.isfile(asked) or (asked.lower().endswith(".csv") and not os.path.isdir(asked))
 
 
 def _curves(path: Path, *, as_json: bool) -> int:

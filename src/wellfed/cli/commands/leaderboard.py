@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.cli.answer import Answer
+from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import find
-from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.study.board import files
 from wellfed.study.board.terminal import show, width
@@ -45,6 +45,4 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sweep", metavar="SWEEP", nargs="?", help="its folder, its name or the beginning of it (default: the newest)"
     )
-    parser.add_argument(
-        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/sweeps/ (default: logs)"
-    )
+    add_log_dir(parser, "sweeps")

@@ -28,9 +28,9 @@ from wellfed.units import counted, seconds_of
 SHORTEST_S = 0.1
 """Shortest seconds between readings, the same as telemetry.interval_s allows."""
 FIRST_S = 0.3
-"""Until the table is first shown."""
+"""Seconds until the table is first shown."""
 PATIENCE_S = 1.0
-"""A driver that takes longer to wake its cards is a word worth."""
+"""Seconds to wait for a driver to wake its cards before that is said."""
 MOST_S = 1.0
 """Longest seconds until an event is shown."""
 
@@ -139,7 +139,7 @@ def _show(
 
 
 def _sleep(seconds: float, stop: StopRequest) -> None:
-    """For so long, or until a signal: the one moment in which a signal ends something."""
+    """Sleeps for so long, or until a signal; only here does a signal end something at once."""
     with suppress(Stopped):
         stop.is_stepping = False
         if stop.signum is None:
@@ -148,24 +148,18 @@ def _sleep(seconds: float, stop: StopRequest) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = _number(text)
-    if not (0 <= seconds < math.inf):
-        raise argparse.ArgumentTypeError(f"{text}: must be a time from 0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C")
-    return seconds
+    return _time(text, 0, "0 on, as 90, 90s, 5min, 2h; 0 = until Ctrl-C")
 
 
 def _interval(text: str) -> float:
-    seconds = _number(text)
-    if not (SHORTEST_S <= seconds < math.inf):
-        raise argparse.ArgumentTypeError(f"{text}: must be a time from {SHORTEST_S:g}s on, as 1, 1s, 200ms")
-    return seconds
+    return _time(text, SHORTEST_S, f"{SHORTEST_S:g}s on, as 1, 1s, 200ms")
 
 
-def _number(text: str) -> float:
-    try:
-        return seconds_of(text)
-    except ValueError:
-        return math.nan
+def _time(text: str, least_s: float, limits: str) -> float:
+    with suppress(ValueError):
+        if least_s <= (seconds := seconds_of(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text}: must be a time from {limits}")
 
 
 def _numbers(text: str) -> list[int]:

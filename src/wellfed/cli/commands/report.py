@@ -11,11 +11,10 @@ from pathlib import Path
 from rich.table import Table
 
 from wellfed.cli.answer import Answer
-from wellfed.cli.which_run import add_log_dir, folder_of, read
+from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
+from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.run_lines import headline, state_lines
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
@@ -44,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError.of(" ".join(asked.runs), problem, f"Name at most two. All in a table: {command('runs')}")
     if out is not None and out.suffix in (".html", ".md"):
         raise ConfigError.of(f"--out {out}", "is the name of a file; the pages have theirs.", "Name a folder.")
-    folders = [folder_of(name, log_dir) for name in asked.runs or [None]]
+    folders = [find(name, log_dir, RUN) for name in asked.runs or [None]]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError.of(asked.runs[1], "is the same run.", "Name another one to compare it with.")
-    found = [_judged(folder) for folder in folders]
+    found = [evidence_of(folder) for folder in folders]
     terminal = Answer(width=width())
     if len(found) == 2:
         both = Comparison(*found)
@@ -65,15 +64,9 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _judged(folder: Path) -> Evidence:
-    evidence = Evidence.of(read(folder), folder)
-    conclude(evidence)
-    return evidence
-
-
 @contextmanager
 def _in_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, made where it is missing."""
+    """Makes a folder to write into if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -84,7 +77,7 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 
 
 def _side_by_side(both: Comparison) -> Iterator[str | Table]:
-    """The page in short."""
+    """Yields the page in short."""
     for letter, record in zip("AB", both.records, strict=True):
         yield f"{letter}: {record.run_id} ({record.workload}): {headline(record)}"
     yield both.verdict

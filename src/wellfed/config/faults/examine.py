@@ -12,14 +12,16 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.build import TARGET
-from wellfed.config.faults.absent_packages import absent_packages
 from wellfed.config.faults.explain import explain
 from wellfed.config.faults.target_faults import check_imported, check_static
 from wellfed.config.knobs import OPEN_NODES, Knob, entries, without_none
 from wellfed.config.rules import rule_faults
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import Fault
+from wellfed.extras import absence, install, is_installed
 
+LOGGERS = ("tensorboard", "mlflow")
+"""Knobs of the group logger that need the package, and the extra, of their name."""
 _DOTTED = re.compile(r"\w+(?:\.\w+)*")
 
 
@@ -109,7 +111,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
 
 
 def _fits(node: Any, key: Any, annotation: Any) -> bool:
-    """Whether a value is what the schema says: OmegaConf lets lists within lists by, and what is interpolated."""
+    """Returns whether a value is of its type: OmegaConf accepts lists within lists, and what is interpolated."""
     try:
         value = node[key]
     except OmegaConfBaseException:
@@ -133,3 +135,15 @@ def _why_unresolved(node: Any, key: Any) -> str:
     except (OmegaConfBaseException, ValueError) as error:
         return str(error).splitlines()[0].rstrip(".")
     return ""
+
+
+def absent_packages(config: RunConfig) -> Iterator[Fault]:
+    """Yields a fault for each package that the configuration needs and that is not installed; imports none."""
+    for name in LOGGERS:
+        if getattr(config.logger, name) and not is_installed(name):
+            way_out = f"Install it: {install(name)}; or leave out logger={name}."
+            yield Fault(f"logger.{name}=true", absence(name)[0], way_out)
+    sampler = config.search.sampler
+    if sampler is not SearchSampler.grid and not is_installed("optuna"):
+        way_out = f"Install it: {install('search')}; or name a grid of values, with search=grid."
+        yield Fault(f"search.sampler={sampler.name}", absence("optuna")[0], way_out)

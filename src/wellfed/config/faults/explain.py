@@ -13,7 +13,7 @@ from wellfed.config.knobs import FREE_NODES, entries, is_free, nearest, nearest_
 
 
 def explain(schema_type: type, dotted: str, error: Exception | None = None) -> tuple[str, str]:
-    """(problem, way out) for a knob that could not be set; ``dotted`` without ``+`` or ``~``."""
+    """Returns problem and way out for a knob that could not be set; ``dotted`` without ``+`` or ``~``."""
     dotted = dotted.split("[", maxsplit=1)[0]
     cause = (error and error.__cause__) or error
     reason = str(cause).splitlines()[0].rstrip(".")
@@ -36,17 +36,8 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
 
 
-def suggestion(schema_type: type, dotted: str) -> str | None:
-    """The existing knob or group that a wrong name most likely meant."""
-    if "." not in dotted:
-        near_group = nearest(dotted, [entry.name for entry in fields(schema_type)])
-        if near_group:
-            return near_group
-    return nearest_knob(schema_type, dotted)
-
-
 def explain_delete(schema_type: type, dotted: str) -> tuple[str, str]:
-    """(problem, way out) for ``~knob``."""
+    """Returns problem and way out for ``~knob``."""
     knob = entries(schema_type).get(dotted)
     if knob is None:
         return "there is no such entry to take away.", _where_instead(schema_type, dotted)
@@ -55,7 +46,7 @@ def explain_delete(schema_type: type, dotted: str) -> tuple[str, str]:
 
 
 def _where_instead(schema_type: type, dotted: str) -> str:
-    near = suggestion(schema_type, dotted)
+    near = nearest_knob(schema_type, dotted)
     if near:
         return f"Did you mean {near}?"
     group = dotted.rpartition(".")[0]

@@ -30,7 +30,7 @@ class ForgivingRepository(CachingConfigRepository):
         """Config path, e.g. ``gpu/24gb``, -> what is wrong with the file."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """The file, or an empty one in its place; None where there is no such file."""
+        """Returns the file, or an empty one in its place; None if there is no such file."""
         try:
             return super().load_config(config_path)
         except _UNREADABLE as error:
@@ -38,7 +38,7 @@ class ForgivingRepository(CachingConfigRepository):
         return put_empty(self, config_path)
 
     def file_of(self, config_path: str) -> Path:
-        """Where the search path finds it; the bare name where it is no file (a schema)."""
+        """Returns the path of a file in the search path; the bare name if it is no file (a schema)."""
         for source in self.get_sources():
             for suffix in ("", ".yaml"):
                 found = Path(source.path) / f"{config_path}{suffix}"
@@ -48,7 +48,7 @@ class ForgivingRepository(CachingConfigRepository):
 
 
 def show_file(path: Path) -> str:
-    """A path as a reader wants it: relative where it lies under the current directory."""
+    """Returns a path as a reader wants it: relative if it lies under the current directory."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -56,7 +56,7 @@ def show_file(path: Path) -> str:
 def merge_files(
     loader: ConfigLoader, defaults: list[ResultDefault], repo: ForgivingRepository
 ) -> tuple[DictConfig, list[tuple[str, Fault]]]:
-    """All chosen files merged as Hydra would, without the entries that don't fit; those as (dotted, fault)."""
+    """Merges all chosen files as Hydra would; returns entries that don't fit as (dotted, fault) instead."""
     cfg = OmegaConf.create()
     refused: list[tuple[str, Fault]] = []
     for default in defaults:
@@ -99,7 +99,7 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
-    """Dotted name and line, counted from 1."""
+    """Yields dotted names with their lines, counted from 1."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             name = f"{prefix}.{key.value}" if prefix else str(key.value)

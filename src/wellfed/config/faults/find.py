@@ -1,7 +1,7 @@
 """Finds every fault of a configuration that did not compose. Runs only on failure.
 
 Hydra stops at its first. So: read each override alone, hold the choices against the files, compose those that are
-right, then set each value alone on that base, and last judge what came out (`examine`).
+right, then set each value alone on that base, and last check the result (`examine`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from wellfed import project
 from wellfed.command_line import command
 from wellfed.config.faults.examine import examine
-from wellfed.config.faults.explain import explain, explain_delete, suggestion
+from wellfed.config.faults.explain import explain, explain_delete
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.other_names import ours_for
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import add_searchpath, chosen_files, repository_of, set_value
-from wellfed.config.hydra_session import COMPOSE_ERRORS, EXTENSIONS, SCHEMAS
-from wellfed.config.knobs import all_knobs, entries, is_free
+from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS
+from wellfed.config.knobs import all_knobs, entries, is_free, nearest_knob
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import Fault
 
@@ -34,7 +34,7 @@ from wellfed.errors import Fault
 def find_faults(
     loader: ConfigLoader, config_name: str, overrides: Sequence[str], cause: Exception | None, *, multirun: bool = False
 ) -> list[Fault]:
-    """All faults, those of the command line first and in its order.
+    """Returns all faults, those of the command line first and in its order.
 
     Args:
         loader: of the Hydra that failed.
@@ -57,7 +57,7 @@ def find_faults(
 
 
 class _Search:
-    """One hunt for faults; the steps of `run`, in order, fill ``told``, ``from_files`` and ``doubted``."""
+    """A search for faults; the steps of `run`, in order, fill ``told``, ``from_files`` and ``doubted``."""
 
     def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
@@ -68,15 +68,14 @@ class _Search:
         defaults = _with_included(repo, primary.defaults_list or []) if primary else []
         self.declared = {one.group for one in defaults if isinstance(one, GroupDefault) and one.group}
         listed = [str(one.path) for one in defaults if isinstance(one, ConfigDefault)]
-        extended = [EXTENSIONS[name][1] for name in listed if name in EXTENSIONS]
-        self.schema = next(iter([*extended, *(SCHEMAS[name] for name in listed if name in SCHEMAS)]), RunConfig)
+        self.schema = next((schema for name, (schema, _) in SCHEMAS.items() if name in listed), RunConfig)
         self.knobs = entries(self.schema)
         self.names = {one.parsed.key_or_group for one in typed if one.parsed is not None and one.fault is None}
         self.told = [(index, one.fault) for index, one in enumerate(typed) if one.fault]
         """Index of the override, and what is wrong with it."""
         self.from_files: list[Fault] = []
         self.doubted: set[str] = set()
-        """Knobs whose value is not what the user meant: rules about them would tell what is not so."""
+        """Knobs whose value is not what the user meant: rules about them would report faults that are none."""
 
     def run(self) -> list[Fault]:
         self._check_choices()
@@ -131,7 +130,7 @@ class _Search:
         return cfg
 
     def _defaults_list(self) -> list[ResultDefault]:
-        """The chosen files, by the choices that go together; those that don't are told."""
+        """Returns the chosen files, by the choices that go together; tells of the others."""
         chosen = self._usable(choices=True)
         try:
             return chosen_files(self.repo, self.config_name, [parsed for _, parsed in chosen])
@@ -156,7 +155,7 @@ class _Search:
         return listed
 
     def _set_values(self, cfg: DictConfig) -> list[tuple[int, str]]:
-        """Set each value alone; returns new arguments of free nodes that lack a ``+``."""
+        """Sets each value alone; returns new arguments of free nodes that lack a ``+``."""
         added = []
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
@@ -174,7 +173,7 @@ class _Search:
         return added
 
     def _single_values(self) -> Iterator[tuple[int, Override]]:
-        """Each value to set, those of a multirun's axes one by one."""
+        """Yields each value to set, those of a multirun's axes one by one."""
         for index, parsed in self._usable(choices=False):
             if not parsed.is_sweep_override():
                 yield index, parsed
@@ -192,7 +191,7 @@ class _Search:
                 ours, note = "", f"It is a knob of {command('tune')}: write it there."
             if (knob := self.knobs.get(ours)) is not None and not knob.is_group:
                 note = f"It must be {knob.must_be}. {note}".rstrip()
-        near = suggestion(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
+        near = nearest_knob(self.schema, dotted) if not ours and not note and dotted not in self.knobs else None
         meant = ours.partition("=")[0].lstrip("+") or near
         if parsed.is_delete():
             problem, way_out = explain_delete(self.schema, dotted)
@@ -231,12 +230,12 @@ class _Search:
         self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self.names
 
     def _inside(self, name: str) -> set[str]:
-        """The knobs of a group, or the knob itself."""
+        """Returns the knobs of a group, or the knob itself."""
         return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}
 
 
 def _with_included(repo: ForgivingRepository, listed: Sequence[Any]) -> list[Any]:
-    """A list of defaults, and behind it those of the primary configs that it includes."""
+    """Returns a list of defaults, and behind it those of the primary configs that it includes."""
     found, seen = list(listed), {"_self_"}
     for one in found:  # which grows meanwhile
         if isinstance(one, ConfigDefault) and (path := str(one.path)) not in seen:
@@ -247,7 +246,7 @@ def _with_included(repo: ForgivingRepository, listed: Sequence[Any]) -> list[Any
 
 
 def _of_defaults(error: Exception) -> tuple[str, str]:
-    """(problem, way out) where Hydra can't make a list of files."""
+    """Returns problem and way out if Hydra can't make a list of files."""
     options = getattr(error, "options", None)
     lines = [line.strip() for line in str(error).split("Config search path")[0].splitlines() if line.strip()]
     way_out = f"There are: {', '.join(options)}." if options else " ".join(lines[1:3])[:300]

@@ -4,76 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-_BATCH = ("workload.data.batch_size", "workload.effective_batch_size")
-_EPOCHS, _STEPS = ("trainer.max_epochs",), ("trainer.max_steps",)
-_LR = ("workload.model.lr", "workload.optimizer.lr", "+workload.optimizer.lr")
-_WARMUP, _RESUME = ("workload.schedule.warmup_steps",), ("checkpoint", "resume")
-
-NAMES: Mapping[str, tuple[str, ...]] = {
+_FOREIGN = {
     # samples of a step
-    **dict.fromkeys(("batch_size", "train_batch_size", "bs", "global_batch_size"), _BATCH),
-    **dict.fromkeys(
-        ("per_device_train_batch_size", "micro_batch_size", "batch_size_per_device"), ("memory.micro_batch",)
-    ),
-    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), ("memory.accumulate",)),
-    **dict.fromkeys(
-        ("per_device_eval_batch_size", "val_batch_size", "test_batch_size", "valid_batch_size"),
-        ("workload.eval_batch_size",),
-    ),
-    **dict.fromkeys(("dataloader_drop_last",), ("workload.drop_last",)),
+    "workload.data.batch_size workload.effective_batch_size": "batch_size train_batch_size bs global_batch_size",
+    "memory.micro_batch": "per_device_train_batch_size micro_batch_size batch_size_per_device",
+    "memory.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
+    "workload.eval_batch_size": "per_device_eval_batch_size val_batch_size test_batch_size valid_batch_size",
+    "workload.drop_last": "dataloader_drop_last",
     # optimizer and schedule
-    **dict.fromkeys(("lr", "learning_rate", "base_lr"), _LR),
-    "weight_decay": ("workload.optimizer.weight_decay", "+workload.optimizer.weight_decay"),
-    "wd": ("workload.optimizer.weight_decay", "+workload.optimizer.weight_decay"),
-    "momentum": ("workload.optimizer.momentum", "+workload.optimizer.momentum"),
-    "betas": ("workload.optimizer.betas", "+workload.optimizer.betas"),
-    **dict.fromkeys(("optimizer", "optim"), ("workload.optimizer._target_",)),
-    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type", "schedule"), ("workload.schedule.name",)),
-    **dict.fromkeys(("num_warmup_steps", "warmup", "lr_warmup_steps"), _WARMUP),
-    **dict.fromkeys(
-        ("gradient_clip_val", "max_grad_norm", "clip_grad_norm", "grad_clip", "clip"), ("trainer.gradient_clip",)
-    ),
+    "workload.model.lr workload.optimizer.lr +workload.optimizer.lr": "lr learning_rate base_lr",
+    "workload.optimizer.weight_decay +workload.optimizer.weight_decay": "weight_decay wd",
+    "workload.optimizer.momentum +workload.optimizer.momentum": "momentum",
+    "workload.optimizer.betas +workload.optimizer.betas": "betas",
+    "workload.optimizer._target_": "optimizer optim",
+    "workload.schedule.name": "scheduler lr_scheduler lr_scheduler_type schedule",
+    "workload.schedule.warmup_steps": "num_warmup_steps warmup lr_warmup_steps",
+    "trainer.gradient_clip": "gradient_clip_val max_grad_norm clip_grad_norm grad_clip clip",
     # how long
-    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epoch"), _EPOCHS),
-    **dict.fromkeys(
-        ("steps", "num_steps", "num_train_steps", "max_iters", "num_training_steps", "total_steps"), _STEPS
-    ),
-    **dict.fromkeys(("val_check_interval", "eval_steps", "eval_every", "val_every"), ("trainer.validate_every_steps",)),
-    **dict.fromkeys(("save_steps", "every_n_train_steps", "save_every"), ("trainer.checkpoint_every_steps",)),
-    **dict.fromkeys(("logging_steps", "log_every_n_steps", "log_interval"), ("trainer.log_every_steps",)),
-    **dict.fromkeys(("save_total_limit", "save_top_k"), ("trainer.keep_last",)),
-    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), ("trainer.limit_batches",)),
-    "num_sanity_val_steps": ("trainer.sanity_batches",),
-    **dict.fromkeys(("metric_for_best_model", "optimized_metric"), ("trainer.best_metric",)),
-    **dict.fromkeys(("fast_dev_run", "dry_run"), ("debug=one_step",)),
-    **dict.fromkeys(("detect_anomaly", "profiler"), ("debug=profiler",)),
-    **dict.fromkeys(("early_stopping", "early_stopping_patience", "patience"), ("callbacks=early_stopping",)),
+    "trainer.max_epochs": "epochs num_epochs n_epochs num_train_epochs max_epoch",
+    "trainer.max_steps": "steps num_steps num_train_steps max_iters num_training_steps total_steps",
+    "trainer.validate_every_steps": "val_check_interval eval_steps eval_every val_every",
+    "trainer.checkpoint_every_steps": "save_steps every_n_train_steps save_every",
+    "trainer.log_every_steps": "logging_steps log_every_n_steps log_interval",
+    "trainer.keep_last": "save_total_limit save_top_k",
+    "trainer.limit_batches": "limit_train_batches limit_val_batches limit_test_batches",
+    "trainer.sanity_batches": "num_sanity_val_steps",
+    "trainer.best_metric": "metric_for_best_model optimized_metric",
+    "debug=one_step": "fast_dev_run dry_run",
+    "debug=profiler": "detect_anomaly profiler",
+    "callbacks=early_stopping": "early_stopping early_stopping_patience patience",
     # where
-    **dict.fromkeys(("gpus", "num_gpus", "n_gpu", "n_gpus", "nproc_per_node", "num_devices"), ("trainer.devices",)),
-    **dict.fromkeys(("nnodes",), ("trainer.num_nodes",)),
-    **dict.fromkeys(("device", "use_cuda", "cuda"), ("trainer.accelerator",)),
-    **dict.fromkeys(("precision", "mixed_precision", "dtype", "torch_dtype"), ("gpu.precision",)),
-    **dict.fromkeys(("fp16", "amp", "use_amp", "use_fp16"), ("gpu.precision=16-mixed",)),
-    **dict.fromkeys(("bf16", "use_bf16"), ("gpu.precision=bf16-mixed",)),
-    **dict.fromkeys(("compile", "torch_compile", "compile_model"), ("gpu.compile",)),
-    "benchmark": ("gpu.cudnn_benchmark",),
-    **dict.fromkeys(
-        ("gradient_checkpointing", "use_checkpoint", "activation_checkpointing"), ("memory.checkpoint_activations",)
-    ),
+    "trainer.devices": "gpus num_gpus n_gpu n_gpus nproc_per_node num_devices",
+    "trainer.num_nodes": "nnodes",
+    "trainer.accelerator": "device use_cuda cuda",
+    "gpu.precision": "precision mixed_precision dtype torch_dtype",
+    "gpu.precision=16-mixed": "fp16 amp use_amp use_fp16",
+    "gpu.precision=bf16-mixed": "bf16 use_bf16",
+    "gpu.compile": "compile torch_compile compile_model",
+    "gpu.cudnn_benchmark": "benchmark",
+    "memory.checkpoint_activations": "gradient_checkpointing use_checkpoint activation_checkpointing",
     # data path
-    **dict.fromkeys(("workers", "n_workers", "dataloader_num_workers", "num_proc"), ("loader.num_workers",)),
-    **dict.fromkeys(("num_workers",), ("loader.num_workers",)),
-    **dict.fromkeys(("pin_memory", "dataloader_pin_memory", "pin_mem"), ("loader.pin_memory",)),
-    **dict.fromkeys(("prefetch_factor", "dataloader_prefetch_factor", "prefetch"), ("loader.prefetch_factor",)),
-    **dict.fromkeys(("persistent_workers", "dataloader_persistent_workers"), ("loader.persistent_workers",)),
+    "loader.num_workers": "workers n_workers dataloader_num_workers num_proc num_workers",
+    "loader.pin_memory": "pin_memory dataloader_pin_memory pin_mem",
+    "loader.prefetch_factor": "prefetch_factor dataloader_prefetch_factor prefetch",
+    "loader.persistent_workers": "persistent_workers dataloader_persistent_workers",
     # the run
-    **dict.fromkeys(("seed_everything", "random_seed", "manual_seed", "data_seed"), ("seed",)),
-    **dict.fromkeys(("ckpt_path", "resume_from_checkpoint", "resume_from", "checkpoint", "ckpt"), _RESUME),
-    **dict.fromkeys(("model", "data", "datamodule", "dataset", "task_name", "task"), ("workload",)),
-    **dict.fromkeys(("hparams_search", "optuna", "sweeper"), ("search",)),
-    **dict.fromkeys(("output_dir", "default_root_dir", "log_dir", "save_dir"), ("paths.log_dir",)),
-    **dict.fromkeys(("report_to", "loggers"), ("logger",)),
-    **dict.fromkeys(("wandb_project", "project_name"), ("logger.project",)),
+    "seed": "seed_everything random_seed manual_seed data_seed",
+    "checkpoint resume": "ckpt_path resume_from_checkpoint resume_from checkpoint ckpt",
+    "workload": "model data datamodule dataset task_name task",
+    "search": "hparams_search optuna sweeper",
+    "paths.log_dir": "output_dir default_root_dir log_dir save_dir",
+    "logger": "report_to loggers",
+    "logger.project": "wandb_project project_name",
+}
+"""Knobs to type -> the last words of foreign names for them."""
+NAMES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(ours.split()) for ours, names in _FOREIGN.items() for name in names.split()
 }
 """Last word of a foreign name -> what to type instead; the first that composes is offered. An entry without a value
 takes the one that was typed."""

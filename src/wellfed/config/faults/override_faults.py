@@ -38,11 +38,11 @@ class Typed:
     text: str
     parsed: Override | None
     fault: Fault | None
-    """Why it can't be read, or can't be used whatever the files say."""
+    """Reason why it can't be read, or can't be used with any files; None = no such reason."""
 
 
 def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLoader | None = None) -> list[Typed]:
-    """Each override parsed on its own, so that one that can't be read does not hide the next.
+    """Parses each override on its own, so that one that can't be read does not hide the next.
 
     Args:
         overrides: as typed.
@@ -76,7 +76,7 @@ def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLo
 
 
 def first_values(parsed: Override, number: int) -> list[str]:
-    """Values of an axis as they are typed; a range may have no end in sight."""
+    """Returns values of an axis as they are typed; a range may have no end."""
     return list(islice(parsed.sweep_string_iterator(), number))
 
 
@@ -99,12 +99,12 @@ def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Faul
 
 
 def _quoted(name: str, value: str) -> str:
-    """``name="value"`` with quotes for Hydra inside quotes for the shell."""
+    """Returns ``name="value"`` with quotes for Hydra inside quotes for the shell."""
     return shlex.quote(f"{name}={QuotedString(text=value, quote=Quote.double).with_quotes()}")
 
 
 def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
-    """Whether an override picks an option of a group (and does not set a value)."""
+    """Returns whether an override picks an option of a group (and does not set a value)."""
     return not isinstance(parsed._value, dict) and bool(repo.group_exists(parsed.key_or_group))
 
 

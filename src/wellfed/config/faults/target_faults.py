@@ -8,9 +8,7 @@ Ranges belong to the target: its constructor raises ValueError.
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
@@ -18,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from wellfed import project
-from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault
+from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, NotThere, import_fault, locate
 from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -56,14 +54,6 @@ Kind = type | tuple[Any, ...]
 """One alternative that an annotation allows: a type, or the values of a Literal."""
 
 
-class NotThere(Exception):
-    """A module or class without the name that is asked of it; ``names`` are the public names that it has."""
-
-    def __init__(self, owner: str, name: str, names: Sequence[str]) -> None:
-        super().__init__(f"{owner} has no {name}")
-        self.name, self.names = name, tuple(names)
-
-
 def check_static(config: RunConfig) -> list[Fault]:
     """Returns the faults of all targets that show without importing anything."""
     faults: list[Fault] = []
@@ -92,7 +82,7 @@ def check_imported(config: RunConfig) -> list[Fault]:
 
 
 def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of each place that must name something to build."""
+    """Yields dotted name and value of each entry that must name something to build."""
     workload = config.workload
     yield "workload.model", workload.model
     for name in ("data", "optimizer", "metrics"):
@@ -106,12 +96,12 @@ def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def is_target(node: Any) -> bool:
-    """Whether a node says itself what is to be built."""
+    """Returns whether a node itself names what is to be built."""
     return isinstance(node, Mapping) and TARGET in node
 
 
 def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every node with a `_target_` and its dotted name, outer ones first."""
+    """Yields every node with a `_target_` and its dotted name, outer ones first."""
     if isinstance(node, Mapping):
         if is_target(node):
             yield where, node
@@ -126,16 +116,14 @@ def _name_faults(where: str, target: Any, allowed: Sequence[str]) -> list[Fault]
     typed = f"{where}.{TARGET}={target}"
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
         return [Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")]
-    may_name = [*allowed, *own_packages()]
-    package = target.partition(".")[0]
-    if not any(f"{target}.".startswith(f"{each}.") for each in may_name):
-        return [_refused(typed, package, allowed)]
-    return [] if is_installed(package) else [_not_installed(typed, package, may_name)]
+    may_name, package = [*allowed, *own_packages()], target.partition(".")[0]
+    if not is_installed(package):
+        return [_not_installed(typed, package, may_name)]
+    is_allowed = any(f"{target}.".startswith(f"{each}.") for each in may_name)
+    return [] if is_allowed else [_refused(typed, package, allowed)]
 
 
 def _refused(typed: str, package: str, allowed: Sequence[str]) -> Fault:
-    if not is_installed(package):
-        return _not_installed(typed, package, [*allowed, *own_packages()])
     listed = ", ".join(allowed)
     problem = f"{package} is not among the packages that a configuration may name ({listed}, and those in src/)."
     return Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]")
@@ -155,7 +143,7 @@ def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]
     typed = f"{where}.{TARGET}={target}"
     may_name = [*allowed, *own_packages()]
     try:
-        found = _found(target, may_name)
+        found = locate(target, may_name)
     except NotThere as missing:
         meant = _meant(target, missing, may_name)
         return [Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else _NO_SUCH)]
@@ -177,38 +165,6 @@ def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]
     return bind(where, node, signature)
 
 
-def _found(target: str, may_name: Sequence[str]) -> Any:
-    """Imports what ``target`` names and returns it.
-
-    Raises:
-        NotThere: a module or class on the way has no such name.
-        PermissionError: the name leads into a module outside ``may_name``; the message is its package.
-        ImportError, SyntaxError, UnicodeDecodeError: a module on the way can't be imported.
-    """
-    name, *rest = target.split(".")
-    found: Any = importlib.import_module(name)
-    for part in rest:
-        owner, name = name, f"{name}.{part}"
-        if hasattr(found, part):
-            found = getattr(found, part)
-        elif isinstance(found, ModuleType) and _has_submodule(found, part):
-            found = importlib.import_module(name)
-        else:
-            raise NotThere(owner, part, _names_of(found))
-        if isinstance(found, ModuleType) and not any(f"{found.__name__}.".startswith(f"{each}.") for each in may_name):
-            raise PermissionError(found.__name__.partition(".")[0])
-    return found
-
-
-def _has_submodule(module: ModuleType, name: str) -> bool:
-    return any(each.name == name for each in pkgutil.iter_modules(getattr(module, "__path__", ())))
-
-
-def _names_of(owner: Any) -> list[str]:
-    submodules = pkgutil.iter_modules(getattr(owner, "__path__", ())) if isinstance(owner, ModuleType) else ()
-    return [name for name in {*dir(owner), *(each.name for each in submodules)} if not name.startswith("_")]
-
-
 def own_packages() -> list[str]:
     """Returns the packages and modules of the project's ``src/``."""
     found = project.sources().glob("[!._]*")
@@ -217,16 +173,16 @@ def own_packages() -> list[str]:
 
 def _meant(target: str, missing: NotThere, may_name: Sequence[str]) -> str:
     """Returns the class or function nearest to ``target`` by another name of its module; empty if none."""
-    left, is_class = sorted(missing.names), missing.name[:1].isupper()
-    while near := nearest(missing.name, left):
+    name, left = missing.name or "", missing.names[:]
+    while near := nearest(name, left):
         left.remove(near)
-        if is_class and not near[:1].isupper():
+        if name[:1].isupper() and not near[:1].isupper():
             continue
-        meant = ".".join(near if part == missing.name else part for part in target.split("."))
+        meant = ".".join(near if part == name else part for part in target.split("."))
         try:
-            if not isinstance(_found(meant, may_name), ModuleType):
+            if not isinstance(locate(meant, may_name), ModuleType):
                 return meant
-        except (NotThere, PermissionError, SyntaxError, UnicodeDecodeError, ImportError):
+        except (PermissionError, SyntaxError, UnicodeDecodeError, ImportError):
             continue
     return ""
 
@@ -298,7 +254,7 @@ def _kinds_of_text(text: str) -> list[Kind] | None:
 
 
 def _kinds(node: ast.expr) -> list[Kind] | None:
-    """The alternatives of an annotation; None where it can't be judged."""
+    """Returns the alternatives of an annotation; None if it is of no known type."""
     name = _last_word(node)
     match node:
         case ast.Constant(value=str() as quoted):

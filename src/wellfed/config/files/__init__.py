@@ -1,1 +1,1 @@
-"""Files of a configuration: option files, the page of knobs, the text of ``--help``, and where run folders lie."""
+"""Files of a configuration: option files, the page of knobs, and where run folders lie; start from `option_file`."""

@@ -9,17 +9,18 @@ from typing import Any
 from wellfed import project
 from wellfed.config.compose import Composed, unchecked_values
 from wellfed.config.files.option_file import Value, check_name, comment_lines, write_files, yaml_lines
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN
+from wellfed.record import filled_in
 
 _NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
-"""Groups that an experiment does not fix: what the first two set stands among the values."""
+"""Groups that an experiment does not fix; the settings of the first two are written as values."""
 _OF_ONE_RUN = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 """Knobs that say nothing about how a run is fed."""
 
 
 def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
-    """Where an experiment of that name is written.
+    """Returns the file that an experiment of that name is written to.
 
     Raises:
         ConfigError: the name will not do, or a file is there already and may not be replaced.
@@ -27,7 +28,7 @@ def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> P
     check_name(name, "--write")
     path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
     if path.exists() and not replaces:
-        raise ConfigError([Fault(f"--write {name}", f"{path} is there already.", "Add --force, or take another name.")])
+        raise ConfigError.of(f"--write {name}", f"{path} is there already.", "Add --force, or take another name.")
     return path
 
 
@@ -40,7 +41,7 @@ def write_experiment(
     replaces: bool = False,
     config_dir: Path | None = None,
 ) -> Path:
-    """``experiment/<name>.yaml``, with which the same configuration composes, and the planned values are set.
+    """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the planned values.
 
     Args:
         planned: by dotted knob.
@@ -62,13 +63,7 @@ def write_experiment(
         and value != SECRET_SHOWN
         and not (dotted in unchanged and unchanged[dotted] == value)
     }
-    tree: dict[str, Any] = {}
-    for dotted, entry in (values | dict(planned)).items():
-        *groups, key = dotted.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[key] = entry
+    tree = filled_in({}, values | dict(planned))
     defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
     lines = ["# @package _global_", *comment_lines(heading), "defaults:", *defaults, *yaml_lines(tree)]
     way_out = "Free space or make its folder writable; without --write the plan is shown alone."

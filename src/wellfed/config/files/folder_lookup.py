@@ -10,7 +10,6 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +22,7 @@ from wellfed.units import show_text
 LAST = "last"
 """Stands for the newest."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
-"""Begins the name of a folder that nobody has named."""
+"""Beginning of the name of a folder that the user has not named."""
 _LISTED = 12
 """Most folders that a message lists."""
 
@@ -33,11 +32,11 @@ class FolderKind:
     """A kind of folder to look up: runs, sweeps or searches."""
 
     noun: str
-    """In the singular; its `plural` is the folder that holds them."""
+    """Singular; its `plural` is the folder that holds them."""
     marker: str
     """A file that each has."""
     first_command: str
-    """Makes one."""
+    """Command that makes one."""
 
     @property
     def plural(self) -> str:
@@ -69,7 +68,7 @@ class FolderKind:
         return ""
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder is one, or may be one: it is closed to us."""
+        """Returns whether a folder is one, or may be one because it can't be read."""
         try:
             return (folder / self.marker).is_file()
         except PermissionError:
@@ -95,7 +94,7 @@ def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--lo
     """
     path = Path(asked or "")
     for folder in (path, *path.parents[:2]) if asked else ():
-        if any(kind.is_in(folder) for kind in kinds) and (folder is path or _is(Path.is_file, path)):
+        if any(kind.is_in(folder) for kind in kinds) and (folder is path or os.path.isfile(path)):
             return folder
     known = [(kind.time(folder), folder) for kind in kinds for folder in kind.all(log_dir)]
     found = [folder for _, folder in sorted(known, key=lambda one: one[0], reverse=True)]
@@ -122,7 +121,7 @@ def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Pat
     Raises:
         ConfigError: there is no such run, or it has no checkpoint.
     """
-    if asked and (asked.endswith(".ckpt") or (_is(Path.is_file, Path(asked)) and Path(asked).name != RUN.marker)):
+    if asked and (asked.endswith(".ckpt") or (os.path.isfile(asked) and Path(asked).name != RUN.marker)):
         return Path(asked)
     folder = find(asked, log_dir, RUN, flag=flag)
     places = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", LAST)]
@@ -151,7 +150,7 @@ def _not_found(
     if asked in (None, LAST):
         return ConfigError.of(str(log_dir), f"there is no {nouns} in it yet.", makes_one)
     assert asked is not None
-    if asked and _is(Path.is_dir, Path(asked)):
+    if asked and os.path.isdir(asked):
         markers = " or ".join(kind.marker for kind in kinds)
         problem = f"is a folder without {markers}, so no {nouns}'s."
     else:
@@ -162,11 +161,3 @@ def _not_found(
     close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
     meant = f"Did you mean {close[0]}? " if close else ""
     return ConfigError.of(asked or "''", problem, f"{meant}There are: {_listed(known)}.")
-
-
-def _is(ask: Callable[[Path], bool], path: Path) -> bool:
-    """Returns the answer of ``ask``; False if the system refuses the path, such as a name that is too long."""
-    try:
-        return ask(path)
-    except (OSError, ValueError):
-        return False

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
+import shutil
 import unicodedata
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.units import show_text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -26,19 +27,18 @@ class Value(NamedTuple):
 
 
 def is_read_as_value(name: str) -> bool:
-    """Whether yaml or Hydra takes the word for something else than a name."""
+    """Returns whether yaml or Hydra takes the word for something else than a name."""
     return name.lower() in _READ_AS_VALUES
 
 
 def in_ascii(text: str) -> str:
-    """Its letters and digits in ASCII, joined by '_'; an accent goes, its letter stays."""
+    """Returns the letters and digits of a text in ASCII, joined by '_'; an accent goes, its letter stays."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[\W_]+", "_", letters).strip("_")
 
 
 def check_name(name: str, flag: str) -> None:
-    """Refuse what Hydra or yaml would read as something else than a name; ``flag``: with which it was typed, as
-    ``--name`` or ``tune.name=``.
+    """Refuses what Hydra or yaml would not read as a name; ``flag``: as it was typed, ``--name`` or ``tune.name=``.
 
     Raises:
         ConfigError: with a name that would do.
@@ -47,21 +47,21 @@ def check_name(name: str, flag: str) -> None:
         rule = "letters, digits, '_' and '-', not first a digit, no word of yaml."
         way_out = f"Write {typed(flag, 'my_' + (in_ascii(name) or 'plan'))}."
         problem = f"becomes the name of a file and an option: {rule}"
-        raise ConfigError([Fault(typed(flag, name), problem, way_out)])
+        raise ConfigError.of(typed(flag, name), problem, way_out)
 
 
 def typed(flag: str, name: str) -> str:
-    """``--name mine``, ``tune.name=mine``."""
+    """Returns a flag with its value, as ``--name mine`` or ``tune.name=mine``."""
     return f"{flag}{name}" if flag.endswith("=") else f"{flag} {name}"
 
 
 def comment_lines(text: str) -> list[str]:
-    """A heading, each of its lines a comment."""
+    """Returns a heading, each of its lines a comment."""
     return [f"# {line}".rstrip() for line in show_text(text).splitlines()]
 
 
 def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A tree whose leaves are `Value`, each with its reason above it."""
+    """Yields the lines of a tree whose leaves are `Value`, each with its reason above it."""
     for key, entry in tree.items():
         if isinstance(entry, Value):
             yield f"{indent}# {' '.join(show_text(entry.because).split())}"
@@ -73,27 +73,32 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
-    """All of them or none: what was there stays until all are written.
+    """Writes all files, in order, or none: if anything stops it, the old files stay and no new folder is left.
 
     Raises:
-        ConfigError: one can't be written, told with what was ``asked``; every file is then as it was.
+        ConfigError: a file can't be written, told with what was ``asked``.
     """
-    temporary = {path: path.with_suffix(".yaml.tmp") for path in texts}
-    before: dict[Path, bytes | None] = {}
     at = Path()
-    try:
-        for at, text in texts.items():
-            at.parent.mkdir(exist_ok=True)
-            temporary[at].write_text(text, encoding="utf-8")
-        for at in texts:
-            content = at.read_bytes() if at.exists() else None
-            temporary[at].replace(at)
-            before[at] = content
-    except OSError as error:
-        for path in texts:
-            with contextlib.suppress(OSError):
-                temporary[path].unlink(missing_ok=True)
-        for path, old in before.items():
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True) if old is None else path.write_bytes(old)
-        raise ConfigError([Fault(asked, f"{at} can't be written: {error.strerror or error}.", way_out)]) from error
+    with ExitStack() as undo:
+        try:
+            for at, text in texts.items():
+                if not at.parent.exists():
+                    at.parent.mkdir(parents=True)
+                    undo.callback(shutil.rmtree, at.parent, ignore_errors=True)
+                undo.callback(_put_back, _temporary(at), None)
+                _temporary(at).write_text(text, encoding="utf-8")
+            for at in texts:
+                undo.callback(_put_back, at, at.read_bytes() if at.exists() else None)
+                _temporary(at).replace(at)
+        except OSError as error:
+            raise ConfigError.of(asked, f"{at} can't be written: {error.strerror or error}.", way_out) from error
+        undo.pop_all()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp")
+
+
+def _put_back(path: Path, content: bytes | None) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True) if content is None else path.write_bytes(content)

@@ -43,7 +43,7 @@ _DEBUG = "A quick look: sets knobs of other groups."
 
 
 def page(config_dir: Path | None = None) -> str:
-    """The whole page; ``config_dir``: where the groups are, None = the project's ``configs/``."""
+    """Returns the whole page; ``config_dir``: where the groups are, None = the project's ``configs/``."""
     folder = config_dir or project.configs()
     knobs = [entry for entry in entries(RunConfig).values() if not entry.is_group]
     parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob.name)]
@@ -109,7 +109,7 @@ def _row(*cells: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text outside code, where Markdown would take ``<name>`` for a tag."""
+    """Returns text with ``<`` escaped outside code, where Markdown would take ``<name>`` for a tag."""
     pieces = re.split(r"(`[^`]*`)", text)
     return "".join(piece if piece.startswith("`") else piece.replace("<", r"\<") for piece in pieces)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wellfed.config.varied import Varied
+from wellfed.config.multirun import Varied
 from wellfed.errors import ConfigError, Fault
 
 LOG_FROM = 100

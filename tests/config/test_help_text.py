@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.files.help_text import help_text
+from wellfed.config.entry import help_text
 from wellfed.config.hydra_session import open_hydra
 from wellfed.errors import ConfigError
 
