@@ -155,4 +155,4 @@ def test_the_record_of_a_rank_0_that_is_gone_is_completed(tmp_path, capsys, stat
     if after == "failed":
         assert record["error"] == {"kind": "code", "message": gone.message, "advice": gone.advice}
         assert record["exit_code"] == 1
-    assert capsys.readouterr().err == f"{gone.message}\n{gone.advice}\n"
+    assert capsys.readouterr().err == (f"{gone.message}\n{gone.advice}\n" if after == "failed" else "")

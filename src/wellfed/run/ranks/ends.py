@@ -116,6 +116,8 @@ class Ends:
         if self._note(self._launch.rank, outcome) and self._store is not None:
             with suppress(RankEnded):
                 self._send(self._launch.rank, outcome)
+                if outcome.exit_code:
+                    self._read()  # appending gets no answer: only reading shows that the store is gone
 
     def check(self, rank: int) -> None:
         """Raises RankEnded if any rank has failed, or this one has ended."""

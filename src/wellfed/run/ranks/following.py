@@ -168,11 +168,12 @@ def _complete_record(launch: Launch, shared: SharedRun, outcome: Outcome) -> Non
         return
     if checkpoints_of(shared.folder):
         outcome = replace(outcome, advice=f"resume={shared.folder} goes on from its last checkpoint.")
-    print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
     path = shared.folder / FILE_NAME
     with suppress(OSError, ValueError):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if (record["status"], record["pid"], record["host_name"]) == ("running", shared.pid, shared.host):
-            error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
-            record |= {"status": outcome.status, "exit_code": outcome.exit_code, "error": error}
-            write_atomically(path, json.dumps(record, indent=1) + "\n")
+        if (record["status"], record["pid"], record["host_name"]) != ("running", shared.pid, shared.host):
+            return  # rank 0 has ended by itself
+        error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
+        record |= {"status": outcome.status, "exit_code": outcome.exit_code, "error": error}
+        write_atomically(path, json.dumps(record, indent=1) + "\n")
+    print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)

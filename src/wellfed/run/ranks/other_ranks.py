@@ -199,12 +199,12 @@ class OtherRanks:
         if exchange is None:
             return own
         if self._rank > 0:
-            self.is_shown_by_rank_0 = 0 not in exchange.ends.lost
             if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
                 keep_log_of_rank(self._shared.folder, self._rank)
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
             own = self._explained(own, exchange.ends.reason(own))
         exchange.ends.report(own)
+        self.is_shown_by_rank_0 = 0 not in exchange.ends.lost
         _leave_for_torchrun(own)
         if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
             _leave_collectives()
