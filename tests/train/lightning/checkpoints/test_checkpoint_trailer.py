@@ -121,10 +121,15 @@ def test_an_interrupt_within_torchs_writer_comes_out_of_it(path: Path) -> None:
 
     old, handler = path.read_bytes(), signal.signal(signal.SIGALRM, stop)
     large = {f"w{number}": torch.zeros(10_000) for number in range(1000)}
+
+    def save_again_and_again(file: Any) -> None:
+        for _ in range(500):
+            torch.save(large, file)
+
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(Interrupted):
-            checkpoint_trailer.write(path, lambda file: torch.save(large, file), {})
+            checkpoint_trailer.write(path, save_again_and_again, {})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
