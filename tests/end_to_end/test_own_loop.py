@@ -124,7 +124,7 @@ def test_a_trainer_of_lightning(script: Callable[[str], Done], tmp_path: Path, m
 
 
 @pytest.mark.guests
-@pytest.mark.parametrize("first", [LIGHTNING, "from wellfed.train.lightning import GPUCurves\n" + LIGHTNING])
+@pytest.mark.parametrize("first", [LIGHTNING, "from wellfed import GPUCurves\n" + LIGHTNING])
 def test_a_trainer_of_the_other_lightning(
     script: Callable[[str], Done], tmp_path: Path, machine: Mapping[str, str], first: str
 ) -> None:
