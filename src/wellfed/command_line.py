@@ -48,3 +48,9 @@ def command(name: str) -> str:
 
 def _is_script() -> bool:
     return Path(sys.argv[0]).stem.lower() == "wellfed"
+
+
+def announce(what: str) -> None:
+    """Prints what is being done if stderr is a terminal."""
+    if sys.stderr.isatty():
+        print(f"{what} ...", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from wellfed.command_line import words
+from wellfed.command_line import announce, words
 from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
@@ -21,7 +21,6 @@ from wellfed.masking import masked_override
 from wellfed.observe.loggers.wandb_sink import decide_mode
 from wellfed.process import MAY_FORK, StopRequest
 from wellfed.record import engine_state
-from wellfed.run.ranks.announce import announce
 from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.cli.ended import tell
-from wellfed.command_line import set_words
+from wellfed.command_line import announce, set_words
 from wellfed.config import entry
 from wellfed.config.compose import Composed
 from wellfed.config.files import folder_lookup
@@ -17,9 +17,7 @@ from wellfed.config.schema import EvaluateConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
 from wellfed.run.folder.resume import expand
-from wellfed.run.ranks.announce import announce
 from wellfed.run.train import on_all_ranks
-from wellfed.study.tune import tune_words
 
 RESULT = "evaluation.json"
 
@@ -34,6 +32,8 @@ def tune(argv: Sequence[str]) -> int:
     if "--force" in argv:
         argv = ["tune.replace=true" if word == "--force" else word for word in argv]
         set_words(argv)
+    from wellfed.study.tune import tune_words  # `train` starts without it
+
     return entry.main("tune", _tune, [*argv], expand=tune_words.expand, not_many=tune_words.NOT_MANY)
 
 

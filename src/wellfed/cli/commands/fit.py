@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from wellfed.command_line import command
+from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.plan.predict.size_search import Probe
-from wellfed.run.ranks.announce import announce
 from wellfed.units import GIB, gib, show_bytes, show_gib
 
 _TARGET = "target_util_pct="

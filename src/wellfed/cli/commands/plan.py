@@ -14,7 +14,7 @@ from typing import IO
 from rich.table import Table
 
 from wellfed.cli.answer import Answer
-from wellfed.command_line import command
+from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.files.experiment_file import free_path, write_experiment
 from wellfed.config.files.option_file import Value
@@ -24,7 +24,6 @@ from wellfed.explain.report.run_lines import show_value
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
 from wellfed.plan.run_plan import DryPlan, RunPlan
-from wellfed.run.ranks.announce import announce
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 

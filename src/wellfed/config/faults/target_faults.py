@@ -118,7 +118,7 @@ def _name_faults(where: str, target: Any, allowed: Sequence[str]) -> list[Fault]
         return [Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")]
     may_name, package = [*allowed, *own_packages()], target.partition(".")[0]
     if not is_installed(package):
-        return [_not_installed(typed, package, may_name)]
+        return [_not_installed(typed, package, allowed)]
     is_allowed = any(f"{target}.".startswith(f"{each}.") for each in may_name)
     return [] if is_allowed else [_refused(typed, package, allowed)]
 
@@ -129,11 +129,11 @@ def _refused(typed: str, package: str, allowed: Sequence[str]) -> Fault:
     return Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]")
 
 
-def _not_installed(typed: str, package: str, may_name: Sequence[str]) -> Fault:
+def _not_installed(typed: str, package: str, allowed: Sequence[str]) -> Fault:
     if package in PACKAGES:
         return Fault(typed, *absence(package))
-    near = nearest(package, [each for each in may_name if each != package])
-    listed = ", ".join(may_name)
+    near = nearest(package, [each for each in (*allowed, *own_packages()) if each != package])
+    listed = ", ".join(allowed)
     way_out = f"Did you mean the package {near}?" if near else f"Name one of {listed}, or yours in src/."
     return Fault(typed, f"there is no package {package}.", way_out)
 

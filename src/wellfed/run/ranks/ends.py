@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-import psutil
-
 from wellfed.errors import EXIT_FAILED
 from wellfed.ranks import Launch
 from wellfed.run.ending import Outcome, RankEnded
@@ -279,6 +277,8 @@ class Ends:
 
 
 def _is_alive(pid: int) -> bool:
+    import psutil  # a run of one rank starts without it
+
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wellfed.command_line import words
+from wellfed.command_line import announce, words
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
@@ -20,7 +20,6 @@ from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.masking import masked_override
 from wellfed.process import StopRequest
 from wellfed.record import engine_state
-from wellfed.run.ranks.announce import announce
 from wellfed.run.train import own_git_state
 from wellfed.study import ledger
 from wellfed.study.board import files, terminal

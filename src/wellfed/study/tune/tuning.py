@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed import project
-from wellfed.command_line import command, set_words, words
+from wellfed.command_line import announce, command, set_words, words
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
@@ -32,7 +32,6 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
-from wellfed.run.ranks.announce import announce
 from wellfed.study.energy import check_energy
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
