@@ -42,6 +42,11 @@ PAGES = sorted(
     for path in folder.glob("*.md")
 )
 
+CONTRACT = tuple(
+    f"docs/{name}.md" for name in ("workloads", "data_loaders", "streams", "features", "evaluation", "callbacks")
+)
+"""Pages that describe what a workload offers."""
+
 
 def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
@@ -140,7 +145,7 @@ def test_every_figure_that_is_watched_is_described():
 
 
 def test_every_part_of_the_contract_is_described():
-    text = page("docs/workloads.md")
+    text = "".join(map(page, CONTRACT))
     for kind in (contract.LossOutput, contract.Datasets, contract.Features):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in text, f"{kind.__name__}.{field.name}"
@@ -152,8 +157,8 @@ def test_every_part_of_the_contract_is_described():
 
 @pytest.fixture
 def examples() -> dict[str, Any]:
-    """What the code blocks of docs/workloads.md define."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
+    """What the code blocks of the pages on the contract define."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", "".join(map(page, CONTRACT)), flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 7
     space: dict[str, Any] = {}
     for block in blocks:

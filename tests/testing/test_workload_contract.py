@@ -433,7 +433,7 @@ def test_the_example_of_the_page_collects_what_it_chooses(tmp_path: Path):
 
 
 def test_the_page_names_every_test():
-    rows = PAGE.partition("| test | fails where |")[2].partition("\n\n")[0]
+    rows = PAGE.partition("| test | fails if |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"`(test_\w+)`", rows)) == sorted(OF_WORKLOADS | {EXPERIMENTS})
 
 

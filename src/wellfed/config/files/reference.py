@@ -37,7 +37,7 @@ option changes stands below its group. The options of `workload`, `experiment` a
 A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well; a number without a unit is in the
 unit of the knob's name, as is the value in `run.json`.
 """
-_CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [workloads.md](workloads.md#callbacks)."
+_CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [callbacks.md](callbacks.md#callbacks)."
 _TUNE = "Takes the knobs above, which say where it starts, and these; see [tune.md](tune.md)."
 _DEBUG = "A quick look: sets knobs of other groups."
 
