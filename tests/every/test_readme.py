@@ -1,8 +1,7 @@
-"""README.md is run: every command block in a copy of the project, the worked example for real, tables against yaml.
+"""README.md and the pages that open it up are run: commands in a copy of the project, the example, tables against yaml.
 
-Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example).
-The section of the example is followed from its first block to its last; the other blocks each start anew, beside what
-the example has written.
+Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example). The
+page of the example is followed from its first block to its last; every other block starts anew.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from wellfed.process import STOPS, exit_code_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+RECORD = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,16 @@ def blocks(text: str) -> list[Block]:
     return [Block(*match) for match in found]
 
 
-BLOCKS = blocks(README)
-EXAMPLE = blocks(README.partition("\n## Your model and data in 10 minutes\n")[2].partition("\n## ")[0])
-RUN = [block for block in BLOCKS if block.language == "bash" and not block.is_make and block not in EXAMPLE]
-FILES = [block for block in BLOCKS if block.path]
+BLOCKS = blocks(README) + blocks(OPTIONS)
+EXAMPLE = blocks((ROOT / "docs" / "first_workload.md").read_text(encoding="utf-8"))
+RUN = [block for block in BLOCKS if block.language == "bash" and not block.is_make]
+FILES = [block for block in EXAMPLE if block.path]
 
 
 def test_every_block_is_of_a_known_kind():
-    assert README.count("\n```") == 2 * len(BLOCKS)
-    assert all(block.path or block.language in ("bash", "text") for block in BLOCKS)
+    assert (README + OPTIONS).count("\n```") == 2 * len(BLOCKS)
+    assert all(block.language in ("bash", "text") for block in BLOCKS)
     assert [Path(block.path).name for block in FILES] == ["model.py", "data.py", "mine.yaml"]
-    assert [block for block in EXAMPLE if block.path] == FILES
     assert [block.language for block in EXAMPLE] == ["bash", "python", "python", "yaml", "bash"]
     assert len(RUN) >= 4
     assert any(block.is_make for block in BLOCKS)
@@ -118,19 +118,11 @@ def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.text.splitlines()[0])
 def test_commands_run(block: Block, project: Path):
-    if "workload=mine" in block.text:
-        write_workload("mine", project)
-        for file in FILES:
-            edit(file, project)
     done = run(block.text, project)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     records = [json.loads(path.read_text()) for path in project.glob("logs/**/run.json")]
     assert bool(records) == ("src/train.py" in block.text)
     assert {record["status"] for record in records} <= {"ok"}
-    if "workload=mine" in block.text:
-        (record,) = [json.loads(path.read_text()) for path in project.glob("logs/mine/runs/*/run.json")]
-        assert (record["workload"], record["steps"], record["exit_code"]) == ("mine", 20, 0)
-        assert "test/loss" in record["metrics"]
 
 
 @pytest.mark.slow
@@ -158,9 +150,9 @@ def test_make_commands_exist():
         assert done.returncode == 0, done.stderr
 
 
-def rows(head: str) -> dict[str, list[str]]:
+def rows(head: str, page: str = OPTIONS) -> dict[str, list[str]]:
     """The table whose first column is headed so: first cell -> the other cells, without backticks."""
-    found = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, flags=re.MULTILINE)
+    found = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, flags=re.MULTILINE)
     assert found, head
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[1].splitlines()]
     return {row[0].strip("`"): row[1:] for row in cells}
@@ -186,6 +178,15 @@ def test_all_groups_and_options_are_listed():
         assert listed[group] <= there if group == "workload" else listed[group] == there, group
 
 
+def test_the_readme_names_all_options_of_the_groups_that_it_opens():
+    for groups, (decides, *_) in rows("group", README).items():
+        for group in re.findall(r"\w+", groups):
+            if ": `" in decides:
+                assert set(re.findall(r"`(\w+)`", decides)) == set(options(group)), group
+            assert group in rows("group")
+    assert len(README.splitlines()) <= 200
+
+
 def test_the_first_option_is_the_default():
     defaults = yaml.safe_load((ROOT / "configs" / "train.yaml").read_text())["defaults"]
     chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
@@ -195,7 +196,7 @@ def test_the_first_option_is_the_default():
 
 
 def test_the_loader_table_is_what_a_run_gets():
-    (head,) = re.findall(r"^\| loader \| (.*) \|$", README, flags=re.MULTILINE)
+    (head,) = re.findall(r"^\| loader \| (.*) \|$", OPTIONS, flags=re.MULTILINE)
     names = head.split(" | ")
     table = {
         option: dict(zip(names, map(yaml.safe_load, cells), strict=True)) for option, cells in rows("loader").items()
@@ -218,6 +219,6 @@ def test_the_memory_table_has_all_options():
 
 
 def test_all_exit_codes_are_listed():
-    listed = {int(code) for codes in rows("exit code") for code in codes.split(", ")}
+    listed = {int(code) for codes in rows("exit code", RECORD) for code in codes.split(", ")}
     of_signals = {exit_code_of(signum) for signum in STOPS}
     assert listed == {value for name, value in vars(errors).items() if name.startswith("EXIT_")} | of_signals
