@@ -79,8 +79,7 @@ def faults(path: Path) -> Iterator[str]:
 
 def pages(names: list[str]) -> list[Path]:
     """Returns the Markdown files among the names and below the folders."""
-    found = [path for name in map(Path, names) for path in (sorted(name.rglob("*.md")) if name.is_dir() else [name])]
-    return found
+    return [path for name in map(Path, names) for path in (sorted(name.rglob("*.md")) if name.is_dir() else [name])]
 
 
 def main(arguments: list[str]) -> int:

@@ -242,6 +242,8 @@ def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):
     assert results[0] == results[1] == {"accuracy": int((inputs.argmax(1) == labels).sum()) / 10}
 
 
+EXAMPLE = "docs/first_workload.md"
+"""Page that is followed by tests/every/test_readme.py."""
 LAUNCHERS_OF_EXTRAS = ("hydra/launcher=submitit_", "hydra/launcher=ray", "hydra.launcher.")
 """Overrides that only an extra of pyproject.toml can compose."""
 WORDS_OF_FIT = ("target_util_pct=",)
@@ -257,7 +259,9 @@ def typed_commands(text: str) -> list[list[str]]:
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     sentences = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", sentences)]
-    lines += [span for span in spans if "src/" in span and not re.search(r"<|\.\.\.", span)]
+    lines += [
+        span for span in spans if re.search(r"src/|^(python -m )?wellfed ", span) and not re.search(r"<|\.\.\.", span)
+    ]
     caller = r"(srun |torchrun |\.venv/bin/)?(--\S+ )*(python3? (-m wellfed|src/)|src/\w+\.py |wellfed )|make "
     return [shlex.split(line, comments=True) for line in lines if re.match(caller, line)]
 
@@ -296,10 +300,11 @@ def hold(words: list[str]) -> None:
     if script is not None:
         assert (ROOT / script).is_file(), words
         given = words[words.index(script) + 1 :]
-        assert {word for word in given if word.startswith("-")} <= {"-m", "--help", "--cfg"}, words
+        assert {word for word in given if word.startswith("-")} <= {"-m", "--help", "--cfg", "--force"}, words
         overrides = [word for word in given if "=" in word]
         for point in single_runs(overrides) if overrides else ():
-            composes(Path(script).stem, *point)
+            if "workload=mine" not in point:  # the workload of the example
+                composes(Path(script).stem, *point)
         return
     module = words[words.index("-m") + 1]
     if module != "wellfed":
@@ -308,7 +313,8 @@ def hold(words: list[str]) -> None:
     command, *given = words[words.index("-m") + 2 :]
     assert command in {known.name for known in COMMANDS}, words
     for point in single_runs([word for word in given if "=" in word and not word.startswith(WORDS_OF_FIT)]):
-        composes("train", *point)
+        if "workload=mine" not in point:  # the workload of the example
+            composes("train", *point)
 
 
 @cache
@@ -317,9 +323,7 @@ def composes(config_name: str, *overrides: str) -> None:
     compose(overrides, config_name)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PAGES if name not in ("README.md", *FOLLOWED)]
-)  # whose blocks are run
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in (EXAMPLE, *FOLLOWED)])  # whose blocks are run
 def test_commands_of_a_page_can_be_typed(name: str):
     for words in typed_commands(page(name)):
         hold(words)

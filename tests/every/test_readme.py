@@ -1,7 +1,7 @@
 """README.md and the pages that open it up are run: commands in a copy of the project, the example, tables against yaml.
 
-Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example). The
-page of the example is followed from its first block to its last; every other block starts anew.
+Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example).
+The page of the example is followed from its first block to its last. Every other block starts anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import pytest
 import yaml
 
 from wellfed import errors
-from wellfed.cli.commands.add import write_workload
 from wellfed.config.compose import compose
 from wellfed.process import STOPS, exit_code_of
 
