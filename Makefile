@@ -22,7 +22,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check site format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -66,9 +66,9 @@ goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md a
 	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/plan
 	@echo 'Now read what changed: git diff'
 
-check: $(TESTS) ## format, lint, types, layers, docstrings, workflows: changes nothing
+check: $(TESTS) ## format, lint, types, layers, texts, workflows, links of the site: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports \
-	  "python tools/docstrings.py src" \
+	  "python tools/docstrings.py src" "python tools/sentences.py README.md docs" "python tools/site.py" \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }
@@ -76,6 +76,9 @@ check: $(TESTS) ## format, lint, types, layers, docstrings, workflows: changes n
 format: $(TESTS) ## format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+site: $(TESTS) ## build the pages of docs/ into build/site
+	$(BIN)/python tools/site.py
 
 doctor: $(RUNS) ## what this machine offers, and what is missing
 	$(BIN)/python -m wellfed doctor
