@@ -25,20 +25,19 @@ _HEAD = """\
 # Configuration
 
 Made by `python -m wellfed.config.files.reference > docs/configuration.md` from
-[the schema](../src/wellfed/config/schema.py) and the files under `configs/`; a test fails where they differ.
+[the schema](../src/wellfed/config/schema.py) and the files under `configs/`. A test fails if they differ.
 
-A knob is set by its name, for one run: `python src/train.py loader.num_workers=4`. Where a number may be `null`, that
-means that the plan decides, or what the text says. An option of a group sets several knobs at once
-(`loader=balanced`); a knob that is typed wins over the option. `--help` lists groups and options and marks those that
-are chosen where nothing is typed; `--cfg job` shows the value of every knob. A default here is the schema's; what an
-option changes stands below its group. The options of `workload`, `experiment` and `logger` are the project's own: see
-`--help`.
-
-A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well; a number without a unit is in the
-unit of the knob's name, as is the value in `run.json`.
+- Set a knob for one run by its name: `python src/train.py loader.num_workers=4`. `null` leaves a number to the plan, unless
+  the text below gives another meaning.
+- An option of a group sets several knobs at once (`loader=balanced`). A typed knob overrides the option.
+- `--help` lists groups and options, and marks the defaults. `--cfg job` shows the value of every knob.
+- A default here is the schema's. The table of options below each group shows what they change. `--help` lists the options of
+  `workload`, `experiment` and `logger`, since they belong to the project.
+- A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well. A number without a unit has the unit of
+  the knob's name, as in `run.json`.
 """
 _CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [callbacks.md](callbacks.md#callbacks)."
-_TUNE = "Takes the knobs above, which say where it starts, and these; see [tune.md](tune.md)."
+_TUNE = "Takes the knobs above, which set its start, and these; see [tune.md](tune.md)."
 _DEBUG = "A quick look: sets knobs of other groups."
 
 
