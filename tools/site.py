@@ -1,9 +1,9 @@
-"""Builds the documentation's site into build/site, and fails if a page, an anchor or a file that it links to is missing.
+"""Builds the documentation's site into build/site. Fails if a page, an anchor or a linked file is missing.
 
     python tools/site.py
 
-Links to files of the repository outside of docs/ are relative paths in the pages. On the site they lead to the repository.
-The path of a file, beside the language of its code block, becomes the title of the block.
+Links to files of the repository outside of docs/ are relative paths in the pages. On the site they lead to the
+repository. The path of a file, beside the language of its code block, becomes the title of the block.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ _HEAD = """\
 Made by `python -m wellfed.config.files.reference > docs/configuration.md` from
 [the schema](../src/wellfed/config/schema.py) and the files under `configs/`. A test fails if they differ.
 
-- Set a knob for one run by its name: `python src/train.py loader.num_workers=4`. `null` leaves a number to the plan, unless
-  the text below gives another meaning.
+- Set a knob for one run by its name: `python src/train.py loader.num_workers=4`. `null` leaves a number to the plan,
+  unless the text below gives another meaning.
 - An option of a group sets several knobs at once (`loader=balanced`). A typed knob overrides the option.
 - `--help` lists groups and options, and marks the defaults. `--cfg job` shows the value of every knob.
-- A default here is the schema's. The table of options below each group shows what they change. `--help` lists the options of
-  `workload`, `experiment` and `logger`, since they belong to the project.
-- A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well. A number without a unit has the unit of
-  the knob's name, as in `run.json`.
+- A default here is the schema's. The table of options below each group shows what they change. `--help` lists the
+  options of `workload`, `experiment` and `logger`, since they belong to the project.
+- A length of time (`..._s`, `..._minutes`) is typed as `90s`, `5min` or `2h` as well. A number without a unit has the
+  unit of the knob's name, as in `run.json`.
 """
 _CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [callbacks.md](callbacks.md#callbacks)."
 _TUNE = "Takes the knobs above, which set its start, and these; see [tune.md](tune.md)."
