@@ -1,4 +1,4 @@
-"""Writes what the monitor reads into a CSV file: one row per reading and GPU, on disk at once."""
+"""Writes the monitor's readings to a CSV file: one row per reading and GPU, on disk at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CurveFile:
         self._table.append(*rows_of(samples))
 
     def close(self) -> None:
-        """Writes what was held back while the disk was full."""
+        """Writes the rows held back while the disk was full."""
         before = self._num_failures
         self._table.flush()
         if self._num_failures > before:
@@ -48,7 +48,7 @@ class CurveFile:
 
 
 def rows_of(samples: Sequence[Sample]) -> list[dict[str, object]]:
-    """Returns rows for a `CsvTable` with any of the columns of telemetry.csv, and ``timestamp``."""
+    """Returns rows for a `CsvTable` with ``timestamp`` and any columns of telemetry.csv."""
     facts = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
     return [
         {**facts, "time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}

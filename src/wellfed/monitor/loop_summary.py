@@ -1,4 +1,4 @@
-"""Sums up anybody's training loop: its rate, where a step's time goes, how busy each GPU was, and what that means."""
+"""Summarises a user's training loop: its rate, the time shares of a step, GPU utilisation, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_count, show_percent
 
 _MOST_WORKERS = 4
-"""Most workers that a run of wellfed begins with."""
+"""Maximum number of workers that a run of wellfed starts with."""
 _HANDOVER_MS = 2.0
-"""About what a worker process takes to hand a batch over: steps under twice as long may be slower with workers."""
+"""Approximate milliseconds that a worker process takes to hand over a batch. Steps under twice as long may get slower
+with workers."""
 
 _BETWEEN = "logging, callbacks, values that are printed"
 _WITHOUT_WORKERS = (
@@ -31,11 +32,11 @@ class LoopSummary:
     steps: StepSummary | None
     """Steps after the warm-up; None if none was timed."""
     unknown: frozenset[str]
-    """Shares that nobody could time: ``wait_frac``, ``copy_frac``."""
+    """Shares that could not be timed: ``wait_frac``, ``copy_frac``."""
     levels: Mapping[int, Level]
-    """CUDA's number of a GPU -> its level."""
+    """CUDA's number of a GPU -> its utilisation level."""
     unread: tuple[int, ...]
-    """GPUs that are watched, and of whose utilisation there are too few readings."""
+    """Watched GPUs with too few readings of utilisation."""
     num_workers: int | None
     """Workers of the DataLoader; None for another loader."""
     cores: float
@@ -44,7 +45,7 @@ class LoopSummary:
     """Remarks on what could not be watched."""
 
     def entry(self) -> dict[str, Any]:
-        """All of it as plain data; shares are of the time of a step, 0 to 1."""
+        """Returns all figures as plain data. Shares are of the time of a step, 0 to 1."""
         steps: dict[str, Any] = {"steps": 0}
         if self.steps is not None:
             known = asdict(self.steps)
@@ -58,7 +59,7 @@ class LoopSummary:
         return {**steps, "gpus": gpus, "advice": self.advice(), "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """Returns the same as text."""
         return [*self._step_lines(), *self._gpu_lines(), *filter(None, [self.advice()]), *self.notes]
 
     def _step_lines(self) -> list[str]:
@@ -82,12 +83,12 @@ class LoopSummary:
         ]
 
     def _step_ms(self) -> float:
-        """The mean, as the rate and the shares are of it."""
+        """Returns the mean, from which rate and shares are computed, too."""
         return math.nan if self.steps is None else 1e3 / self.steps.samples_per_s
 
     def _gpu_lines(self) -> list[str]:
         idle = [gpu for gpu, level in self.levels.items() if level.is_idle]
-        if len(idle) == len(self.levels):  # then that is the news
+        if len(idle) == len(self.levels):  # all GPUs are idle: show each
             idle = []
         lines = [f"GPU {gpu}: {level.message}" for gpu, level in self.levels.items() if gpu not in idle]
         lines += [
@@ -96,7 +97,7 @@ class LoopSummary:
         return [*lines, *([f"nothing ran on GPU {', '.join(map(str, idle))}"] if idle else [])]
 
     def advice(self) -> str | None:
-        """Returns the bottleneck of the loop, in a sentence; None if too little was seen."""
+        """Returns the bottleneck of the loop in a sentence; None with too few steps."""
         if self.steps is None or self.steps.steps < FEWEST_STEPS:
             return None
         wait = None if "wait_frac" in self.unknown else self.steps.wait_frac

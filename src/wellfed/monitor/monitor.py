@@ -1,4 +1,4 @@
-"""Watches all GPUs and the host beside other programs, and keeps the readings."""
+"""Watches all GPUs and the host beside other programs, and stores the readings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _Figures = Mapping[str, Mapping[str, float]]
 
 
 class Monitor(ExitStack):
-    """Reads while the ``with`` block lasts, in its own threads, so that a driver that hangs delays its figures alone.
+    """Reads during the ``with`` block, in its own threads. A driver that hangs delays only its own figures.
 
-    `told` and `summary` are for one thread.
+    Call `told` and `summary` from one thread only.
     """
 
     def __init__(self, sight: Sight, *, interval_s: float) -> None:
@@ -37,7 +37,7 @@ class Monitor(ExitStack):
         self._told: SimpleQueue[str] = SimpleQueue()
         self._takers: list[Callable[[Sequence[Sample]], None]] = []
         progress = Progress(time_s=self.time_s)
-        progress.enter("train")  # what a summary is over
+        progress.enter("train")  # phase that a summary covers
         self.board = Board(
             sight.gpus,
             num_cores=psutil.cpu_count() or 1,
@@ -66,11 +66,11 @@ class Monitor(ExitStack):
         return time.monotonic() - self._began_at_s
 
     def also(self, take: Callable[[Sequence[Sample]], None]) -> None:
-        """Adds a taker of the readings; to be called before the block."""
+        """Adds a receiver of the readings. Call it before the block."""
         self._takers.append(take)
 
     def tell(self, text: str) -> None:
-        """Adds a line to be shown once, from any thread."""
+        """Adds a line to be shown once. Safe from any thread."""
         self._told.put(show_line(text))
 
     def told(self) -> list[str]:
@@ -128,7 +128,7 @@ def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
 
 
 def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str | None]:
-    """Returns a line or two, and the command to run next; None if there is none."""
+    """Returns one or two lines, and the command to run next; None if there is none."""
     if not gpu.has_utilisation:
         where = "an instance" if gpu.device.is_mig else "a split card"
         return [f"NVML gives no utilisation of {where}"], None
@@ -140,7 +140,7 @@ def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
     lines = []
     for name, what in (("util_pct", "utilisation"), ("sm_active_pct", "SM active")):
         if name in figures:
-            # Not rounded, as in the verdict: 49.9 is below 50.
+            # Truncated, not rounded, like the verdict: 49.9 is below 50.
             lines.append(f"{what}: mean {int(figures[name]['mean'])} %, peak {figures[name]['max']:.0f} %")
     if memory := figures.get("mem_used_gib"):
         of = "" if gpu.memory_gib is None else f" of {gpu.memory_gib:.1f} GiB"

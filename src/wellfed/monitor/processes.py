@@ -1,4 +1,4 @@
-"""Names the processes that have memory of a GPU, each once, with its rank if it has one."""
+"""Names the processes that hold memory of a GPU, each once, with its rank if it has one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib, show_line
 
 CHANGE_GIB = 0.25
-"""Change of memory in use after which processes are listed again; any CUDA process takes more."""
+"""Change of used memory in GiB after which processes are listed again. Any CUDA process takes more."""
 _RANKS = {
     "RANK": "rank",
     "OMPI_COMM_WORLD_RANK": "rank",
     "SLURM_PROCID": "rank",
     "LOCAL_RANK": "local rank",
 }
-"""Variables in which launchers give a process its rank, and the name of that rank."""
+"""Variables in which launchers store a process's rank, and the label of that rank."""
 
 
 class ProcessSource(Source):
-    """Lists the processes on a GPU when its memory in use has changed, at most every 5 s, since drivers are slow at it.
+    """Lists the processes on a GPU when its used memory has changed, at most every 5 s, since drivers are slow at it.
 
-    It gives no readings.
+    Yields no readings.
     """
 
     name = "processes"
@@ -43,9 +43,9 @@ class ProcessSource(Source):
     ) -> None:
         """
         Args:
-            memory_used_gib: the latest reading of the GPU of that number.
+            memory_used_gib: returns the latest reading of a GPU by its number.
             tell: gets a line for each GPU that has new processes.
-            environ_of: the environment of a process, empty where it may not be read; None = the system's answer.
+            environ_of: returns the environment of a process, empty if not readable; None = ask the system.
         """
         self._gpus, self._memory_used_gib, self._tell = gpus, memory_used_gib, tell
         self._environ_of = environ_of or _environ_of
@@ -60,7 +60,7 @@ class ProcessSource(Source):
             self._name(gpu, gpu.device.holders)
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
-        """Looks for new processes if it is time; returns no figures."""
+        """Looks for new processes if due; returns no figures."""
         for gpu in self._gpus if slow else ():
             used_gib = self._memory_used_gib(gpu.index)
             if used_gib is None or abs(used_gib - self._looked_at_gib.get(gpu.index, 0.0)) < CHANGE_GIB:
@@ -87,7 +87,7 @@ def rank_in(environ: Mapping[str, str]) -> str | None:
 
 
 def _environ_of(holder: Holder) -> Mapping[str, str]:
-    # Within a container the number may be another process's: then the names differ.
+    # Inside a container the id may belong to another process, whose name then differs.
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(holder.pid)
         if holder.name is None or holder.name in (process.name(), Path(process.exe()).name):

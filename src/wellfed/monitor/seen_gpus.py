@@ -1,4 +1,4 @@
-"""Finds every GPU of this machine for the monitor: cards, and the instances of those that are split."""
+"""Finds every GPU of this machine for the monitor: cards, and the instances of split cards."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from wellfed.units import gib, show_line
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """A GPU of this machine, whatever CUDA_VISIBLE_DEVICES says."""
+    """A GPU of this machine, visible to CUDA or not."""
 
     index: int
-    """Number of the card in nvidia-smi; MIG instances count on from the last card."""
+    """Number of the card in nvidia-smi. MIG instances continue the numbers after the last card."""
     device: Device
 
     @property
     def title(self) -> str:
-        """Returns number and name: ``GPU 0 NVIDIA H200``."""
+        """Number and name: ``GPU 0 NVIDIA H200``."""
         of = f" of GPU {self.device.nvml_index}" if self.device.is_mig else ""
         return f"GPU {self.index} {show_line(self.device.name)}{of}"
 
     @property
     def memory_gib(self) -> float | None:
-        """Returns the memory for programs; None if unknown."""
+        """Memory for programs; None if unknown."""
         return None if self.device.memory_total_bytes is None else gib(self.device.memory_total_bytes)
 
     @property
     def has_utilisation(self) -> bool:
-        """Returns whether NVML gives utilisation: only for cards that are not split."""
+        """Whether NVML gives utilisation: only for cards that are not split."""
         return not (self.device.is_mig or self.device.has_mig_mode)
 
     @property
     def is_simulated(self) -> bool:
-        """Returns whether its figures are for learning and demonstration alone."""
+        """Whether its figures are only for demonstration."""
         return self.device.name.startswith(SIMULATED)
 
     @property
     def watched(self) -> WatchedGpu:
-        """Returns the GPU for the source that reads it."""
+        """The GPU for the source that reads it."""
         return WatchedGpu(self.index, self.device.uuid, self.device.is_mig)
 
 
@@ -60,7 +60,7 @@ class Sight:
     """Figures that could not be read, one sentence each."""
 
     def only(self, wanted: Collection[int]) -> Sight:
-        """Returns the GPUs of these numbers.
+        """Returns only the GPUs of these numbers.
 
         Raises:
             ConfigError: no GPU has one of these numbers.

@@ -1,4 +1,4 @@
-"""Reads the GPUs of a run, finds the figures that each offers, and goes on when one is lost."""
+"""Reads the GPUs of a run, detects which figures each offers, and continues when one is lost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record import EventKind, OnEvent
 
 RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
-"""Seconds until the first and between later attempts to reopen a lost GPU. The pause doubles, since each attempt
-restarts NVML and interrupts the other GPUs' figures."""
+"""Seconds until the first attempt to reopen a lost GPU, and the longest pause between attempts. The pause doubles,
+since each attempt restarts NVML and interrupts the other GPUs' figures."""
 MOST_EVENTS = 5
 """Maximum number of events of one kind for a GPU that is lost and found repeatedly."""
 
@@ -54,11 +54,11 @@ class _Question:
     rate: Rate
     ask: Ask
     is_proven: bool = False
-    """The GPU has answered it."""
+    """The GPU has answered it at least once."""
 
 
 class GpuSource(Source):
-    """Source of readings of all GPUs of a run, for one thread, which may wait for the driver."""
+    """Source of readings of all GPUs of a run. Its thread may wait for the driver."""
 
     name = "gpu"
 
@@ -78,7 +78,7 @@ class GpuSource(Source):
 
     @property
     def waits_for_step_end(self) -> bool:
-        """Returns whether some figures are means between two readings, which are best taken as steps end."""
+        """Whether some figures are means between two readings, best taken at the end of a step."""
         return any(gpu.has_gpm for gpu in self._gpus)
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
@@ -111,7 +111,7 @@ class GpuSource(Source):
         try:
             self._session = session.__enter__()
         except NvmlError as error:
-            # While a GPU is lost the driver may refuse altogether for a while.
+            # While a GPU is lost the driver may refuse everything for a while.
             if not (self._is_refusal_reported or any(gpu.is_lost for gpu in self._gpus)):
                 self._is_refusal_reported = True
                 self._on_event("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
@@ -141,7 +141,7 @@ class _Gpu:
 
     @property
     def has_gpm(self) -> bool:
-        """Returns whether its multiprocessors can be watched."""
+        """Whether its multiprocessors can be watched."""
         return self._gpm.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:
@@ -152,14 +152,14 @@ class _Gpu:
         except NvmlError as error:
             self._lose(error)
             return
-        if was_lost and not self._device.is_there():  # the driver gives handles of GPUs that are still lost
+        if was_lost and not self._device.is_there():  # the driver gives handles even of lost GPUs
             return
         self.is_lost = False
         if was_lost:
             self._event("gpu_back")
 
     def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
-        """Returns values by metric name; None if the GPU is lost. The first reading asks for everything."""
+        """Returns values by metric name; None if the GPU is lost. The first reading queries everything."""
         if self.is_lost:
             return None
         values: dict[str, float] = {}
@@ -176,12 +176,12 @@ class _Gpu:
         return values
 
     def close(self) -> None:
-        """Frees its samples; called before the session ends."""
+        """Frees its samples. Call it before the session ends."""
         self._readers.gpm.close()
 
     def _ask(self, question: _Question, values: dict[str, float]) -> bool:
         """Adds the figures of the answer; returns whether the GPU is still there."""
-        if all(name in values for name in question.names):  # GPM has answered already, and cheaper
+        if all(name in values for name in question.names):  # GPM has given them already, at lower cost
             return True
         self._device.session.tries = 1 if question.is_proven else CONFIRMING_TRIES
         try:
@@ -218,7 +218,8 @@ class _Gpu:
         self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
 
     def _report_absent(self) -> None:
-        """Reports absent figures once all are known; a figure that another query may still give is not absent."""
+        """Reports absent figures once all queries are resolved. A figure that another query may still give is not
+        absent."""
         hoped = {name for question in self._questions if not question.is_proven for name in question.names}
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in [name for name in self._absent if name not in hoped]:
