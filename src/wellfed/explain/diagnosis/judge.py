@@ -64,7 +64,7 @@ OF_EVENTS: tuple[Rule, ...] = (
     loss_blows_up.check,
     host_memory_full.check,
 )
-"""Decide from what happened and what ended the run, of however few steps."""
+"""Rules on events and the end of a run, valid for any number of steps."""
 OF_STEPS: tuple[Rule, ...] = (
     clocks_limited.check,
     launch_bound.check,
@@ -96,26 +96,26 @@ OF_STEPS: tuple[Rule, ...] = (
     wide_batches.check,
     utilisation_swings.check,
 )
-"""Decide from figures of enough steps."""
+"""Rules on figures, which need enough steps."""
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
-"""Name what takes time between the steps; take the least share that they name."""
+"""Rules on time between the steps. They take the least share to report."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
-"""Rules whose gains refer to the wall time of training; gains of others refer to its steps."""
+"""Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _EXPLAINED_FRAC = 0.5
 """Minimum share of a gap in the missing time, for a finding."""
 
 
 def conclude(evidence: Evidence) -> None:
-    """Puts swing and findings into the record of the evidence."""
+    """Stores swing and findings in the record of the evidence."""
     record = evidence.record
     record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
     record.findings = [finding.entry() for finding in judge(evidence)]
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """Returns the findings of a run, the costliest first, notes last; the first says if nothing costs time.
+    """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so.
 
-    If others use the machine, that comes first, and no gain is promised.
+    If other programs use the machine, that finding is first, and no gain is predicted.
     """
     too_few = too_few_steps.check(evidence)
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
@@ -139,7 +139,7 @@ def judge(evidence: Evidence) -> list[Finding]:
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """Returns the largest gap if too little of the wall time went into steps at the ceiling's rate."""
+    """Returns the largest gap if too little of the wall time was spent in steps at the ceiling's rate."""
     frac = evidence.at_ceiling_frac
     if frac is None or frac >= LEAST_AT_CEILING_FRAC:
         return None

@@ -17,23 +17,23 @@ from wellfed.observe.telemetry.series import Phase
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
-"""Text that is held at a time."""
+"""Bytes of text read at a time."""
 _MOST = 1e18
-"""No figure of a run is larger: a damaged cell is, and is not known."""
+"""Maximum plausible figure of a run. Larger ones are damaged cells and count as missing."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""The column ``phase`` of `curves` holds places in it."""
+"""Phases by the index that the column ``phase`` of `curves` has."""
 _NO_WORDS: Mapping[str, int] = MappingProxyType({})
 _PHASE_WORDS: Mapping[str, int] = {phase: place for place, phase in enumerate(PHASES)}
 
 
 def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_WORDS) -> dict[str, Series]:
-    """Columns of a table of numbers, ``nan`` for an empty cell; a column that the file lacks, and any of no file, is
+    """Returns columns of a table of numbers, ``nan`` for an empty cell. Missing columns, and all of a missing file, are
     empty.
 
-    A last row that a killed run left incomplete is left out.
+    An incomplete last row of a killed run is left out.
 
     Args:
-        words: numbers that stand for cells of text, neither first nor last in their rows.
+        words: text -> number, for cells of text that are neither first nor last in their rows.
     """
     spelt = {f",{word},".encode(): f",{number},".encode() for word, number in words.items()}
     parts: dict[str, list[Series]] = {name: [] for name in names}
@@ -54,7 +54,7 @@ def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_W
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
     """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run.
 
-    Numbers are those of `wellfed.observe.telemetry.machines`.
+    GPUs are numbered as in `wellfed.observe.telemetry.machines`.
     """
     found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_WORDS)
     found = {name: column for name, column in found.items() if len(column)}
@@ -69,7 +69,7 @@ def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]
 
 
 def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
-    """Steps and values of each metric of metrics.csv, by split and name, in order."""
+    """Returns steps and values of each metric of metrics.csv, by split and name, in order."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for split, name, step, value in _metric_rows(folder, ("split", "name", "step", "value")):
         found.setdefault((split, name), []).append((_number(step), _number(value)))
@@ -87,7 +87,7 @@ def passes_ended(folder: Path) -> dict[str, Series]:
 
 
 def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
-    """Yields these cells of each whole row of metrics.csv."""
+    """Yields these cells of each complete row of metrics.csv."""
     try:
         with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
             rows = csv.reader(stream)
@@ -112,7 +112,9 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
     text = b"nan" + text if text.startswith(b",") else text
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # what an older numpy does at a cell that is no number
+            warnings.simplefilter(
+                "error", DeprecationWarning
+            )  # raised by an older numpy at a cell that is not a number
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
         numbers = {word.decode()[1:-1]: float(number[1:-1]) for word, number in spelt.items()}

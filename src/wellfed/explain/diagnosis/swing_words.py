@@ -1,4 +1,4 @@
-"""Words a swing: its period, its depth, and the settings with the same period."""
+"""Describes a swing as text: its period, its depth, and the settings with the same period."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DUE = {
 
 
 def swing_of(evidence: Evidence, setting: str) -> str | None:
-    """Returns a sentence if steps take longer as often as a setting implies, else None."""
+    """Returns a sentence if steps take longer at the period that a setting implies, else None."""
     for swing in evidence.swings_of_steps:
         period_s = evidence.period_s(swing.lag)
         if setting in swing.settings and period_s is not None:
@@ -35,7 +35,7 @@ def swing_of(evidence: Evidence, setting: str) -> str | None:
 
 
 def utilisation_said(evidence: Evidence) -> str | None:
-    """Returns levels and period of the GPU whose utilisation swings most; None without a swing."""
+    """Returns levels and period of the GPU whose utilisation swings most, as text; None without a swing."""
     deepest = max(evidence.swings_of_gpus.items(), key=lambda found: found[1].depth, default=None)
     if deepest is None or deepest[1].depth < LEAST_DEPTH:
         return None

@@ -1,4 +1,4 @@
-"""Rates a curve of GPU utilisation by its mean (well used, room left, starved) and finds whether it swings."""
+"""Rates a curve of GPU utilisation by its mean (well used, room left, starved) and detects swings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Verdict = Literal["well used", "room left", "starved", "swings"]
 WELL_USED_PCT, STARVED_PCT = 80, 50
 """Mean utilisation from which a GPU is well used, and below which it is starved."""
 _IN_USE_FRAC = 0.95
-"""Share of the readings from the first at work to the last: with more it was in use all the time."""
+"""Share of readings from the first to the last busy one, beyond which the GPU counts as always in use."""
 _CAUSE = (
     f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with "
     "wellfed.GPUCurves (Lightning) or wellfed.GPUWatch (any loop)."
@@ -32,14 +32,14 @@ _ADVICE: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Level:
-    """How busy a GPU was over a stretch of time, in percent of that time."""
+    """Utilisation of a GPU over an interval, in percent of that time."""
 
     mean_pct: float
     p5_pct: float
     p95_pct: float
     peak_pct: float
     num: int
-    """Readings."""
+    """Number of readings."""
     span_s: float
     """Seconds from the first reading to the last."""
     swing: Swing | None
@@ -54,7 +54,7 @@ class Level:
     @property
     def message(self) -> str:
         """Verdict with its figures, in one sentence without a full stop."""
-        mean = f"utilisation {int(self.mean_pct)} % on average"  # not rounded: 49.9 is below 50
+        mean = f"utilisation {int(self.mean_pct)} % on average"  # truncated, not rounded: 49.9 is below 50
         if self.swing is None:
             return f"{mean}: {self.verdict}"
         levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
@@ -104,7 +104,7 @@ class CurveVerdict:
     whole: Level | None
     """Level of all readings; None without any."""
     judged: Level | None
-    """Level while the GPU was in use, if it was idle before or after, else of all; None without a verdict."""
+    """Level the verdict is based on: readings while the GPU was in use, else all. None without a verdict."""
 
     @property
     def message(self) -> str:
@@ -119,7 +119,7 @@ class CurveVerdict:
 
     @property
     def in_use(self) -> Level | None:
-        """Level while the GPU was in use, if that was not all the time."""
+        """Level while the GPU was in use; None if that was all the time."""
         return None if self.judged is self.whole else self.judged
 
     @property
@@ -144,7 +144,7 @@ class CurveVerdict:
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
-    """Returns the verdict on a curve, without the idle time before and after a training."""
+    """Returns the verdict on a curve. Idle time before and after a training is left out."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
     whole = level_of(time_s, util_pct)

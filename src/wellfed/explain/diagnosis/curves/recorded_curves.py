@@ -33,22 +33,23 @@ _TIME = ("time_s", "timestamp")
 _GPU = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
 _CARD = ("name", "gpu_name")
 _HEAD_BYTES, _HEAD_ROWS = 65_536, 20
-"""Bytes and rows in which the header must stand; a shell may have written something before it."""
+"""Bytes and rows that must contain the header. A shell may have written something before it."""
 _TRAINING = "train"
 _ROUND_QUANTILE, _ROUND_FRAC = 97, 0.5
-"""For a file without a column of GPUs: a pause of half the usual one between rounds begins a round."""
+"""For a file without a column of GPUs: a pause longer than this share of a usual one (this percentile) begins a round.
+"""
 _EVEN_FRAC = 0.95
 """Minimum share of rounds with the same number of rows."""
 
 
 @dataclass(frozen=True)
 class GpuCurve:
-    """The utilisation of one GPU; readings that are no number are left out."""
+    """The utilisation of one GPU, without readings that are not numbers."""
 
     gpu: str
-    """Its number, or another identifier of the file."""
+    """Number of the GPU, or another identifier in the file."""
     card: str
-    """Its name; empty if the file lacks it."""
+    """Name of the card; empty if the file lacks it."""
     time_s: Series
     """Seconds since the first reading of the file."""
     util_pct: Series
@@ -63,16 +64,16 @@ class RecordedCurves:
     interval_s: float | None
     """Median time between two readings of a GPU; None with fewer than two."""
     unread: int
-    """Rows without a reading: cut, or without a time."""
+    """Number of rows without a reading: incomplete, or without a time."""
     out_of_order: int = 0
-    """Rows left out since the clock went back; the longest stretch of each GPU is kept."""
+    """Number of rows left out where the clock went back. The longest interval of each GPU is kept."""
 
 
 def read_curves(path: Path) -> RecordedCurves:
-    """Reads the curves of a file; of telemetry only readings while training.
+    """Reads the curves of a file. Of telemetry, only readings during training are used.
 
     Raises:
-        DataError: the file is unreadable, or holds no readings of GPUs.
+        DataError: the file is unreadable, or has no readings of GPUs.
     """
     try:
         with _opened(path) as stream:
@@ -115,13 +116,13 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _whole(stream: IO[str]) -> Iterator[str]:
-    """Yields the first line, and lines with a line end: the last figure of others may be cut."""
+    """Yields the first line, and other lines with a line end. Without one, the last figure may be incomplete."""
     return (line for number, line in enumerate(stream) if number == 0 or line.endswith(("\n", "\r")))
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Places of the columns in a row."""
+    """Indices of the columns in a row."""
 
     writer: Writer
     header: Sequence[str]
@@ -161,7 +162,7 @@ def _place(names: Sequence[str], wanted: Sequence[str]) -> int | None:
 
 
 def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Returns the problem of a file without a column of utilisation, and the way out."""
+    """Returns the problem of a file without a column of utilisation, and the advice."""
     cells = [cell.strip() for cell in rows[0]] if rows else []
     if any(re.fullmatch(r"\d+ %|\d{4}/\d\d/\d\d .*", cell) for cell in cells):
         first_line = "timestamp, index, utilization.gpu [%]"
@@ -179,16 +180,16 @@ class _Gathered:
     """Readings by GPU, in the order of the file."""
 
     readings: dict[str, array[float]] = field(default_factory=dict)
-    """Time and utilisation in turn."""
+    """Alternating time and utilisation."""
     cards: dict[str, str] = field(default_factory=dict)
     unread: int = 0
     rows_of_host: int = 0
     odd_time: str | None = None
-    """The first time that could not be read."""
+    """First time that could not be read."""
 
 
 def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
-    """Returns the places of the longest stretch in which time increases, without single rows out of order."""
+    """Returns the indices of the longest interval in which time increases, without single rows out of order."""
     places: npt.NDArray[np.int64] = np.arange(len(time_s))
     if not (np.diff(time_s) < 0).any():
         return places
@@ -198,7 +199,7 @@ def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
     gaps_s = np.diff(time_s[places])
     if not (gaps_s < 0).any():
         return places
-    # A clock that was set wrong for a while jumps forward as far as it jumps back.
+    # A clock that was wrong for a while jumps forward as far as it jumps back.
     cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
     stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
     return max(stretches, key=len)
@@ -235,7 +236,7 @@ def _percent(cell: str) -> float:
 
 
 def _clock(name: str) -> Callable[[str], float]:
-    """Returns a function from cell to seconds, which raises ValueError if the cell holds no time."""
+    """Returns a function from cell to seconds. It raises ValueError if the cell holds no time."""
     if name == "time_s":
         return _finite
     latest = ("", 0.0)
@@ -275,13 +276,13 @@ def _curves(found: _Gathered, *, has_gpu: bool) -> tuple[tuple[GpuCurve, ...], i
 
 
 def _gpus_a_round(time_s: Series) -> int:
-    """Returns the number of GPUs in a round, for rows without a GPU; 1 if rounds are uneven."""
+    """Returns the number of GPUs in a round, for a file without a column of GPUs; 1 if rounds are uneven."""
     gaps_s = np.diff(time_s)
     if not len(gaps_s):
         return 1
     pause_s = _ROUND_FRAC * float(np.percentile(gaps_s, _ROUND_QUANTILE))
     begins = np.flatnonzero(np.append(True, gaps_s > pause_s))
-    sizes = np.diff(begins)  # without the last, which may be cut
+    sizes = np.diff(begins)  # without the last, which may be incomplete
     if not len(sizes):
         return 1
     number = int(np.median(sizes))

@@ -1,4 +1,4 @@
-"""Finds that writing checkpoints takes a good part of the run."""
+"""Finds that writing checkpoints takes a large part of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WANTED_FRAC = 0.01
 
 
 def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | None:
-    """Returns a finding where they cost more than ``least_frac`` of the time, however few there were."""
+    """Returns a finding if they take at least ``least_frac`` of the time, however few there are."""
     spent = pauses(evidence, "checkpoint")
     files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
     if spent is None or not files or spent.frac < least_frac:

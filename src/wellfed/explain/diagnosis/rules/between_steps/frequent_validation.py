@@ -1,4 +1,4 @@
-"""Finds that validations take a good part of the run."""
+"""Finds that validations take a large part of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WANTED_FRAC = 0.03
 
 
 def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | None:
-    """Returns a finding where they cost more than ``least_frac`` of the time, however few there were."""
+    """Returns a finding if they take at least ``least_frac`` of the time, however few there are."""
     spent = pauses(evidence, "validate")
     if spent is None or spent.frac < least_frac:
         return None

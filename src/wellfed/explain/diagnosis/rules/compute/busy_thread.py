@@ -1,4 +1,4 @@
-"""Finds Python threads of the training process that are at work beside the steps."""
+"""Finds Python threads of the training process that work beside the steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where one thread takes a good part of a core while steps run."""
+    """Returns a finding if one thread takes a large part of a core while steps run."""
     process = evidence.record.process
     busy = [one for one in (process["busy_threads"] if process else []) if one["cores"] >= BUSY_THREAD_CORES]
     if not busy:

@@ -12,7 +12,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Reports the card that was limited most; no knob changes it."""
+    """Returns a note on the card that was limited most. No knob changes it."""
     found = [
         (share, gpu, cause)
         for gpu in evidence.gpus

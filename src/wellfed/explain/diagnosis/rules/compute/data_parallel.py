@@ -8,7 +8,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the model copies itself to other cards in each step."""
+    """Returns a finding if the model copies itself to other cards in each step."""
     event = next((event for event in evidence.record.events if event["kind"] == "data_parallel"), None)
     if event is None:
         return None

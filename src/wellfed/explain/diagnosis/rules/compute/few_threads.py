@@ -9,7 +9,7 @@ from wellfed.units import counted
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where torch has half of the cores or fewer, and others stand idle while steps compute."""
+    """Returns a note if torch has at most half of the cores, and others idle while steps compute."""
     process, cores, cpu_pct = evidence.record.process, evidence.cores, evidence.mean("cpu_pct")
     if process is None or cores is None or cpu_pct is None or evidence.on_gpu or evidence.time is None:
         return None

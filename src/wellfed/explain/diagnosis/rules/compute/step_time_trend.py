@@ -12,21 +12,21 @@ from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC, TREND_FACTOR
 from wellfed.units import show_factor, show_ms, show_percent
 
 _BLOCKS, _FEWEST = 10, 60
-"""Parts of a run whose medians must rise, and steps below which chance may do that."""
+"""Number of parts of a run whose medians must rise, and minimum number of steps."""
 _LARGEST_RISE = 0.4
-"""Share of the growth in one part: more is a jump, as of a machine that others begin to use."""
+"""Maximum share of the growth in one part. More is a jump, as when others begin to use the machine."""
 _LARGEST_FALL = 0.3
-"""Fall from one part to the next over the mean rise: noise of a part's median."""
+"""Maximum fall from one part to the next over the mean rise, for noise of the medians."""
 _STARTED = 0.05
-"""Share of the growth at which it is said to have begun."""
+"""Share of the growth at which it is reported to have begun."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the steps of each part of a run took longer than those of the part before."""
+    """Returns a finding if the steps of each part of a run took longer than those of the part before."""
     samples, steps = evidence.column("samples"), evidence.column("step")
     times_ms = evidence.rest_ms
     if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
-        times_ms = times_ms * float(np.mean(samples)) / samples  # a last batch of an epoch may be smaller
+        times_ms = times_ms * float(np.mean(samples)) / samples  # the last batch of an epoch may be smaller
     levels = _rising(times_ms)
     if levels is None or clocks_limited.check(evidence) is not None or _others_rise(evidence):
         return None
@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _rising(times_ms: Series) -> Series | None:
-    """Returns the median of each part where they rise all along, by enough, and not in one jump; else None."""
+    """Returns the median of each part if they rise throughout, by enough, and not in one jump; else None."""
     if len(times_ms) < _FEWEST:
         return None
     levels = np.array([np.median(part) for part in np.array_split(times_ms, _BLOCKS)])

@@ -9,14 +9,14 @@ from wellfed.explain.diagnosis.thresholds import SM_HALF_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 
 _RATIO, _LEAST_RATIO, _MOST_RATIO = 4.0, 2.0, 16.0
-"""Rate of products on tensor cores over that in float32, which real kernels reach. Of the cards' peaks: 4 for an RTX
-4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
+"""Speed-up of products on tensor cores over float32 that real kernels reach: usual, lowest, highest. Ratios of peak
+rates: 4 for an RTX 4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
 _DRAM_FRAC = 0.25
-"""Share of time for memory traffic beside the products, if not measured."""
+"""Assumed share of time for memory traffic beside the products, if not measured."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the card has work that its tensor cores could do."""
+    """Returns a finding if the card has work that its tensor cores could do."""
     load, capability = device_load(evidence), capability_of(evidence)
     if load is None or load.limit is not None or capability is None or load.full_frac < SM_HALF_FRAC:
         return None
@@ -45,6 +45,6 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _gain(load: DeviceLoad, ratio: float) -> float:
-    """Products take less time, bytes and launches the same."""
+    """Returns the gain if products take less time, but bytes and launches the same."""
     dram = min(1.0, _DRAM_FRAC if load.dram_frac is None else load.dram_frac)
     return max(1.0, 1 / max(dram + (1 - dram) / ratio, load.launch_frac or 0.0))

@@ -1,4 +1,4 @@
-"""Notes batches of float64, of which models use half."""
+"""Notes batches of float64, where models use float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wellfed.units import MIB, show_bytes
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where most of a batch is float64."""
+    """Returns a note if most of a batch is float64."""
     sizes = evidence.record.loading.get("batch_dtypes") or {}
     wide, total = sizes.get("float64", 0.0), sum(sizes.values())
     if wide < WIDE_MIB or wide < WIDE_FRAC * total:

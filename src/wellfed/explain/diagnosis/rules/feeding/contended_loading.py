@@ -1,4 +1,4 @@
-"""Finds workers that wait for one another, or for a limit that they share, while they build batches."""
+"""Finds workers that wait for one another, or for a shared limit, while they build batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wellfed.units import show_factor, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where a batch takes far longer beside other workers than one worker alone took for it."""
+    """Returns a finding if a batch takes far longer beside other workers than with one worker alone."""
     waiting = waiting_for(evidence, "contended_loading")
     if waiting is None or waiting.feeding.contention is None:
         return None

@@ -10,7 +10,7 @@ from wellfed.units import show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where more workers would only share the same cores."""
+    """Returns a finding if more workers would only share the same cores."""
     waiting = waiting_for(evidence, "cpu_bound_loading")
     if waiting is None:
         return None

@@ -9,11 +9,11 @@ from wellfed.explain.diagnosis.waiting import waiting_for
 from wellfed.units import show_ms
 
 _FETCH_FRAC = 0.1
-"""Time to fetch a whole batch over that of its samples one by one, at most (record loader_cpu)."""
+"""Maximum time to fetch a whole batch over the time for its samples one by one (record loader_cpu)."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where there are no workers, and others could build beside the step."""
+    """Returns a finding if there are no workers, and workers could build beside the step."""
     waiting = waiting_for(evidence, "loading_in_main_process")
     if waiting is None:
         return None

@@ -1,4 +1,4 @@
-"""Finds that each epoch waits for its worker processes: to be started anew, or to have a first batch ready."""
+"""Finds that each epoch waits for its worker processes to start, or to have a first batch ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FEWEST_STARTS = 3
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the first batch of each epoch comes late by more than `PAUSE_FRAC` of the time.
+    """Returns a finding if the first batches of epochs are late by at least `PAUSE_FRAC` of the time.
 
     Either the workers are started anew, or they begin with nothing ready, and the data could be fetched without them.
     """
@@ -33,7 +33,7 @@ def check(evidence: Evidence) -> Finding | None:
     frac = start_ms * len(starts) / wall_ms
     if frac < PAUSE_FRAC:
         return None
-    # Its first batch has to be built in any case.
+    # The first batch has to be built in any case.
     kept_frac = min(1.0, (evidence.build_ms or 0.1 * start_ms) / start_ms) * frac
     is_own = evidence.value("loader.backend") == "own"
     begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"

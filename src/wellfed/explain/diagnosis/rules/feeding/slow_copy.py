@@ -9,11 +9,11 @@ from wellfed.explain.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
 from wellfed.units import MIB, show_bytes, show_percent
 
 _AHEAD = 2
-"""Batches copied ahead that hide a copy as long as a step: what the plan takes."""
+"""Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where a step waits for its copy, which could run beside the step before."""
+    """Returns a finding if a step waits for its copy, which could overlap with the previous step."""
     copy = evidence.copy_frac
     if copy <= COPY_FRAC or evidence.num_measured < FEWEST_STEPS or evidence.step_ms is None:
         return None
@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
-    """Returns the gain of copies beside the step; copies and launching limit it where they take longer."""
+    """Returns the gain of copies beside the step, limited by copies and launching where they take longer."""
     launched_frac = (launch_ms(evidence) or 0.0) / (evidence.step_ms or 1.0)
     best = 1 / (1 - min(copy, 0.99))
     factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))

@@ -1,4 +1,4 @@
-"""Finds steps that wait for each batch to be taken over from the worker process that has built it in time."""
+"""Finds steps that wait while each batch is transferred from the worker process that built it in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where workers are fast enough, and each step waits about as long for a ready batch."""
+    """Returns a finding if workers are fast enough, and each step waits about equally long for a ready batch."""
     waiting = waiting_for(evidence, "slow_handover")
     if waiting is None:
         return None

@@ -1,4 +1,4 @@
-"""Finds few samples that take very long to load each time, or never come."""
+"""Finds a few samples that always take very long to load, or fail to load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from wellfed.explain.diagnosis.waiting import latency_of, slow_twice, waiting_fo
 from wellfed.units import counted
 
 _NAMED = 5
-"""Most that are named."""
+"""Maximum number of named samples."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the same samples were slow in two epochs, or a note on those that were left out."""
+    """Returns a finding if the same samples were slow in two epochs, or a note on samples that were left out."""
     lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
     if lost:
         indices = [event["index"] for event in lost[:_NAMED] if "index" in event]

@@ -18,7 +18,7 @@ from wellfed.units import show_duration, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where building hardly uses the CPU, and the disk is seen to be what it waits for."""
+    """Returns a finding if building hardly uses the CPU, and there is evidence that it waits for the disk."""
     waiting = waiting_for(evidence, "slow_storage")
     if waiting is None:
         return None

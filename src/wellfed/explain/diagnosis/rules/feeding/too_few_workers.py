@@ -1,4 +1,4 @@
-"""Finds steps that wait because too few workers build batches, where more could."""
+"""Finds steps that wait because too few workers build batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wellfed.units import show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where more workers would build batches faster."""
+    """Returns a finding if more workers would build batches faster."""
     waiting = waiting_for(evidence, "too_few_workers")
     if waiting is None:
         return None

@@ -19,7 +19,7 @@ from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where more batches kept ready would bridge the slow ones, or latency is random."""
+    """Returns a finding if more batches kept ready would bridge the slow ones, or latency is random."""
     waiting = waiting_for(evidence, "uneven_batches")
     if waiting is None:
         return None
@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
-    """Returns the finding for batches that come far too late, with other samples each time."""
+    """Returns the finding for batches that are far too late, with other samples each time."""
     feeding, (latency, of_latency, lost_frac) = waiting.feeding, latency_of(evidence, waiting)
     said, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
     found = way_out_of_latency(evidence, feeding)
@@ -55,7 +55,7 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
 
 
 def _of_samples(evidence: Evidence) -> str:
-    """Returns what is recorded of the samples in the slow batches."""
+    """Returns what the record shows of the samples in the slow batches, as text."""
     epochs, index = evidence.column("epoch"), evidence.column("slowest_index")
     if len(index) and np.isfinite(index).any():
         if len(np.unique(epochs[np.isfinite(epochs)])) > 1:

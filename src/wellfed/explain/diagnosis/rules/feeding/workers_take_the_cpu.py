@@ -10,7 +10,7 @@ from wellfed.units import counted, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where all cores are full, and steps are slowed down or workers have many threads."""
+    """Returns a finding if all cores are full, and steps are slowed down or workers have many threads."""
     waiting, feeding = cause_of_waiting(evidence), feeding_of(evidence)
     is_waiting = waiting is not None and waiting.cause == "workers_take_the_cpu"
     if feeding is None or not (is_waiting or workers_crowd(evidence)):

@@ -10,7 +10,7 @@ from wellfed.units import MIB, counted, show_bytes, show_gib
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the run ended for want of it, or held nearly all."""
+    """Returns a finding if the run ended for lack of host memory, or held nearly all of it."""
     record = evidence.record
     error, machine = record.error, record.machine
     rss = evidence.curve("rss_gib")
@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
-    """Returns overrides for half the workers, and for fewer batches ready by each."""
+    """Returns overrides for half the workers, and for fewer ready batches each."""
     if not workers or evidence.value("loader.backend") == "own":
         return ()
     fewer, less = max(1, workers // 2), max(1, prefetch // 2)

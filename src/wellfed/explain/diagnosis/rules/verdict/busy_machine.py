@@ -1,4 +1,4 @@
-"""Finds that other programs had the cores that a run needed, so that its figures are not its own."""
+"""Finds that other programs used the cores that a run needed, so that its figures are distorted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the cores were full and others had a good part of them, in many readings of the training.
+    """Returns a finding if in many readings the cores were full and others used a large part of them.
 
-    Not where it is known that the run needed none of them: no thread waited for a core, and no step for its batch.
+    None if the run needed none of them: no thread waited for a core, and no step for its batch.
     """
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
     own, others = curve.get("cpu_pct"), evidence.others_cores

@@ -1,4 +1,4 @@
-"""Reports that nothing is left to tune, if training went into steps at the ceiling's rate."""
+"""Reports that nothing is left to tune, if training time was spent in steps at the ceiling's rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns the note if at least `LEAST_AT_CEILING_FRAC` of the wall time went into such steps."""
+    """Returns the note if at least `LEAST_AT_CEILING_FRAC` of the wall time was spent in such steps."""
     factor, frac = evidence.ceiling_factor, evidence.at_ceiling_frac
     if factor is None or frac is None or frac < LEAST_AT_CEILING_FRAC:
         return None

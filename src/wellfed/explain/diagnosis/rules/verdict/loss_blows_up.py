@@ -1,4 +1,4 @@
-"""Finds a loss that grew far beyond what it was, or was no number."""
+"""Finds a loss that grew far beyond its earlier values, or was not a number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LR = "workload.optimizer.lr"
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the training loss left its running median, or was not finite."""
+    """Returns a finding if the training loss left its running median, or was not finite."""
     steps, values = evidence.losses
     events = [event for event in evidence.record.events if event["kind"] == "nan"]
     at = _first_jump(values)
@@ -85,12 +85,12 @@ def _far_too_high(evidence: Evidence) -> float | None:
 
 
 def _highest(evidence: Evidence) -> float:
-    """Returns the highest learning rate in use: Adam and its kin move each weight by about that much a step."""
+    """Returns the highest usual learning rate. Adam and its variants move each weight by about that much per step."""
     return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
 
 
 def _first_jump(values: Series) -> int | None:
-    """Returns the place of the first value that is not finite, or far above the median of those before it."""
+    """Returns the index of the first value that is not finite, or far above the median of those before it."""
     if len(values) <= LOSS_WINDOW:
         return None
     medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]

@@ -1,4 +1,4 @@
-"""Reports figures of a run that contradict each other, where nothing that was measured explains it."""
+"""Reports figures of a run that contradict each other, if no measurement explains it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where the ceiling contradicts the time that went into data and callbacks."""
+    """Returns a note if the ceiling contradicts the time spent on data and callbacks."""
     found, factor = contradiction(evidence.record), evidence.ceiling_factor
-    if found is None or factor is None or workers_crowd(evidence):  # then it is known what made it slower
+    if found is None or factor is None or workers_crowd(evidence):  # crowding workers explain the slowness
         return None
     if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
         return None

@@ -9,7 +9,7 @@ from wellfed.units import counted
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Reports that too few steps ran to judge the speed."""
+    """Returns a note if too few steps ran to judge the speed."""
     measured = evidence.num_measured
     if measured >= FEWEST_STEPS and evidence.time is not None:
         return None

@@ -1,4 +1,4 @@
-"""Reports lost time without a cause that another rule found."""
+"""Reports lost time for which no other rule found a cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports that nothing is known to cost time, and that it is not known either whether the run could be faster."""
+"""Reports that no loss was found, but that it is unknown whether the run could be faster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WALL_NAMES = {
 }
 """Parts of the wall time beside steps and callbacks, by their keys in the record."""
 _KNOWN_FRAC = 0.8
-"""Share of the wall time in steps at the ceiling's rate and in a slow start from which no note is made."""
+"""Share of the wall time in steps at the ceiling's rate and in a slow start, beyond which there is no note."""
 _MOST_NAMED, _LEAST_NAMED_FRAC = 3, 0.01
 
 

@@ -1,4 +1,4 @@
-"""Finds that a GPU is busy and idle in turns, where neither data nor callbacks hold it up."""
+"""Finds that a GPU alternates between busy and idle, where neither data nor callbacks delay it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_percent
 
 _EXPLAINED_FRAC = 0.5
-"""Share of idle time in waiting, copies and the loop from which their rules explain it."""
+"""Share of idle time in waiting, copies and the loop, beyond which their rules explain it."""
 
 
 def check(evidence: Evidence) -> Finding | None:
