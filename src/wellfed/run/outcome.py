@@ -53,8 +53,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     """Returns the outcome of a run that this exception ended.
 
     Args:
-        has_trained: whether the first batch was asked for; before that nothing was run.
-        way_on: advice if the card is the reason, instead of that for a training.
+        has_trained: whether the first batch was requested. Before that nothing was run.
+        way_on: advice if the card is the reason, instead of the usual advice.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
     if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):

@@ -33,16 +33,16 @@ _VALUE_WIDTH = 16
 
 
 class Terminal(Console):
-    """A console that goes quiet if its reader ends (``| head``) or its disk is full; the run goes on.
+    """Console that goes quiet if its reader ends (``| head``) or its disk is full, while the run continues.
 
-    Text is shown without markup, with control characters written out.
+    Text is shown without markup, with control characters escaped.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Renders any printed string, also in tables, with control characters written out."""
+        """Renders any printed string, also in tables, with control characters escaped."""
         return super().render_str(show_text(text), **options)
 
     def show_json(self, data: Any) -> None:
@@ -54,7 +54,7 @@ class Terminal(Console):
     """The error of a failed write, unless the reader ended."""
 
     def on_broken_pipe(self) -> None:
-        """Goes quiet; rich would end the process."""
+        """Goes quiet. By default rich would end the process."""
         self._give_up()
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -104,7 +104,7 @@ def show_restart(console: Terminal, because: str, checkpoint: Path | None, step:
 
 
 def show_folder(console: Terminal, folder: Path) -> None:
-    """Shows the run folder, which stays once training has begun."""
+    """Shows the run folder, which is permanent once training has begun."""
     console.print(f"Run folder: {folder}\n", soft_wrap=True)
 
 

@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """One run in its folder. ``go`` never raises: how the run ended is in the record and in the exit code."""
+    """One run in its folder. ``go`` never raises: the outcome is in the record and in the exit code."""
 
     composed: Composed[RunConfig]
     folder: Path
@@ -59,16 +59,16 @@ class Run:
     rank: int
     stop: StopRequest
     began_s: InitVar[float]
-    """When the command started, by the monotonic clock."""
+    """Start of the command, by the monotonic clock."""
     parts: RunObjects | None = None
-    """Data and model, where they are made already."""
+    """Data and model, if they already exist."""
     measure: Measure | None = None
     """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
     others: OtherRanks | None = None
     judge: Judge | None = None
     """Pruner, called after each validation. A pruned run skips the test."""
     has_trained: bool = field(default=False, init=False)
-    """The first batch was asked for, so the folder stays."""
+    """The first batch was requested, so the folder is kept."""
     is_refused: bool = field(default=False, init=False)
     """The run has ended before anything was run."""
 
@@ -151,7 +151,7 @@ class Run:
                 self._saved.update(passes.saved)
                 self._passes = self.parts = None
                 first = passes.figures.first
-                del passes, planner  # and with them all that the training has made
+                del passes, planner  # frees everything that the training has made
                 oom.release()
                 planner, plan = self._start_again(needed, facts, plan)
                 passes = self._make_passes(planner, plan)
@@ -168,22 +168,22 @@ class Run:
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
-        """Makes the passes, and the model as the plan has it."""
+        """Makes the passes, after preparing the model by the plan."""
         _prepare_model(planner.config, plan, planner.parts)
-        may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
+        may_adapt = self.measure is None  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
         self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
         return self._passes
 
     def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
-        """Trains; returns what a restart changes where memory ran out in a step that can't be done again."""
+        """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
         try:
             passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
         except RestartNeeded as needed:
             if not may_restart(self._config, is_measured=self.measure is not None):
                 raise
             needed.__context__ = None
-            return needed.with_traceback(None)  # whose frames hold what the failed step had made
+            return needed.with_traceback(None)  # the frames hold tensors of the failed step
         except OutOfMemoryExhausted as error:
             restarts.add_to(error)
             raise
@@ -200,7 +200,7 @@ class Run:
         return planner, plan
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
-        """Puts record and tables back to where training goes on, and reports the restart."""
+        """Cuts record and tables back to the restart's step, and reports the restart."""
         step, epochs = (0, 0.0) if checkpoint is None else _place_of(load_checkpoint(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
         self._books.journal.event(
@@ -213,7 +213,7 @@ class Run:
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Rank 0 reads its machine; the first rank of another machine reads that one for rank 0."""
+        """Returns the watching context: rank 0 reads its machine, the first rank of another machine reads that one."""
         if self.rank == 0:
             return self._books.watching(facts, plan)
         sender = self._others.sender()
@@ -241,7 +241,7 @@ class Run:
         return plan
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
-        """Returns the checkpoint to go on from, and puts record and tables back to its step. It must fit the model."""
+        """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := self._loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
@@ -277,24 +277,24 @@ class Run:
         self._others.met()
 
     def _ways_that_fit(self, message: str) -> str:
-        """Returns overrides that would fit, for a run that ran out of memory in training; empty without an estimate."""
+        """Returns overrides that would fit, after an out-of-memory error in training; empty without an estimate."""
         if self._planned is None or self._books.progress.phase != "train":  # there is no estimate for an evaluation
             return ""
         plan, ask = self._planned
-        if plan.stages:  # later ones need other sizes
+        if plan.stages:  # later stages need other sizes
             return ""
         events = self._books.record.events
         anew = ("resume", "restart")
         began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
         try:
             ways = ask(RanOut.of(plan, events[began:], message))
-        except Exception:  # noqa: BLE001  an error here must not replace that of the run
+        except Exception:  # noqa: BLE001  an error here must not replace the run's own
             _LOG.exception("What would have fitted can't be estimated.")
             return ""
         return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
-        """Returns the outcome, with advice on how much of the training is saved and how to go on from there."""
+        """Returns the outcome, with advice on how much of the training is saved and how to resume."""
         if self.measure is not None or self.rank > 0 or outcome.is_refusal:
             return outcome
         target = self.target
@@ -324,7 +324,7 @@ class Run:
         return {name: step for name, step in saved.items() if (self.folder / CHECKPOINTS / name).is_file()}
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
-        """Returns file and step of the checkpoint from which ``resume=`` would go on in this folder."""
+        """Returns file and step of the checkpoint from which ``resume=`` would continue in this folder."""
         saved, target = self._newest_saved, self.target
         if LAST in saved:
             return LAST, saved[LAST]
@@ -336,7 +336,7 @@ class Run:
         return target.checkpoint.name, self._resumed_at
 
     def _lost(self, outcome: Outcome) -> None:
-        """Writes the record from another thread, before this rank is ended, which hangs since another one failed."""
+        """Writes the record from another thread, when another rank has failed and this one hangs and will be ended."""
         self.stop.is_finishing = True
         outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:

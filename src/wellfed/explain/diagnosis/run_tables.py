@@ -112,9 +112,7 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
     text = b"nan" + text if text.startswith(b",") else text
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", DeprecationWarning
-            )  # raised by an older numpy at a cell that is not a number
+            warnings.simplefilter("error", DeprecationWarning)  # older numpy, for cells without a number
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
         numbers = {word.decode()[1:-1]: float(number[1:-1]) for word, number in spelt.items()}

@@ -1,6 +1,6 @@
-"""Keeps the ranks of one run together, by way of torch.distributed's store.
+"""Coordinates the ranks of one run through torch.distributed's store.
 
-Start with `other_ranks`, which a run's stages call. Below it:
+Start with `other_ranks`, which a run's stages call. It uses:
 
 - `following`: how other ranks get the run that rank 0 has composed.
 - `exchange`: objects from rank to rank.

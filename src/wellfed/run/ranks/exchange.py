@@ -1,7 +1,7 @@
-"""Exchanges objects between the ranks of one run, by way of a store of torch.distributed.
+"""Exchanges objects between the ranks of one run, through a store of torch.distributed.
 
-It works before the collectives of torch exist, and where one of them hangs. A rank that waits for another one gets an
-exception when any rank has failed. Objects carry a signature: only a rank of this run has another unpickle something.
+Works before torch's collectives exist, and while one of them hangs. A waiting rank gets an exception when any rank has
+failed. Objects are signed, so that only objects from ranks of this run are unpickled.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from wellfed.run.ranks.store import Address
 
 _LOG = logging.getLogger(__name__)
 COME_S = 300.0
-"""Seconds that ranks wait for one another at the start: each imports torch first, maybe from a slow disk."""
+"""Seconds that ranks wait for one another at the start. Each imports torch first, maybe from a slow disk."""
 REFUSED_S = 60.0
-"""Seconds that rank 0 waits for the others where it only has to report that nothing is run."""
+"""Seconds that rank 0 waits for the others if it only has to report that nothing is run."""
 _DIGEST_BYTES = 32
 
 
 class Exchange:
-    """One rank's part in the exchange. It is opened at its first use, which imports torch.
+    """One rank's end of the exchange. It is opened at its first use, which imports torch.
 
     Args:
-        address: of the store, where another process has passed it on; else it is found through the launcher.
+        address: address of the store if another process passed it on; None = find it through the launcher.
     """
 
     def __init__(self, launch: Launch, address: Address | None = None) -> None:
@@ -49,12 +49,12 @@ class Exchange:
 
     @property
     def address(self) -> Address:
-        """Where another process on this machine joins."""
+        """Address at which another process on this machine joins."""
         self._open()
         return ["localhost"], self._port, self._key
 
     def broadcast(self, kind: str, content: Any = None) -> Any:
-        """Returns what rank 0 gives. All ranks call it, equally often for each kind.
+        """Returns rank 0's object. All ranks call it, equally often for each kind.
 
         Raises:
             RankEnded: a rank has ended before.
@@ -67,7 +67,7 @@ class Exchange:
         return content
 
     def gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns what all ranks give, in their order, on rank 0. Other ranks get an empty list and don't wait.
+        """Returns the objects of all ranks, in their order, on rank 0. Other ranks get an empty list and don't wait.
 
         Raises:
             RankEnded: a rank has ended before.
@@ -80,7 +80,7 @@ class Exchange:
         return []
 
     def all_gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns what all ranks give, in their order, on all of them.
+        """Returns the objects of all ranks, in their order, on each of them.
 
         Raises:
             RankEnded: a rank has ended before.
@@ -89,13 +89,13 @@ class Exchange:
         return found
 
     def post(self, kind: str, content: Any) -> None:
-        """Leaves a message for rank 0, which reads it within `receiving`; it is dropped if rank 0 is gone."""
+        """Leaves a message for rank 0, which reads it within `receiving`. It is dropped if rank 0 is gone."""
         with suppress(RankEnded):
             self._put(f"{self._next(kind)}/{self.launch.rank}", content)
 
     @contextmanager
     def receiving(self, kind: str, ranks: Sequence[int], handler: Callable[[Any], None]) -> Iterator[None]:
-        """Hands messages that these ranks post to a handler, in a thread that ends with the block.
+        """Passes messages of these ranks to a handler, in a thread that ends with the block.
 
         A handler that raises still gets the next message.
         """
@@ -105,7 +105,7 @@ class Exchange:
             with suppress(RankEnded):
                 while not is_over.wait(BEAT_S):
                     self._receive(kind, ranks, read, handler)
-                self._receive(kind, ranks, read, handler)  # what came meanwhile
+                self._receive(kind, ranks, read, handler)  # messages that came meanwhile
 
         thread = threading.Thread(target=receive, name="wellfed-receiving", daemon=True)
         thread.start()
@@ -116,7 +116,7 @@ class Exchange:
             thread.join(5 * BEAT_S)
 
     def close(self, outcome: Outcome = OK) -> None:
-        """Reports the end of this rank, and waits shortly until it was read. Ranks that come late read it too."""
+        """Reports the end of this rank, and waits shortly until it was read. Ranks that join late read it too."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -147,7 +147,7 @@ class Exchange:
         return hmac.digest(self._key, data, "sha256")
 
     def _await(self, key: str, rank: int) -> Any:
-        """Returns an object that a rank sends, once it is there. torch's own wait warns on stderr when time is over."""
+        """Returns an object from a rank, once it is there. torch's own wait prints a warning at its timeout."""
         wait_s = 0.005
         while not self.ends.ask("check", [key]):
             self.ends.check(rank)
@@ -174,10 +174,10 @@ class Exchange:
                     _LOG.exception("A message of rank %d can't be handled (%s).", rank, kind)
 
     def _open(self, come_s: float | None = None) -> None:
-        """Opens the store at the first call; rank 0 waits for all that the launcher has started.
+        """Opens the store at the first call. Rank 0 waits for all ranks that the launcher has started.
 
         Raises:
-            ConfigError: ranks have not come within the time.
+            ConfigError: ranks have not joined within the time.
         """
         if self._is_open:
             return
