@@ -41,10 +41,8 @@ class Curve:
         return np.array(self._time_s), np.array(self._values)
 
     def cells(self, now_s: float, cell_s: float, num: int) -> list[float | None]:
-        """Returns the means of the latest ``num`` complete intervals of ``cell_s``; None = no reading in it.
-
-        Readings are not exactly periodic. So one empty cell between two others gets the value before it.
-        """
+        """Returns the means of the latest ``num`` complete intervals of ``cell_s``; None = no reading in it. Readings
+        are not exactly periodic. So one empty cell between two others gets the value before it."""
         last, found = math.floor(now_s / cell_s) - 1, [list[float]() for _ in range(num)]
         for place in range(len(self._time_s) - 1, -1, -1):
             age = last - math.floor(self._time_s[place] / cell_s)

@@ -98,10 +98,8 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         self._mark_fetches(trainer.fit_loop.epoch_loop)
 
     def _mark_fetches(self, loop: Any) -> None:
-        """Marks when the loop requests and gets a batch. In a loop without such methods the wait stays unknown.
-
-        Uses no profiler of the Trainer, which is called fifty times a step.
-        """
+        """Marks when the loop requests and gets a batch. In a loop without such methods the wait stays unknown. Uses no
+        profiler of the Trainer, which is called fifty times a step."""
         if all(hasattr(loop, name) for name in _FETCHING):
             for name, mark in zip(_FETCHING, (self.ask, self.got), strict=True):
                 setattr(loop, name, _both(getattr(loop, name), mark))

@@ -45,10 +45,8 @@ class GPUWatch(Harmless):
         GPUWatch._at_work -= 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
-        """Returns the loader's batches, each as a step: ``for x, y in watch.batches(loader):``.
-
-        Use it for training only. Time between two such loops (validation, checkpoints) counts to no step.
-        """
+        """Returns the loader's batches, each as a step: ``for x, y in watch.batches(loader):``. Use it for training
+        only. Time between two such loops (validation, checkpoints) counts to no step."""
         return TimedBatches(self, loader)
 
     @property
@@ -135,7 +133,6 @@ class GPUWatch(Harmless):
             self._watch.enter("validate")
 
     def _is_mine(self) -> bool:
-        """Returns whether the steps of the calling thread are timed."""
         return self._thread == threading.get_ident()
 
 

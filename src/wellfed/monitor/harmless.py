@@ -47,7 +47,6 @@ class Harmless:
         """Releases resources; called once, after an error."""
 
     def _warn(self, text: str) -> None:
-        """Logs a warning once."""
         if text not in self._warned:
             self._warned.add(text)
             _LOG.warning("%s", text)

@@ -63,7 +63,6 @@ class LoopWatch:
         self._sampler: Sampler | None = None
         self._rows: deque[StepRow] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = 0
-        """Steps done so far."""
         self.unknown = {"wait_frac"}
         """Figures of `LoopSummary.unknown` that the loop has not marked."""
         self._lock = threading.Lock()
@@ -194,9 +193,7 @@ def open_csv_for(
     path: str | Path | None, node: int, on_error: Callable[[str], None], *, is_new: bool = True
 ) -> CsvTable | None:
     """Returns a table at this path, which replaces an older one. None without a path, or if the file can't be written.
-
-    Nodes other than the first write their own file: ``telemetry.node1.csv``.
-    """
+    Nodes other than the first write their own file: ``telemetry.node1.csv``."""
     if path is None:
         return None
     path = Path(path).expanduser()

@@ -26,10 +26,8 @@ _Figures = Mapping[str, Mapping[str, float]]
 
 
 class Monitor(ExitStack):
-    """Reads during the ``with`` block, in its own threads. A driver that hangs delays only its own figures.
-
-    Call `told` and `summary` from one thread only.
-    """
+    """Reads during the ``with`` block, in its own threads. A driver that hangs delays only its own figures. Call `told`
+    and `summary` from one thread only."""
 
     def __init__(self, sight: Sight, *, interval_s: float) -> None:
         super().__init__()

@@ -27,9 +27,7 @@ _RANKS = {
 
 class ProcessSource(Source):
     """Lists the processes on a GPU when its used memory has changed, at most every 5 s, since drivers are slow at it.
-
-    Yields no readings.
-    """
+    Yields no readings."""
 
     name = "processes"
 

@@ -166,10 +166,8 @@ class PlainScreen:
 
 
 class LiveScreen(PlainScreen):
-    """Screen that redraws a table below the permanent lines.
-
-    Draws nothing while the shell has the terminal (``&``, Ctrl-Z and ``bg``).
-    """
+    """Screen that redraws a table below the permanent lines. Draws nothing while the shell has the terminal (``&``,
+    Ctrl-Z and ``bg``)."""
 
     def __init__(self, console: Console, until: str) -> None:
         """``until``: text on when the monitor ends."""

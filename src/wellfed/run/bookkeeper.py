@@ -120,10 +120,8 @@ class Bookkeeper:
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run.
-
-        A micro-batch that the user set is not remembered, since it will be set again.
-        """
+        """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run. A
+        micro-batch that the user set is not remembered, since it will be set again."""
         self.journal.event(kind, step, **facts)
         plan = self._plan
         found = from_event(kind, facts, on=date.today(), run=self.record.run_id)
@@ -272,7 +270,6 @@ class Bookkeeper:
         self.journal.save(duration_s=record.duration_s)  # the same duration as in the reports
 
     def _diagnose(self, *, has_page: bool) -> None:
-        """Writes findings to the record, and the reports."""
         evidence = Evidence(self.record)
         try:
             evidence = Evidence.of(self.record, self.folder)

@@ -76,7 +76,6 @@ class MachineWatch:
         self._samples_before = journal.record.samples
         takers = self._take, self._event, journal.publish
         self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
-        """Reads during its ``with`` block."""
 
     def hear(self, told: NodeMessage) -> None:
         """Takes the message of another node, with the time of its arrival."""
@@ -130,11 +129,8 @@ class Usage:
         self._at_the_end = self.entries()
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
-        """Returns ``memory`` and ``host`` of the record.
-
-        On CUDA the peak is the allocator's reservation, otherwise the growth of peak RSS. cpu_pct counts 100 for each
-        core kept busy by this process and its workers.
-        """
+        """Returns ``memory`` and ``host`` of the record. On CUDA the peak is the allocator's reservation, otherwise the
+        growth of peak RSS. cpu_pct counts 100 for each core kept busy by this process and its workers."""
         if self._at_the_end is not None:
             return self._at_the_end
         if self._plan.on_gpu:

@@ -206,10 +206,8 @@ class Planner:
         return as_remembered(plan, found, step_shape(plan, self.model), known)
 
     def _remembered_in(self, plan: RunPlan, estimate: Footprints) -> Path | None:
-        """Returns the file of all runs whose steps take the same memory apart from the micro-batch.
-
-        None without a budget or digest, and with stages, which take different memory in one run.
-        """
+        """Returns the file of all runs whose steps take the same memory apart from the micro-batch. None without a
+        budget or digest, and with stages, which take different memory in one run."""
         device, trainer, budget_gib = plan.device, plan.trainer, plan.device.memory_gib
         if budget_gib is None or plan.misfit is not None or self.from_epoch is not None:
             return None

@@ -27,16 +27,13 @@ LEFT_BEHIND = (
 )
 
 _COLOURS = {"healthy": "green", "unknown": "magenta", "busy_machine": "yellow"}
-"""Colours of findings that are verdicts, by id."""
 _VALUE_WIDTH = 16
 """Columns of the longest value without a space."""
 
 
 class Terminal(Console):
-    """Console that goes quiet if its reader ends (``| head``) or its disk is full, while the run continues.
-
-    Text is shown without markup, with control characters escaped.
-    """
+    """Console that goes quiet if its reader ends (``| head``) or its disk is full, while the run continues. Text is
+    shown without markup, with control characters escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})

@@ -61,7 +61,6 @@ class Run:
     began_s: InitVar[float]
     """Start of the command, by the monotonic clock."""
     parts: RunObjects | None = None
-    """Data and model, if they already exist."""
     measure: Measure | None = None
     """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
     others: OtherRanks | None = None
@@ -168,7 +167,6 @@ class Run:
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
-        """Makes the passes, after preparing the model by the plan."""
         _prepare_model(planner.config, plan, planner.parts)
         may_adapt = self.measure is None  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
@@ -190,7 +188,6 @@ class Run:
         return None
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
-        """Makes data and model again, and the plan that needs less memory."""
         epoch = self._others.all_gather("epoch", math.floor((self._books.record.epochs or 0) + 1e-6))[0]
         config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed), epoch=epoch)
         self.composed = replace(self.composed, config=config)
@@ -259,10 +256,8 @@ class Run:
         return checkpoint
 
     def _loaded(self, checkpoint: Path, target: Target, damaged: Sequence[Path]) -> dict[str, Any] | None:
-        """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one.
-
-        Files of earlier versions have no digest, so this may be the first check that fails.
-        """
+        """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one. Files of
+        earlier versions have no digest, so this may be the first check that fails."""
         try:
             return load_checkpoint(checkpoint)
         except ConfigError:

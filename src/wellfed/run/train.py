@@ -47,7 +47,6 @@ SPIN_COUNT = "10000"
 """Spins of torch's CPU threads (GNU OpenMP) before they sleep. The default of 300,000 stalls a run when another process
 needs the cores: record 2026-11-21_omp_spin_cpu."""
 _LAUNCH = ("by", "job", "attempt")
-"""Facts of the launch that are recorded."""
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
@@ -174,7 +173,6 @@ class _Start:
                 return self._stages(folder, record, target)
 
     def _stages(self, folder: run_folder.RunFolder, record: RunRecord, target: resume.Target | None) -> int:
-        """Runs the stages, and notes whether the folder is kept."""
         if self.rank == 0 and not self._is_trial:
             from wellfed.run import screen  # imports numpy, but this module is imported before torch
 

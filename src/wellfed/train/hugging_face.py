@@ -159,7 +159,6 @@ class ColumnsDropped:
 
 
 def _weight_of(model: Any) -> Weight:
-    """Returns the weight by the loss type of the class."""
     name, kind = type(model).__name__, getattr(model, "loss_type", None)
     if kind is None and "LMHead" in name:
         kind = model.loss_type = "ForCausalLM"  # the type that transformers assumes, with a warning

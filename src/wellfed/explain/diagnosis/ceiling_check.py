@@ -58,10 +58,8 @@ def contradiction(record: RunRecord) -> Contradiction | None:
 
 
 def ceiling_line(record: RunRecord) -> str | None:
-    """Returns a line on the ceiling and what it means for this run; None if there is nothing to report.
-
-    Without a ceiling, a prediction is shown if time could be won.
-    """
+    """Returns a line on the ceiling and what it means for this run; None if there is nothing to report. Without a
+    ceiling, a prediction is shown if time could be won."""
     throughput = record.throughput
     if not throughput:
         return None

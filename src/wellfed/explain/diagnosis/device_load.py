@@ -75,10 +75,8 @@ class DeviceLoad:
 
 
 def device_load(evidence: Evidence) -> DeviceLoad | None:
-    """Returns the load of the least busy card.
-
-    None on a CPU, with too few steps or readings, or if it has another cause (late batches, `DataParallel`).
-    """
+    """Returns the load of the least busy card. None on a CPU, with too few steps or readings, or if it has another
+    cause (late batches, `DataParallel`)."""
     time = evidence.time
     if time is None or not evidence.on_gpu or evidence.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None

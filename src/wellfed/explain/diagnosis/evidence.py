@@ -60,10 +60,8 @@ class Evidence:
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
-        """Reads the tables beside a record; unreadable ones are left out.
-
-        A run without a checkpoint yet, or killed before it, has its figures only in steps.csv.
-        """
+        """Reads the tables beside a record; unreadable ones are left out. A run without a checkpoint yet, or killed
+        before it, has its figures only in steps.csv."""
         table = columns(folder / "steps.csv", _OF_STEPS)
         in_training = PHASES.index("train")
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
@@ -197,10 +195,8 @@ class Evidence:
 
     @cached_property
     def steps_frac(self) -> float | None:
-        """Share of the wall time of training spent in steps; None if unknown.
-
-        A loss at start and end below `SLOW_START_S` is left out, since no setting changes it.
-        """
+        """Share of the wall time of training spent in steps; None if unknown. A loss at start and end below
+        `SLOW_START_S` is left out, since no setting changes it."""
         wall = self.wall
         if wall is None:
             return None
@@ -281,10 +277,8 @@ class Evidence:
 
     @cached_property
     def others_cores(self) -> Series:
-        """Cores of this run that other programs took, by reading; nan if not measured.
-
-        Other programs that fit on the machine's remaining cores take nothing from the run.
-        """
+        """Cores of this run that other programs took, by reading; nan if not measured. Other programs that fit on the
+        machine's remaining cores take nothing from the run."""
         taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
         cores = self.cores
         if cores is None:

@@ -43,7 +43,6 @@ class Feeding:
     """Milliseconds of a step without waiting for data."""
     build_ms: float
     build_cpu_ms: float
-    """CPU milliseconds to build a batch."""
     cpu_ms: float
     """CPU milliseconds of a step in all processes of the run, building included."""
     cores: float
@@ -61,7 +60,6 @@ class Feeding:
     builds: tuple[float, ...] = ()
     """Milliseconds of single batches, in order; empty if only the mean is known."""
     prefetch: int = _PREFETCH
-    """Batches that each worker keeps ready."""
 
     @property
     def cpu_frac(self) -> float:
@@ -99,10 +97,8 @@ class Feeding:
 
     @property
     def contention(self) -> float | None:
-        """Time to build a batch beside other workers over the time alone; None if waiting does not explain it.
-
-        Even the fastest tenth of the batches must take longer, since single slow ones show no shared resource.
-        """
+        """Time to build a batch beside other workers over the time alone; None if waiting does not explain it. Even the
+        fastest tenth of the batches must take longer, since single slow ones show no shared resource."""
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
         if self.has_company and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:

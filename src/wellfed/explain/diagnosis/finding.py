@@ -43,7 +43,6 @@ class Finding:
     message: str
     """One or two sentences with the figures in them, without overrides and gain."""
     evidence: Mapping[str, float | int | str]
-    """Figures behind the finding, by name, with units in the names."""
     change: tuple[str, ...] = ()
     """Overrides that remove the cause, to add after those of the run; empty if no knob does."""
     changes_learning: bool = False

@@ -113,10 +113,8 @@ def conclude(evidence: Evidence) -> None:
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so.
-
-    If other programs use the machine, that finding is first, and no gain is predicted.
-    """
+    """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so. If
+    other programs use the machine, that finding is first, and no gain is predicted."""
     too_few = too_few_steps.check(evidence)
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
     found += [] if too_few else _of_steps(evidence)
@@ -148,7 +146,6 @@ def _largest_gap(evidence: Evidence) -> Finding | None:
 
 
 def _without_gain(finding: Finding) -> Finding:
-    """Returns the finding without its predicted gain."""
     if finding.gain is None:
         return finding
     message = f"{finding.message} What that would win can't be predicted beside other programs."

@@ -17,7 +17,6 @@ from wellfed.observe.telemetry.series import Phase
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
-"""Bytes of text read at a time."""
 _MOST = 1e18
 """Maximum plausible figure of a run. Larger ones are damaged cells and count as missing."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -52,10 +51,8 @@ def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_W
 
 
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
-    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run.
-
-    GPUs are numbered as in `wellfed.observe.telemetry.machines`.
-    """
+    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run. GPUs are numbered
+    as in `wellfed.observe.telemetry.machines`."""
     found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_WORDS)
     found = {name: column for name, column in found.items() if len(column)}
     if not {"phase", "gpu"} <= found.keys():

@@ -134,10 +134,8 @@ def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
 
 
 def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
-    """Returns the samples that took very long in at least two epochs, with their milliseconds in each.
-
-    Empty if no sample was read twice, if whole batches are fetched, or if chance might repeat as many.
-    """
+    """Returns the samples that took very long in at least two epochs, with their milliseconds in each. Empty if no
+    sample was read twice, if whole batches are fetched, or if chance might repeat as many."""
     columns = ("epoch", "build_ms", "slowest_ms", "slowest_index", "samples")
     epoch, build_ms, slowest_ms, index, samples = map(evidence.column, columns)
     if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:

@@ -142,10 +142,8 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
 def with_cards(
     facts: MachineFacts, profile: str, memory_gib: float | None, devices: int
 ) -> tuple[MachineFacts, str | None]:
-    """Returns the machine with the cards that a plan assumes, and a sentence about cards that are missing.
-
-    Real cards that are large enough are kept. Without a profile or a budget the machine is returned unchanged.
-    """
+    """Returns the machine with the cards that a plan assumes, and a sentence about cards that are missing. Real cards
+    that are large enough are kept. Without a profile or a budget the machine is returned unchanged."""
     named, real = PROFILES.get(profile), facts.training_gpus
     needed_gib = memory_gib if memory_gib is not None else named.budget_gib if named else 0.0
     if profile == "cpu" or not (needed_gib or real):

@@ -24,10 +24,8 @@ MOST_ROWS = 20_000
 
 
 class CsvTable:
-    """One csv file, safe for several threads. A failed write (disk full) is reported and retried later.
-
-    The writing thread calls ``on_error``, which must not use the table.
-    """
+    """One csv file, safe for several threads. A failed write (disk full) is reported and retried later. The writing
+    thread calls ``on_error``, which must not use the table."""
 
     def __init__(
         self,

@@ -43,10 +43,8 @@ KEPT_STEPS = 100_000
 
 
 class Journal:
-    """Record and files of one run. A disk error becomes an event and does not end the run.
-
-    `event`, `disk_full`, `telemetry` and `publish` are safe from any thread, all others only from the training thread.
-    """
+    """Record and files of one run. A disk error becomes an event and does not end the run. `event`, `disk_full`,
+    `telemetry` and `publish` are safe from any thread, all others only from the training thread."""
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
         """``earlier_s``: seconds of earlier processes of a resumed run, where ``time_s`` starts."""
@@ -65,10 +63,8 @@ class Journal:
         return time.monotonic() - self.origin_s
 
     def cut_after(self, step: int) -> None:
-        """Drops table rows beyond a step. Training resumes there and writes them again.
-
-        Also drops telemetry after the last save, where a killed run's clock resumes.
-        """
+        """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
+        last save, where a killed run's clock resumes."""
         for table in (self._steps, self._metrics, self._telemetry):
             try:
                 damaged = table.cut_after("step", step)
@@ -138,11 +134,8 @@ class Journal:
         epoch: int,
         throughput: Mapping[str, float] | None = None,
     ) -> None:
-        """Writes metrics of a split at a step. Names in ``values`` have no split prefix.
-
-        ``throughput`` and recent time shares join the same row of the sink, since each row costs wandb half a
-        millisecond.
-        """
+        """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``throughput`` and recent time
+        shares join the same row of the sink, since each row costs wandb half a millisecond."""
         at = {"step": step, "epoch": epoch}
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]

@@ -69,7 +69,6 @@ class _OfRun(Logger):
         super().log_metrics(figures, step)
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
-        """Logs the configuration of a run that begins or is resumed."""
         self._config = config
         super().log_hyperparams(config)
         super().save()
@@ -81,7 +80,6 @@ class _OfRun(Logger):
         """Logs an HTML page, if the logger takes files."""
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
-        """Logs the last values and closes the logger."""
         self.write(summary, step)
         super().finalize("success" if is_ok else "failed")
 

@@ -59,11 +59,8 @@ def decide_mode(asked: str) -> str:
 
 
 class WandbSink(GuardedSink):
-    """Sink of an open wandb run. Rows contain their axes, so wandb's step counter is unused.
-
-    wandb 0.31 makes one row of each ``run.log(row)``. A row sent while the run closes is lost or raises, so one thread
-    calls at a time.
-    """
+    """Sink of an open wandb run. Rows contain their axes, so wandb's step counter is unused. wandb 0.31 makes one row
+    of each ``run.log(row)``. A row sent while the run closes is lost or raises, so one thread calls at a time."""
 
     def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
         super().__init__("wandb", on_lost)

@@ -196,7 +196,6 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
 
 
 def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
-    """Returns the power limit; None if it can't be read."""
     try:
         return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
     except GpuLostError:

@@ -190,11 +190,8 @@ class Utilisation:
 
 
 class Power:
-    """Power, and the energy since the first reading.
-
-    Uses the energy counter if there is one. The power sensors of A100 and H100 cover a quarter of the time
-    (https://arxiv.org/abs/2312.02741).
-    """
+    """Power, and the energy since the first reading. Uses the energy counter if there is one. The power sensors of A100
+    and H100 cover a quarter of the time (https://arxiv.org/abs/2312.02741)."""
 
     def __init__(self, device: OpenDevice, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._device, self._now_s = device, now_s

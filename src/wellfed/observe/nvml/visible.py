@@ -73,10 +73,8 @@ def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
 
 
 def _ordinals(devices: Sequence[Device]) -> list[Device]:
-    """Returns the devices that plain numbers count. The first instance replaces a card in MIG mode.
-
-    A split card without instances is not a CUDA device.
-    """
+    """Returns the devices that plain numbers count. The first instance replaces a card in MIG mode. A split card
+    without instances is not a CUDA device."""
     instances = {device.nvml_index: device for device in reversed(devices) if device.is_mig}
     cards = (device for device in devices if not device.is_mig)
     stand_ins = (instances.get(card.nvml_index) if card.has_mig_mode else card for card in cards)

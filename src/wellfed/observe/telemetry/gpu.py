@@ -141,7 +141,6 @@ class _Gpu:
 
     @property
     def has_gpm(self) -> bool:
-        """Whether its multiprocessors can be watched."""
         return self._gpm.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:

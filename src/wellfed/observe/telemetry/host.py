@@ -22,8 +22,6 @@ SEARCH_SHARE = 0.001
 
 
 class _CpuTimes(NamedTuple):
-    """CPU seconds at one time."""
-
     at_s: float
     by_process: Mapping[int, float]
     busy: float
@@ -127,10 +125,8 @@ class HostSource(Source):
         self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
 
     def _of_loaders(self) -> set[int]:
-        """Returns the processes that multiprocessing has started, such as data workers, and their children.
-
-        A logger's service and other ranks are started in other ways. `active_children` would join ended processes.
-        """
+        """Returns the processes that multiprocessing has started, such as data workers, and their children. A logger's
+        service and other ranks are started in other ways. `active_children` would join ended processes."""
         workers = _started()
         parents = {child.pid: child.ppid() for child in self._children} if workers else {}
         found = workers & parents.keys()

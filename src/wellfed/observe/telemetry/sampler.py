@@ -170,7 +170,6 @@ class _Watch:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
 
     def report_left_behind(self) -> None:
-        """Reports that a reading was still in progress when the run ended."""
         if "slow" not in self._reported:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 

@@ -45,10 +45,8 @@ class Source(Protocol):
         return False
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
-        """Reads what is due. May block. Must not raise for a figure that is not offered.
-
-        Expensive figures are read only if ``slow``. At an ``edge`` (training begins or ends) only counters are read.
-        """
+        """Reads what is due. May block. Must not raise for a figure that is not offered. Expensive figures are read
+        only if ``slow``. At an ``edge`` (training begins or ends) only counters are read."""
 
     def close(self) -> None:
         """Ends the readings."""
@@ -70,11 +68,8 @@ class Sample:
 
 
 class Series:
-    """Mean, maximum and quantiles of one figure in bounded memory.
-
-    Mean and maximum are exact. Beyond `KEPT` readings, quantiles come from a uniform sample (Vitter's algorithm R,
-    https://doi.org/10.1145/3147.3165).
-    """
+    """Mean, maximum and quantiles of one figure in bounded memory. Mean and maximum are exact. Beyond `KEPT` readings,
+    quantiles come from a uniform sample (Vitter's algorithm R, https://doi.org/10.1145/3147.3165)."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._values = kept, list[float]()

@@ -95,7 +95,6 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
 
 
 def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Returns the figures of building, from each batch's wall and CPU time."""
     if not times_ms:
         return {}
     built_ms, cpu_ms = np.array(times_ms).T

@@ -18,7 +18,6 @@ STEP = "ProfilerStep#"
 BETWEEN = "(between operations)"
 """Entry among a CPU's operations for everything else in its steps: Python, the loop, waiting."""
 MOST_OPERATIONS = 20
-"""Maximum number of operations in the record."""
 _OPERATIONS = ("cpu_op", "user_annotation")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -54,10 +53,8 @@ class Span(NamedTuple):
 
 
 def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
-    """Returns the operations of the steps of a trace; None if it has no step.
-
-    Work launched outside of the steps, or in steps after number ``last``, does not count.
-    """
+    """Returns the operations of the steps of a trace; None if it has no step. Work launched outside of the steps, or in
+    steps after number ``last``, does not count."""
     host, launches, device, steps = _sorted_out(spans)
     whole = [step for step in steps if last is None or int(step.name.removeprefix(STEP)) <= last]
     windows = union([(step.start_us, step.end_us) for step in whole])

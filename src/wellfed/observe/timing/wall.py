@@ -121,10 +121,8 @@ class Wall:
 
     @property
     def core_wait_frac(self) -> float | None:
-        """Share of the time that the longest-waiting thread was ready but had no core.
-
-        None without training, or where the system does not count it.
-        """
+        """Share of the time that the longest-waiting thread was ready but had no core. None without training, or where
+        the system does not count it."""
         return self._cores_waited_s / self._before_s if self._before_s > 0 and self._waited_s() else None
 
     def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:

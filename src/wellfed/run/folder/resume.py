@@ -248,10 +248,8 @@ _OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "
 
 
 def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """Returns the micro-batch as an override if the run chose it by measured rates.
-
-    A new measurement may differ, and gradients summed in other parts are not bit for bit the same.
-    """
+    """Returns the micro-batch as an override if the run chose it by measured rates. A new measurement may differ, and
+    gradients summed in other parts are not bit for bit the same."""
     found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
     if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
         return []

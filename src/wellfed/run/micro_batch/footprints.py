@@ -96,7 +96,6 @@ class Footprints:
         return self._batches[features]
 
     def _task(self, features: str | None, checkpointed: bool) -> Task | NoEstimate:
-        """Returns the step of training to rehearse."""
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
         make_batch, train = self.batches(features), self._train(features)

@@ -44,10 +44,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class ConfiguredStep:
-    """Optimizer steps of the configured model on one device, without a trainer.
-
-    Moves the model to ``device`` and makes the feature table. Call it with a batch from `place`.
-    """
+    """Optimizer steps of the configured model on one device, without a trainer. Moves the model to ``device`` and makes
+    the feature table. Call it with a batch from `place`."""
 
     def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, fill: Fill) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
@@ -109,10 +107,8 @@ def with_steps(
     fill: Fill,
     use: Callable[[ConfiguredStep], Result],
 ) -> Result:
-    """Returns the result of ``use`` for steps of the parts, then frees their device memory.
-
-    Random states are restored.
-    """
+    """Returns the result of ``use`` for steps of the parts, then frees their device memory. Random states are
+    restored."""
     device = torch.device("cuda:0" if plan.on_gpu else "cpu")
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -126,7 +122,6 @@ def with_steps(
 
 
 def _copy(parts: RunObjects, plan: RunPlan) -> RunObjects:
-    """Returns a copy of the model and the data, with the features of the copy."""
     model, parts = copy.deepcopy(parts.model), parts.for_features(plan.memory.features)
     features = models.features_of(parts.data, model)
     if features is not None and parts.features is not None:

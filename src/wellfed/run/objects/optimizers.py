@@ -73,10 +73,8 @@ def states_per_parameter(optimizer: Mapping[str, Any]) -> int:
 
 
 def check_sparse(optimizer: Mapping[str, Any], model: nn.Module, layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers.
-
-    Takes one step on tiny parameters.
-    """
+    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers. Takes one step
+    on tiny parameters."""
     by_name = dict(layers)
     of_layers = {id(weight) for layer in by_name.values() for weight in layer.parameters(False)}
     tiny = nn.Parameter(torch.zeros(2, 3))

@@ -31,7 +31,6 @@ class RunObjects:
     first_batches: FirstBatches | None = None
     """Sizes and times of the first batches, if already known."""
     callbacks: Mapping[str, Any] = field(default_factory=dict)
-    """Callbacks that the configuration names."""
     footprints: KnownFootprints | None = None
     """Footprints already known for this way of training."""
     data_module: Any = None

@@ -88,7 +88,6 @@ class Learner:
         )
 
     def _with_data_module(self, trainer: Any) -> Any:
-        """Returns the Trainer, linked to the user's LightningDataModule."""
         if self.objects.data_module is not None:
             trainer.callbacks.insert(0, DataModuleCallback(self.objects.data_module))
         return trainer

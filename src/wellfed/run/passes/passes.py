@@ -145,10 +145,8 @@ class Passes:
         on_start: Callable[[], None],
         judge: Judge | None = None,
     ) -> None:
-        """Trains, with the validations in between; resumes from a checkpoint if there is one.
-
-        ``judge`` may end the training after any validation.
-        """
+        """Trains, with the validations in between; resumes from a checkpoint if there is one. ``judge`` may end the
+        training after any validation."""
         self._eval_batches.check()
         clock, total_steps = self._clock(), lit.total_steps(self._options, self.steps_per_epoch)
         callbacks = self._fit_callbacks(console, clock, on_start, total_steps)
@@ -162,10 +160,8 @@ class Passes:
             self._end_training(trainer, pruning)
 
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
-        """Trains to measure the rate, epoch after epoch, without validations and checkpoints.
-
-        Call it after `warm_up`. Batches loaded during a slow first step would hide a slow loader.
-        """
+        """Trains to measure the rate, epoch after epoch, without validations and checkpoints. Call it after `warm_up`.
+        Batches loaded during a slow first step would hide a slow loader."""
         clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
         callbacks = [
             *self._callbacks(Clock(clock, self._books.journal.steps, warmup_steps=warmup), on_start),
@@ -180,7 +176,6 @@ class Passes:
     def _fit_callbacks(
         self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
     ) -> list[Any]:
-        """Returns our callbacks of a whole training, in their order."""
         config, journal, learner = self._config, self._books.journal, self._learner
         bar = ProgressBar(
             console,

@@ -95,10 +95,8 @@ class Exchange:
 
     @contextmanager
     def receiving(self, kind: str, ranks: Sequence[int], handler: Callable[[Any], None]) -> Iterator[None]:
-        """Passes messages of these ranks to a handler, in a thread that ends with the block.
-
-        A handler that raises still gets the next message.
-        """
+        """Passes messages of these ranks to a handler, in a thread that ends with the block. A handler that raises
+        still gets the next message."""
         is_over, read = threading.Event(), Counter[int]()
 
         def receive() -> None:

@@ -97,10 +97,8 @@ def follow(exchange: Exchange, own_git: Callable[[], GitState | None]) -> Shared
 
 
 def invite(shared: SharedRun, world_size: int) -> Exchange:
-    """Opens the exchange on rank 0 and leaves its address and the run for the ranks that Lightning will start.
-
-    Only this user can read the file: it has the configuration with its secrets, and the key of the exchange.
-    """
+    """Opens the exchange on rank 0 and leaves its address and the run for the ranks that Lightning will start. Only
+    this user can read the file: it has the configuration with its secrets, and the key of the exchange."""
     exchange = Exchange(lightnings_launch(0, world_size))
     path = shared.folder / ".ranks"
     data = pickle.dumps((exchange.address, shared, world_size))

@@ -194,10 +194,8 @@ class OtherRanks:
         return exchange.launch.node, lambda message: exchange.post("readings", message)
 
     def outcome(self, own: Outcome) -> Outcome:
-        """Returns how the run has ended, and reports it to the other ranks.
-
-        On rank 0 this is the end of the rank that failed first. Other ranks report only their own.
-        """
+        """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
+        failed first. Other ranks report only their own."""
         exchange = self._exchange
         if exchange is None:
             return own

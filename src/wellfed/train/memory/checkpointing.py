@@ -11,10 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the trainable members of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
-
-    Members without trainable parameters are skipped, since checkpointing them saves no memory.
-    """
+    """Yields the trainable members of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers. Members without
+    trainable parameters are skipped, since checkpointing them saves no memory."""
     if isinstance(model, (nn.ModuleList, nn.Sequential)):
         yield from (member for member in model if any(p.requires_grad for p in member.parameters()))
         return
@@ -23,10 +21,8 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Makes every block recompute its activations in the backward pass; returns the number of blocks.
-
-    Results are bit for bit the same, dropout included: torch restores the generator for the second pass.
-    """
+    """Makes every block recompute its activations in the backward pass; returns the number of blocks. Results are bit
+    for bit the same, dropout included: torch restores the generator for the second pass."""
     found = list(blocks(model))
     for block in found:
         # A bound method instead of a closure, so that a deep copy of the model runs its own parameters.

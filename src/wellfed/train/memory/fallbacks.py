@@ -11,10 +11,8 @@ from wellfed.train.memory.remembered import MICRO_BATCH
 
 
 class MicroBatches:
-    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least.
-
-    ``step_down`` moves to the next of ``steps`` below the size, or to half of it.
-    """
+    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least. ``step_down``
+    moves to the next of ``steps`` below the size, or to half of it."""
 
     def __init__(self, size: int, steps: Sequence[int] | None = None) -> None:
         self.size = size

@@ -57,10 +57,8 @@ class Computed:
 
 
 def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
-    """Returns the trained parameters that a gradient of a feature row reaches.
-
-    Computes one row on the model's device. The model stays unchanged.
-    """
+    """Returns the trained parameters that a gradient of a feature row reaches. Computes one row on the model's device.
+    The model stays unchanged."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     was_training = [(part, part.training) for part in model.modules()]
     model.eval()

@@ -41,6 +41,5 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """Counts the modules that hold each weight."""
     held = (weight for each in module.modules() for weight in each._parameters.values())
     return Counter(weight for weight in held if weight is not None)

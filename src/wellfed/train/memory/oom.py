@@ -98,9 +98,7 @@ def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFai
 
 def lost_worker(error: BaseException) -> str | None:
     """Returns torch's message about a worker that was killed or had no space in /dev/shm; None for other errors.
-
-    Usually the host is out of memory, so a smaller step would not help.
-    """
+    Usually the host is out of memory, so a smaller step would not help."""
     found = _WORKER_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     return None if found is None else found.group().strip()
 

@@ -57,10 +57,8 @@ class BeforeStep:
         self._optimizer, self._had_state, self._counts = optimizer, bool(optimizer.state), _counts(optimizer)
 
     def is_as_it_was(self) -> bool:
-        """Returns whether the step can be repeated.
-
-        If there were no states before, new ones are deleted, since the next step would expect all of them.
-        """
+        """Returns whether the step can be repeated. If there were no states before, new ones are deleted, since the
+        next step would expect all of them."""
         if not self._had_state:
             self._optimizer.state.clear()
         return _counts(self._optimizer) == self._counts
@@ -78,10 +76,8 @@ def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
-    """Makes the optimizer step one weight at a time; returns whether that changes anything.
-
-    Slower, but needs no temporaries of the size of all weights.
-    """
+    """Makes the optimizer step one weight at a time; returns whether that changes anything. Slower, but needs no
+    temporaries of the size of all weights."""
     has_changed = False
     for group in optimizer.param_groups:
         foreach = group.get("foreach", False)

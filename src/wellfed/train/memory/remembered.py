@@ -36,7 +36,6 @@ class Lowered:
     on: str
     """Day, such as 2026-11-22."""
     run: str
-    """Name of the run."""
 
     @property
     def when(self) -> str:

@@ -21,10 +21,8 @@ _DEPTH = 8
 
 
 class Snapshot:
-    """Attributes of an object and of the objects within it, and the random generators, as they are now.
-
-    Parameters are left out, since an evaluation does not change them.
-    """
+    """Attributes of an object and of the objects within it, and the random generators, as they are now. Parameters are
+    left out, since an evaluation does not change them."""
 
     def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
         """``leave_out``: an object that the owner may refer to, but does not change."""

@@ -11,10 +11,8 @@ STEPS = 2
 
 
 class Thrash:
-    """Counter of steps in which the allocator had to free its cache and retry.
-
-    Such a step waits for the device and is many times slower. Counting does not wait.
-    """
+    """Counter of steps in which the allocator had to free its cache and retry. Such a step waits for the device and is
+    many times slower. Counting does not wait."""
 
     def __init__(self, device: torch.device, retries: Callable[[], int] | None = None) -> None:
         """``retries``: returns the allocator's count; None = torch's count for the device."""

@@ -78,7 +78,6 @@ class PlainSetup:
     """Factor on the learning rate by step."""
     on_event: OnEvent
     scheduling: Scheduling | None = None
-    """Scheduler that replaces ``lr_factor``."""
     evaluation: Evaluation | Any | None = None
     metrics: Any = None
     features: Features | None = None
@@ -152,11 +151,8 @@ class PlainTraining:
         ]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Returns a new optimizer.
-
-        It includes a frozen encoder from the start, so that schedules and checkpoints always have the same groups.
-        Without a gradient the encoder has no state.
-        """
+        """Returns a new optimizer. It includes a frozen encoder from the start, so that schedules and checkpoints
+        always have the same groups. Without a gradient the encoder has no state."""
         frozen = [weight for weight in self._encoder if not weight.requires_grad]
         for weight in frozen:
             weight.requires_grad_(True)
@@ -212,9 +208,7 @@ class PlainTraining:
         self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any], device: torch.device
     ) -> list[nn.Parameter]:
         """Holds features as the stage does from here on; returns the encoder's weights that are trained from now on.
-
-        Call it between two epochs, or before training, with data whose batches have what the stage needs.
-        """
+        Call it between two epochs, or before training, with data whose batches have what the stage needs."""
         self._device, self._prepare = device, self._preparation(train_data)
         self._evaluating.splits = self._preparations(eval_data)
         if self._features is not None:

@@ -39,7 +39,6 @@ class Level:
     p95_pct: float
     peak_pct: float
     num: int
-    """Number of readings."""
     span_s: float
     """Seconds from the first reading to the last."""
     swing: Swing | None

@@ -104,10 +104,8 @@ class Swing:
 
 
 def swing_in_time(time_s: Series, values: Series) -> Swing | None:
-    """Returns the swing of a curve read at ``time_s``; None if there is none, or too few readings.
-
-    Readings may be missing or late. The period is at least three readings and at most a fifth of the time.
-    """
+    """Returns the swing of a curve read at ``time_s``; None if there is none, or too few readings. Readings may be
+    missing or late. The period is at least three readings and at most a fifth of the time."""
     there = np.isfinite(values) & np.isfinite(time_s)
     time_s, values = time_s[there][-_MOST_SAMPLES:], values[there][-_MOST_SAMPLES:]
     if len(values) < MIN_SAMPLES:
@@ -272,20 +270,16 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
 
 
 def _regular_frac(cut: Series) -> float:
-    """Returns the share of periods whose slow step is above the mean; ``cut``: ``[stretches, periods, lag]``.
-
-    The slow step of a stretch is the longest in the mean of its periods.
-    """
+    """Returns the share of periods whose slow step is above the mean; ``cut``: ``[stretches, periods, lag]``. The slow
+    step of a stretch is the longest in the mean of its periods."""
     longest = cut.mean(axis=1).argmax(axis=1)
     each = np.take_along_axis(cut, longest[:, None, None], axis=2)[:, :, 0]
     return float(np.mean(each > cut.mean(axis=(1, 2))[:, None]))
 
 
 def _stretches(series: Series, lag: int) -> Series:
-    """Returns ``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``; the first steps may be left out.
-
-    The workers of a loader drift apart over a hundred steps, so only a few periods are compared.
-    """
+    """Returns ``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``; the first steps may be left out. The
+    workers of a loader drift apart over a hundred steps, so only a few periods are compared."""
     periods = min(max(MIN_SAMPLES // lag, _STRETCH), series.shape[1] // lag)
     number = series.shape[1] // (periods * lag)
     return series[:, -number * periods * lag :].reshape(len(series), number, periods, lag)

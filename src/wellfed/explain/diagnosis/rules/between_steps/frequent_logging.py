@@ -19,7 +19,6 @@ _WANTED_FRAC = 0.01
 _MOST_OTHERS = 0.5
 """Maximum ratio of equally long steps that do not log to those that do."""
 _USUAL = 50
-"""The default of the knob."""
 
 
 def check(evidence: Evidence) -> Finding | None:

@@ -8,7 +8,6 @@ from wellfed.explain.diagnosis.finding import Finding
 from wellfed.units import show_percent
 
 _NAMED = 3
-"""Maximum number of lines in the message."""
 
 
 def check(evidence: Evidence) -> Finding | None:

@@ -15,10 +15,8 @@ _FEWEST_STARTS = 3
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding if the first batches of epochs are late by at least `PAUSE_FRAC` of the time.
-
-    Either the workers are started anew, or they begin with nothing ready, and the data could be fetched without them.
-    """
+    """Returns a finding if the first batches of epochs are late by at least `PAUSE_FRAC` of the time. Either the
+    workers are started anew, or they begin with nothing ready, and the data could be fetched without them."""
     stays = evidence.value("loader.persistent_workers") is not False
     if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
         return None

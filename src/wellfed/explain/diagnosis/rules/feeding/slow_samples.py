@@ -8,7 +8,6 @@ from wellfed.explain.diagnosis.waiting import latency_of, slow_twice, waiting_fo
 from wellfed.units import counted
 
 _NAMED = 5
-"""Maximum number of named samples."""
 
 
 def check(evidence: Evidence) -> Finding | None:

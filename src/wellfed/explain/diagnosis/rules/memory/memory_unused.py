@@ -16,9 +16,7 @@ _RECOMPUTED_FRAC = 0.25
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a finding if features could be kept on the device, activations kept, or micro-batches merged.
-
-    `small_batch` reports split steps that leave the card half empty, this rule those that leave it less than full.
-    """
+    `small_batch` reports split steps that leave the card half empty, this rule those that leave it less than full."""
     load, used = device_load(evidence), memory_frac(evidence)
     if load is None or used is None or used >= MEMORY_USED_FRAC or has_run_out(evidence):
         return None

@@ -12,10 +12,8 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding if in many readings the cores were full and others used a large part of them.
-
-    None if the run needed none of them: no thread waited for a core, and no step for its batch.
-    """
+    """Returns a finding if in many readings the cores were full and others used a large part of them. None if the run
+    needed none of them: no thread waited for a core, and no step for its batch."""
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
     own, others = curve.get("cpu_pct"), evidence.others_cores
     waited_frac = evidence.record.host.get("core_wait_frac")
