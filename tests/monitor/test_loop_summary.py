@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from wellfed.explain.diagnosis.curves.level import level_of
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
@@ -20,7 +20,7 @@ def row(step, wait_ms=1.0, compute_ms=9.0, host_ms=0.0, copy_ms=None):
 
 def seen(*, steps=60, levels=None, unread=(), unknown=(), num_workers=None, cores=8.0, notes=(), **parts):
     rows = [row(step, **parts) for step in range(1, steps + 1)]
-    curves = {gpu: level_of(np.arange(60.0), np.full(60, float(pct))) for gpu, pct in (levels or {}).items()}
+    curves = {gpu: utilisation_of(np.arange(60.0), np.full(60, float(pct))) for gpu, pct in (levels or {}).items()}
     return LoopSummary(summarise(rows), frozenset(unknown), curves, unread, num_workers, cores, notes)
 
 

@@ -44,12 +44,12 @@ class Curve:
         """Returns the means of the latest ``num`` complete intervals of ``cell_s``; None = no reading in it. Readings
         are not exactly periodic. So one empty cell between two others gets the value before it."""
         last, found = math.floor(now_s / cell_s) - 1, [list[float]() for _ in range(num)]
-        for place in range(len(self._time_s) - 1, -1, -1):
-            age = last - math.floor(self._time_s[place] / cell_s)
+        for index in range(len(self._time_s) - 1, -1, -1):
+            age = last - math.floor(self._time_s[index] / cell_s)
             if age >= num:
                 break
             if age >= 0:
-                found[num - 1 - age].append(self._values[place])
+                found[num - 1 - age].append(self._values[index])
         means = [sum(values) / len(values) if values else None for values in found]
         between = zip(means, means[1:], means[2:], strict=False)
         filled = [before if here is None and after is not None else here for before, here, after in between]

@@ -18,13 +18,13 @@ COLUMNS = ("timestamp", "time_s", "gpu", *(metric.name for metric in METRICS))
 class CurveFile:
     """The CSV file of ``monitor --csv``. A failed write is reported once and tried again."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         """
         Raises:
             ConfigError: the file exists, or can't be created.
         """
         _create(path)
-        self._path, self._tell = path, tell
+        self._path, self._report = path, report
         self._num_failures = 0
         self._table = CsvTable(path, COLUMNS, self._failed, flush_s=0)
 
@@ -37,12 +37,12 @@ class CurveFile:
         before = self._num_failures
         self._table.flush()
         if self._num_failures > before:
-            self._tell(f"{self._path} lacks the last readings: it could not be written to the end.")
+            self._report(f"{self._path} lacks the last readings: it could not be written to the end.")
 
     def _failed(self, error: OSError) -> None:
         self._num_failures += 1
         if self._num_failures == 1:
-            self._tell(
+            self._report(
                 f"{self._path} can't be written ({error.strerror}): it is tried again, and the watching goes on."
             )
 

@@ -71,4 +71,4 @@ def harmless(method: Callable[Concatenate[Self, Given], Any]) -> Callable[Concat
             except Exception:  # noqa: BLE001
                 _LOG.debug("%s could not be ended", name, exc_info=True)
 
-    return called  # type: ignore[return-value]  mypy takes the first argument for a named one
+    return called  # type: ignore[return-value]  # mypy takes the first argument for a named one

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wellfed.explain.diagnosis.curves.level import Level
+from wellfed.explain.diagnosis.curves.curve_verdict import CurveUtilisation
 from wellfed.explain.diagnosis.thresholds import FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
@@ -33,7 +33,7 @@ class LoopSummary:
     """Steps after the warm-up; None if none was timed."""
     unknown: frozenset[str]
     """Shares that could not be timed: ``wait_frac``, ``copy_frac``."""
-    levels: Mapping[int, Level]
+    levels: Mapping[int, CurveUtilisation]
     """CUDA's number of a GPU -> its utilisation level."""
     unread: tuple[int, ...]
     """Watched GPUs with too few readings of utilisation."""

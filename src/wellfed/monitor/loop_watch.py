@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from wellfed.explain.diagnosis.curves.level import level_of
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD
 from wellfed.monitor.board import Curve
 from wellfed.monitor.curve_file import rows_of
@@ -162,7 +162,7 @@ class LoopWatch:
             phases = {phase for _, phase in self._curves}
             kept = {"train"} if "train" in phases else phases
             curves = {gpu: curve.arrays() for (gpu, phase), curve in sorted(self._curves.items()) if phase in kept}
-        found = {gpu: level_of(*curve) for gpu, curve in curves.items()}
+        found = {gpu: utilisation_of(*curve) for gpu, curve in curves.items()}
         levels = {gpu: level for gpu, level in found.items() if level is not None and level.num >= FEWEST_OF_CARD}
         return LoopSummary(
             summarise(self._rows),

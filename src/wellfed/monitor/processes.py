@@ -35,20 +35,20 @@ class ProcessSource(Source):
         self,
         gpus: Sequence[SeenGpu],
         memory_used_gib: Callable[[int], float | None],
-        tell: Callable[[str], None],
+        add_line: Callable[[str], None],
         *,
         environ_of: Callable[[Holder], Mapping[str, str]] | None = None,
     ) -> None:
         """
         Args:
             memory_used_gib: returns the latest reading of a GPU by its number.
-            tell: gets a line for each GPU that has new processes.
+            add_line: gets a line for each GPU that has new processes.
             environ_of: returns the environment of a process, empty if not readable; None = ask the system.
         """
-        self._gpus, self._memory_used_gib, self._tell = gpus, memory_used_gib, tell
+        self._gpus, self._memory_used_gib, self._add_line = gpus, memory_used_gib, add_line
         self._environ_of = environ_of or _environ_of
         self._looked_at_gib: dict[int, float] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._named: set[tuple[int, int]] = set()
 
     def begin(self) -> None:
         """Names the processes that were found at the start."""
@@ -69,10 +69,10 @@ class ProcessSource(Source):
         return []
 
     def _name(self, gpu: SeenGpu, holders: Sequence[Holder]) -> None:
-        new = [holder for holder in holders if (gpu.index, holder.pid) not in self._told]
-        self._told |= {(gpu.index, holder.pid) for holder in new}
+        new = [holder for holder in holders if (gpu.index, holder.pid) not in self._named]
+        self._named |= {(gpu.index, holder.pid) for holder in new}
         if new:
-            self._tell(f"GPU {gpu.index} is used by {', '.join(self._describe(holder) for holder in new)}")
+            self._add_line(f"GPU {gpu.index} is used by {', '.join(self._describe(holder) for holder in new)}")
 
     def _describe(self, holder: Holder) -> str:
         rank = rank_in(self._environ_of(holder))
@@ -81,7 +81,9 @@ class ProcessSource(Source):
 
 def rank_in(environ: Mapping[str, str]) -> str | None:
     """Returns the rank that a launcher wrote into the environment of a process: ``rank 3``."""
-    return next((f"{word} {environ[name]}" for name, word in _RANKS.items() if environ.get(name, "").isdecimal()), None)
+    return next(
+        (f"{label} {environ[name]}" for name, label in _RANKS.items() if environ.get(name, "").isdecimal()), None
+    )
 
 
 def _environ_of(holder: Holder) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from wellfed.explain.diagnosis.curves.level import STARVED_PCT, WELL_USED_PCT
+from wellfed.explain.diagnosis.curves.curve_verdict import STARVED_PCT, WELL_USED_PCT
 from wellfed.monitor.board import Board
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.telemetry.machines import HOST
@@ -75,7 +75,7 @@ def table(board: Board, now_s: float, until: str, *, width: int, height: int, bl
     Args:
         until: text on when the monitor ends.
     """
-    shown = [one for place, one in enumerate(_SHOWN) if _INDENT + _width(place) <= width]
+    shown = [one for index, one in enumerate(_SHOWN) if _INDENT + _width(index) <= width]
     head = "".join(one.head.rjust(one.width) for one in shown)
     passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
     lines = [Text(f"{passed}{until}. Curves: utilisation, the last minute.", "dim")]
@@ -139,8 +139,8 @@ def block(value: float, blocks: str) -> str:
     return blocks[min(len(blocks) - 1, max(0, round(value / 100 * (len(blocks) - 1))))]
 
 
-def _width(place: int) -> int:
-    return sum(one.width for one in _SHOWN[: place + 1])
+def _width(index: int) -> int:
+    return sum(one.width for one in _SHOWN[: index + 1])
 
 
 def _style(util_pct: float) -> str:
@@ -153,13 +153,13 @@ class PlainScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Prints a permanent line, without wrapping."""
         self._console.print(text, soft_wrap=True)
 
     def show(self, board: Board, now_s: float) -> None:
         """Prints the current figures with the time of day."""
-        self.say(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
+        self.print_line(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
 
     def close(self) -> None:
         """Ends the display."""

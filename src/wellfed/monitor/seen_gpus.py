@@ -50,7 +50,7 @@ class SeenGpu:
 
 
 @dataclass(frozen=True)
-class Sight:
+class FoundGpus:
     """GPUs found on this machine."""
 
     gpus: tuple[SeenGpu, ...]
@@ -59,7 +59,7 @@ class Sight:
     notes: tuple[str, ...] = ()
     """Figures that could not be read, one sentence each."""
 
-    def only(self, wanted: Collection[int]) -> Sight:
+    def only(self, wanted: Collection[int]) -> FoundGpus:
         """Returns only the GPUs of these numbers.
 
         Raises:
@@ -76,7 +76,7 @@ class Sight:
         return replace(self, gpus=tuple(gpu for gpu in self.gpus if gpu.index in wanted))
 
 
-def look_around(*, deadline_s: float = START_S) -> Sight:
+def find_gpus(*, deadline_s: float = START_S) -> FoundGpus:
     """Returns all GPUs in NVML's order, with the processes on them. Blocks for at most ``deadline_s``."""
     cards, error = ask_nvml(NvmlSession(tries=3), deadline_s)
     number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
@@ -89,4 +89,4 @@ def look_around(*, deadline_s: float = START_S) -> Sight:
         problem = error.reason
     elif not gpus:
         problem = "; ".join(note.rstrip(".") for note in cards.notes) or "no card found"
-    return Sight(tuple(gpus), problem, cards.notes if gpus else ())
+    return FoundGpus(tuple(gpus), problem, cards.notes if gpus else ())

@@ -16,7 +16,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
@@ -143,7 +143,7 @@ class Bookkeeper:
             except OSError as error:
                 _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, file, error.strerror)
 
-    def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
+    def resumed_after(self, step: int, epochs: float, *, in_place: bool) -> None:
         """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint."""
         self.record.steps, self.record.epochs = step, epochs
         if in_place:
@@ -177,19 +177,19 @@ class Bookkeeper:
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
         return self._watch.sampler
 
-    def watched_from_afar(
-        self, facts: MachineFacts, plan: RunPlan, node: int, tell: Callable[[NodeMessage], None]
+    def watching_node(
+        self, facts: MachineFacts, plan: RunPlan, node: int, send: Callable[[NodeMessage], None]
     ) -> AbstractContextManager[Any]:
-        """Returns the same context for another node, whose readings go to rank 0 and `hear_of_node`."""
+        """Returns the same context for another node, whose readings go to rank 0 and `take_node_message`."""
         self.progress.step = self.record.steps
         if not self._config.telemetry.enabled:
             return nullcontext()
-        return node_watch(self._config.telemetry, facts, plan, self.progress, node, tell)
+        return node_watch(self._config.telemetry, facts, plan, self.progress, node, send)
 
-    def hear_of_node(self, told: NodeMessage) -> None:
+    def take_node_message(self, message: NodeMessage) -> None:
         """Takes the readings of another node."""
         if self._watch is not None:
-            self._watch.hear(told)
+            self._watch.take_message(message)
 
     def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
         """Measures the memory of training from now on, until it is stopped."""

@@ -65,7 +65,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
         with _utilisation(facts, plan) as utilisation:
             return find_micro_batch(
                 step,
-                lambda size: step.place(make_batch(size)),
+                lambda size: step.to_device(make_batch(size)),
                 budget_gib=budget_gib,
                 max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
                 min_size=2 if is_whole else 1,

@@ -77,15 +77,15 @@ class MachineWatch:
         takers = self._take, self._event, journal.publish
         self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
 
-    def hear(self, told: NodeMessage) -> None:
+    def take_message(self, message: NodeMessage) -> None:
         """Takes the message of another node, with the time of its arrival."""
-        if told.event is not None:
-            kind, facts = told.event
+        if message.event is not None:
+            kind, facts = message.event
             self.sampler.event(kind, **facts)
 
         def stamped() -> list[Sample]:
             time_s = self._journal.time_s()
-            return [Sample(time_s, *reading) for reading in told.readings]
+            return [Sample(time_s, *reading) for reading in message.readings]
 
         self.sampler.take(stamped)
 

@@ -21,7 +21,7 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.record import RunRecord, plain
 from wellfed.units import show_bytes, show_text
 
-LEFT_BEHIND = (
+RUN_FILES = (
     *("run.json", "report.html", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
     *("tensorboard", "csv", "profile"),
 )
@@ -140,5 +140,5 @@ def show_end(console: Terminal, record: RunRecord, first: Mapping[str, float], f
         parts = shlex.join(wandb["parts"])
         line = f"wandb (offline): wandb sync {parts}; to look at it here: wandb leet {shlex.quote(wandb['path'])}"
         console.print(line, soft_wrap=True)
-    names = [name for name in LEFT_BEHIND if (folder / name).exists()]
+    names = [name for name in RUN_FILES if (folder / name).exists()]
     console.print(f"Files: {folder} ({', '.join(names)})", soft_wrap=True)

@@ -39,7 +39,7 @@ from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.other_ranks import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.train.lightning.callbacks.pruning import Judge
+from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory import cap, oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
@@ -64,7 +64,7 @@ class Run:
     measure: Measure | None = None
     """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
     others: OtherRanks | None = None
-    judge: Judge | None = None
+    pruner: Pruner | None = None
     """Pruner, called after each validation. A pruned run skips the test."""
     has_trained: bool = field(default=False, init=False)
     """The first batch was requested, so the folder is kept."""
@@ -129,11 +129,11 @@ class Run:
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
         passes = self._make_passes(planner, plan)
-        checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
+        checkpoint = None if self.target is None else self._resume_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
             books.open_loggers(self.composed, plan)
         self._others.ready()
-        received = self._others.receiving(books.hear_of_node)
+        received = self._others.receiving(books.take_node_message)
         with self._others.watching(self._lost), self._watching(facts, plan), received:
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
@@ -176,7 +176,7 @@ class Run:
     def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
         """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
         try:
-            passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
+            passes.fit(self._console, self.stop, checkpoint, self._started, self.pruner)
         except RestartNeeded as needed:
             if not may_restart(self._config, is_measured=self.measure is not None):
                 raise
@@ -198,7 +198,7 @@ class Run:
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
         """Cuts record and tables back to the restart's step, and reports the restart."""
-        step, epochs = (0, 0.0) if checkpoint is None else _place_of(load_checkpoint(checkpoint), passes)
+        step, epochs = (0, 0.0) if checkpoint is None else _progress_at(load_checkpoint(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
         self._books.journal.event(
             "restart",
@@ -214,7 +214,7 @@ class Run:
         if self.rank == 0:
             return self._books.watching(facts, plan)
         sender = self._others.sender()
-        return nullcontext() if sender is None else self._books.watched_from_afar(facts, plan, *sender)
+        return nullcontext() if sender is None else self._books.watching_node(facts, plan, *sender)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
@@ -237,17 +237,17 @@ class Run:
                 screen.show_differences(self._console, str(Path(config.rerun)), found)
         return plan
 
-    def _go_on_from(self, target: Target, passes: Passes) -> Path:
+    def _resume_from(self, target: Target, passes: Passes) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := self._loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
             checkpoint = next(other for other in checkpoints_of(folder) if other not in damaged)
         passes.check_fits(checkpoint, state)
-        step, epochs = _place_of(state, passes)
+        step, epochs = _progress_at(state, passes)
         self.target, self._resumed_at = replace(target, checkpoint=checkpoint), step
         self._books.record.resumed_from = str(checkpoint)
-        self._books.go_on_after(step, epochs, in_place=target.in_place)
+        self._books.resumed_after(step, epochs, in_place=target.in_place)
         for other in damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
             _LOG.warning("%s can't be read; it is passed over for %s of step %d.", other, checkpoint.name, step)
@@ -300,17 +300,17 @@ class Run:
         if not self.has_trained:
             return outcome
         reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
-        said = [outcome.advice] if outcome.advice else []
+        advice = [outcome.advice] if outcome.advice else []
         if step < reached:
-            said.append(f"last saved step {step} of {reached}.")
+            advice.append(f"last saved step {step} of {reached}.")
         if name is None and target is not None:
-            said.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
+            advice.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
         elif name is None:
-            said.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
+            advice.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
         else:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
-            said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
-        return replace(outcome, advice=" ".join(said))
+            advice.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
+        return replace(outcome, advice=" ".join(advice))
 
     @property
     def _newest_saved(self) -> Mapping[str, int]:
@@ -356,7 +356,7 @@ class Run:
             print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
 
 
-def _place_of(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
+def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
     """Returns the steps and epochs that were done when a checkpoint was written."""
     step, position = int(state["global_step"]), state.get("position", {})
     stream = position.get("stream")

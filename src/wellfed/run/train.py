@@ -38,7 +38,7 @@ from wellfed.units import show_text
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
-    from wellfed.train.lightning.callbacks.pruning import Judge
+    from wellfed.train.lightning.callbacks.pruning import Pruner
 
 _LOG = logging.getLogger("wellfed")
 TRIAL = "WELLFED_TRIAL"
@@ -87,7 +87,7 @@ def _follow(exchange: Exchange) -> int:
     try:
         shared = following.follow(exchange, own_git_state)
     except RankEnded as ended:
-        exchange.ends.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
+        exchange.outcomes.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
         return ended.outcome.exit_code
     except WellfedError as error:
         print(show_text(str(error)), file=sys.stderr)
@@ -101,7 +101,7 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
         code = job()
     finally:
         exchange.close(Outcome("ok" if code == EXIT_OK else "invalid", code))
-    if exchange.ends.lost:  # threads of a collective that has lost a rank may never end
+    if exchange.outcomes.lost:  # threads of a collective that has lost a rank may never end
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -111,7 +111,7 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
 def train(
     composed: Composed[RunConfig],
     parts: RunObjects | None = None,
-    judge: Judge | None = None,
+    pruner: Pruner | None = None,
     exchange: Exchange | None = None,
     shared: SharedRun | None = None,
 ) -> int:
@@ -120,13 +120,13 @@ def train(
     Args:
         composed: with an option of ``sweep``, or in the process of a trial (`TRIAL`), the run is only timed.
         parts: data and model, if they already exist.
-        judge: may end the training early. Gets each validation's number, from 1, and its best metric.
+        pruner: may end the training early. Gets each validation's number, from 1, and its best metric.
         exchange: connection to the other ranks, if they already run.
         shared: on other ranks, the run that rank 0 has composed.
     """
     try:
         with StopRequest().listening() as stop:
-            return _Start(composed, own_rank(), stop, parts, judge, exchange, shared).run()
+            return _Start(composed, own_rank(), stop, parts, pruner, exchange, shared).run()
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -142,7 +142,7 @@ class _Start:
     rank: int
     stop: StopRequest
     parts: RunObjects | None
-    judge: Judge | None
+    pruner: Pruner | None
     exchange: Exchange | None
     shared: SharedRun | None
 
@@ -191,7 +191,7 @@ class _Start:
             measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
             run = Run(
                 self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,
-                self.parts, measure, others, self.judge,
+                self.parts, measure, others, self.pruner,
             )  # fmt: skip
             try:
                 exit_code = run.go()

@@ -44,7 +44,7 @@ def followed(exchanges, folder, git=GIT):
             lead(exchanges[0], shared_in(folder), GIT)
         except ConfigError as raised:
             error = str(raised)
-            exchanges[0].ends.report(Outcome("invalid", 2))
+            exchanges[0].outcomes.report(Outcome("invalid", 2))
         return error, [each.result() for each in found]
 
 

@@ -78,8 +78,8 @@ def ceiling_line(record: RunRecord) -> str | None:
     line += f"reached {show_percent(share)} of it" if share < 1 else "was no slower"
     found = contradiction(record)
     if found is not None:
-        is_told = any(finding["id"] == "machine_was_slower" for finding in record.findings)
-        return line if is_told or is_busy else f"{line}. {explanation(found, unit)}"
+        is_reported = any(finding["id"] == "machine_was_slower" for finding in record.findings)
+        return line if is_reported or is_busy else f"{line}. {explanation(found, unit)}"
     return line if share < 1 else f"{line}, so data cost it nothing"
 
 

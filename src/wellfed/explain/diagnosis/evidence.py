@@ -283,8 +283,8 @@ class Evidence:
         cores = self.cores
         if cores is None:
             return taken
-        elsewhere = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
-        return np.clip(taken - elsewhere, 0.0, cores)
+        other_cores = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
+        return np.clip(taken - other_cores, 0.0, cores)
 
     @property
     def mean_others_cores(self) -> float | None:
@@ -339,7 +339,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     if any(len(table[name]) != number for name in names):
         return record
     latest = range(max(0, number - _LATEST), number)
-    summary = summarise([_row(table, place, is_warmup=place < _WARMUP) for place in latest])
+    summary = summarise([_row(table, index, is_warmup=index < _WARMUP) for index in latest])
     if summary is None:
         return record
     unit = record.config.get("workload", {}).get("sample_unit", "samples")
@@ -374,11 +374,11 @@ def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]
     return replace(record, gpus=record.gpus or gpus)
 
 
-def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:
+def _row(table: Mapping[str, Series], index: int, *, is_warmup: bool) -> StepRow:
     cells: dict[str, Any] = {
-        name: float(column[place])
+        name: float(column[index])
         for name, column in table.items()
-        if len(column) > place and np.isfinite(column[place])
+        if len(column) > index and np.isfinite(column[index])
     }
     counts: dict[str, Any] = {name: int(cells.get(name, 0)) for name in ("step", "epoch", "samples", "micro_batch")}
     times: dict[str, Any] = {name: cells.get(name, 0.0) for name in ("time_s", "wait_ms", "compute_ms", "host_ms")}

@@ -82,7 +82,7 @@ class Feeding:
         return self.cpu_ms / self.step_ms + self.others >= limits.CPU_FULL_FRAC * self.cores
 
     @property
-    def has_company(self) -> bool:
+    def has_other_load(self) -> bool:
         """Whether other processes keep many cores busy."""
         return self.others >= limits.OTHERS_FRAC * self.cores
 
@@ -101,7 +101,7 @@ class Feeding:
         fastest tenth of the batches must take longer, since single slow ones show no shared resource."""
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
-        if self.has_company and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
+        if self.has_other_load and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
             return None  # the workers may wait for cores that other processes use
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
@@ -133,8 +133,8 @@ class Feeding:
     def show_need(self) -> str:
         """Returns how many workers are needed, as text."""
         needed, about = self.workers_needed, "about " if self.is_estimate else ""
-        said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
-        return f"{said} and one to spare" if self.workers_advised > needed else said
+        text = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
+        return f"{text} and one to spare" if self.workers_advised > needed else text
 
     def show_doubt(self) -> str:
         """Returns why the gain of more workers may be low, as text; empty if building is mostly work."""
@@ -194,8 +194,8 @@ def simulated_steps(
     length = min(_MOST_SIMULATED, max(len(builds), 4 * ahead, 64))
     draw = np.random.default_rng(0)
     starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
-    places = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
-    takes_ms = scale * np.asarray(builds)[places]
+    indices = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
+    takes_ms = scale * np.asarray(builds)[indices]
     steps_ms: npt.NDArray[np.float64]
     if not workers:
         steps_ms = takes_ms.mean(axis=0) + fed_ms
@@ -316,7 +316,7 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
     return change + (knobs(evidence, persistent_workers=None) if has_false else ())
 
 
-def workers_crowd(evidence: Evidence) -> bool:
+def workers_take_cores(evidence: Evidence) -> bool:
     """Returns whether workers took CPU from the steps: all cores are full, and steps are slower than the ceiling."""
     cores, found = evidence.cores, contradiction(evidence.record)
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")

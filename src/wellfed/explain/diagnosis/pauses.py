@@ -24,7 +24,7 @@ class Pauses:
     frac: float
     """Share of the wall time of training."""
 
-    def said(self, noun: str) -> str:
+    def describe(self, noun: str) -> str:
         """Returns the beginning of a message: share of the time, number and length of the pauses."""
         spent = f"{counted(self.times, noun)} of {show_duration(self.each_s)}"
         return f"{show_percent(self.frac)} of the wall time of training went into {spent}"

@@ -21,30 +21,30 @@ _MOST = 1e18
 """Maximum plausible figure of a run. Larger ones are damaged cells and count as missing."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases by the index that the column ``phase`` of `curves` has."""
-_NO_WORDS: Mapping[str, int] = MappingProxyType({})
-_PHASE_WORDS: Mapping[str, int] = {phase: place for place, phase in enumerate(PHASES)}
+_NO_CODES: Mapping[str, int] = MappingProxyType({})
+_PHASE_CODES: Mapping[str, int] = {phase: index for index, phase in enumerate(PHASES)}
 
 
-def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_WORDS) -> dict[str, Series]:
+def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_CODES) -> dict[str, Series]:
     """Returns columns of a table of numbers, ``nan`` for an empty cell. Missing columns, and all of a missing file, are
     empty.
 
     An incomplete last row of a killed run is left out.
 
     Args:
-        words: text -> number, for cells of text that are neither first nor last in their rows.
+        codes: text -> number, for cells of text that are neither first nor last in their rows.
     """
-    spelt = {f",{word},".encode(): f",{number},".encode() for word, number in words.items()}
+    spelt = {f",{label},".encode(): f",{number},".encode() for label, number in codes.items()}
     parts: dict[str, list[Series]] = {name: [] for name in names}
     try:
         with path.open("rb") as stream:
             head = _cells(stream.readline())
-            places = {name: head.index(name) for name in names if name in head}
-            while places and (lines := stream.readlines(_CHUNK_BYTES)):
+            indices = {name: head.index(name) for name in names if name in head}
+            while indices and (lines := stream.readlines(_CHUNK_BYTES)):
                 rows = _rows(lines, len(head), spelt)
                 rows[~(np.abs(rows) < _MOST)] = np.nan
-                for name, place in places.items():
-                    parts[name].append(rows[:, place].copy())
+                for name, index in indices.items():
+                    parts[name].append(rows[:, index].copy())
     except OSError:
         pass
     return {name: np.concatenate(found) if found else np.empty(0) for name, found in parts.items()}
@@ -53,7 +53,7 @@ def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_W
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
     """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run. GPUs are numbered
     as in `wellfed.observe.telemetry.machines`."""
-    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_WORDS)
+    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_CODES)
     found = {name: column for name, column in found.items() if len(column)}
     if not {"phase", "gpu"} <= found.keys():
         return {}
@@ -90,8 +90,8 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
             rows = csv.reader(stream)
             head = next(rows, [])
             if set(names) <= set(head):
-                places = [head.index(name) for name in names]
-                yield from ([row[place] for place in places] for row in rows if len(row) == len(head))
+                indices = [head.index(name) for name in names]
+                yield from ([row[index] for index in indices] for row in rows if len(row) == len(head))
     except (OSError, csv.Error):
         pass
 
@@ -103,8 +103,8 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
     if b",node" in text:
         text = numbered(text)
         whole = text.splitlines(keepends=True)
-    for word, number in spelt.items():
-        text = text.replace(word, number)
+    for label, number in spelt.items():
+        text = text.replace(label, number)
     text = text.replace(b"\r", b"").replace(b"\n", b",").replace(b",,", b",nan,").replace(b",,", b",nan,")
     text = b"nan" + text if text.startswith(b",") else text
     try:
@@ -112,7 +112,7 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
             warnings.simplefilter("error", DeprecationWarning)  # older numpy, for cells without a number
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
-        numbers = {word.decode()[1:-1]: float(number[1:-1]) for word, number in spelt.items()}
+        numbers = {label.decode()[1:-1]: float(number[1:-1]) for label, number in spelt.items()}
         cells = [[numbers.get(cell, _number(cell)) for cell in _cells(line)] for line in whole]
         return np.array([row for row in cells if len(row) == width]).reshape(-1, width)
 

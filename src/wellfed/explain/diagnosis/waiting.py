@@ -50,7 +50,7 @@ class CauseOfWaiting:
     feeding: Feeding
 
     @property
-    def said(self) -> str:
+    def share_text(self) -> str:
         """Beginning of the message: the share of a step that waits."""
         return f"{show_percent(self.frac)} of each step waits for data"
 
@@ -75,12 +75,12 @@ def latency_of(evidence: Evidence, waiting: CauseOfWaiting) -> tuple[str, Figure
     slow = slow_steps(evidence, waiting.feeding)
     waited_ms = evidence.wait_ms[slow]
     share, longest_ms = float(waited_ms.sum() / evidence.wait_ms.sum()), float(waited_ms.max())
-    said = (
+    text = (
         f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
         f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(longest_ms / 1e3)} each"
     )
     figures: Figures = {"slow_steps": len(slow), "slowest_wait_ms": longest_ms, "share_of_waiting_frac": share}
-    return said, figures, waiting.frac * share
+    return text, figures, waiting.frac * share
 
 
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
@@ -108,7 +108,7 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "workers_take_the_cpu"
     # Other processes delay the batches if all cores would build one in a small part of a step.
     is_little = feeding.build_cpu_ms / feeding.cores < limits.LITTLE_FRAC * feeding.fed_ms
-    return None if feeding.has_company and is_little else "cpu_bound_loading"
+    return None if feeding.has_other_load and is_little else "cpu_bound_loading"
 
 
 def handover_ms(evidence: Evidence) -> float:
@@ -179,7 +179,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
         return None
     slowest_ms = float(np.quantile(builds, 0.99))
     # With many other processes any batch may be late.
-    if slowest_ms < limits.UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
+    if slowest_ms < limits.UNEVEN_FACTOR * mean_ms * (2 if feeding.has_other_load else 1):
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)

@@ -62,9 +62,9 @@ def _mounted(mount: Path, controllers: str) -> list[str]:
 
 
 def _cpu_cores(folder: Path) -> float | None:
-    words = _text(folder / "cpu.max").split()  # "150000 100000" or "max 100000"
-    if len(words) == 2:
-        quota, period = _as_int(words[0]), _as_int(words[1])
+    fields = _text(folder / "cpu.max").split()  # "150000 100000" or "max 100000"
+    if len(fields) == 2:
+        quota, period = _as_int(fields[0]), _as_int(fields[1])
     else:
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
     # v1 writes -1 for unlimited
@@ -73,7 +73,7 @@ def _cpu_cores(folder: Path) -> float | None:
 
 def _unreclaimable(folder: Path) -> int:
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    stat = dict(words[:2] for line in _text(folder / "memory.stat").splitlines() if len(words := line.split()) >= 2)
+    stat = dict(fields[:2] for line in _text(folder / "memory.stat").splitlines() if len(fields := line.split()) >= 2)
     # In v1, inactive_file covers the group alone. total_inactive_file covers the subtree, as usage does.
     cache = _as_int(stat.get("total_inactive_file", stat.get("inactive_file", ""))) or 0
     return max(0, used - cache)
@@ -83,9 +83,9 @@ def _number(path: Path) -> int | None:
     return _as_int(_text(path))
 
 
-def _as_int(word: str) -> int | None:
+def _as_int(text: str) -> int | None:
     try:
-        return int(word)
+        return int(text)
     except ValueError:
         return None  # "max", or no such file
 

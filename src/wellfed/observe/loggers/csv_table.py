@@ -115,10 +115,10 @@ def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | Non
         return 0
     if columns is not None and _is_damaged(names, columns, column):
         damaged, names = 1, list(columns)
-    place = names.index(column)
-    whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[place]) is not None]
+    index = names.index(column)
+    whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[index]) is not None]
     damaged += len(lines) - 1 - len(whole)
-    kept = [line for line in whole if (_figure(line[place]) or 0) <= last]
+    kept = [line for line in whole if (_figure(line[index]) or 0) <= last]
     if columns is not None and names != list(columns):
         rows = [dict(zip(names, line, strict=True)) for line in kept]
         names, kept = list(columns), [[row.get(name, "") for name in columns] for row in rows]
@@ -138,8 +138,8 @@ def column(path: Path, name: str) -> list[float]:
     lines, _ = _cells_of(path)
     if not lines or name not in lines[0]:
         return []
-    place = lines[0].index(name)
-    figures = (_figure(line[place]) for line in lines[1:] if len(line) == len(lines[0]))
+    index = lines[0].index(name)
+    figures = (_figure(line[index]) for line in lines[1:] if len(line) == len(lines[0]))
     return [figure for figure in figures if figure is not None]
 
 

@@ -110,7 +110,7 @@ class Journal:
         with self._lock:
             facts = {name: _shortened(fact) for name, fact in hidden_in(facts).items()}
             events = self.record.events
-            alike = [place for place, event in enumerate(events) if event["kind"] == kind]
+            alike = [index for index, event in enumerate(events) if event["kind"] == kind]
             if len(alike) >= MOST_OF_A_KIND:  # keeps the first half and the latest
                 left_out = events.pop(alike[MOST_OF_A_KIND // 2])
                 events[alike[MOST_OF_A_KIND // 2 - 1]]["left_out"] = (

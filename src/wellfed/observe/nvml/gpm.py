@@ -89,12 +89,12 @@ class Gpm:
         request.version = nvml.constant("NVML_GPM_METRICS_GET_VERSION")
         request.numMetrics = len(FIGURES)
         request.sample1, request.sample2 = before, after
-        for place, (metric, _) in enumerate(FIGURES.values()):
-            request.metrics[place].metricId = nvml.constant(metric)
+        for index, (metric, _) in enumerate(FIGURES.values()):
+            request.metrics[index].metricId = nvml.constant(metric)
         answer = nvml.ask("nvmlGpmMetricsGet", request)
         found = {}
-        for place, (name, (_, factor)) in enumerate(FIGURES.items()):
-            figure = answer.metrics[place]
+        for index, (name, (_, factor)) in enumerate(FIGURES.items()):
+            figure = answer.metrics[index]
             if figure.nvmlReturn == 0 and math.isfinite(figure.value):
                 found[name] = float(figure.value) * factor
         if not found:

@@ -133,7 +133,7 @@ class Utilisation:
         self._is_given_up = False
         self.is_stale = False
         """The driver's samples stopped changing and are no longer read."""
-        self.stumble: NvmlError | None = None
+        self.last_failure: NvmlError | None = None
         """Latest failure to read the driver's samples, if the rate was used instead."""
 
     def read(self) -> float:
@@ -162,7 +162,7 @@ class Utilisation:
         except GpuLostError:
             raise
         except NvmlError as error:
-            self.stumble = error
+            self.last_failure = error
             return []
         self._has_buffer = True
         now_s, epoch_s = self._now_s(), self._epoch_s()

@@ -31,7 +31,7 @@ class GpuReaders:
         self.power = readings.Power(self.device, now_s=now_s)
 
 
-Ask = Callable[[GpuReaders], float | Mapping[str, float]]
+Query = Callable[[GpuReaders], float | Mapping[str, float]]
 """Query of the driver for one figure, or for several by name. Raises as `wellfed.observe.nvml.readings` does."""
 
 
@@ -43,7 +43,7 @@ class Metric:
     """Column of telemetry.csv; in wandb with ``gpu<number>/`` or ``host/`` before it."""
     rate: Rate
     """fast = every telemetry.interval_s, slow = every `SLOW_S`."""
-    asks: tuple[Ask, ...] = ()
+    queries: tuple[Query, ...] = ()
     """Queries of a GPU that give it, in order of preference. One query may give several figures."""
 
 
@@ -92,15 +92,15 @@ def prefix(gpu: int) -> str:
     """Returns the prefix of a figure's name: ``gpu0``, ``host`` or ``node1/gpu0``."""
     if is_host(gpu):
         return str(named(gpu)).replace("-1", "host")
-    *node, place = str(named(gpu)).split("/")
-    return "/".join([*node, f"gpu{place}"])
+    *node, index = str(named(gpu)).split("/")
+    return "/".join([*node, f"gpu{index}"])
 
 
-def gpu_questions() -> dict[Ask, list[Metric]]:
+def gpu_queries() -> dict[Query, list[Metric]]:
     """Returns the queries of a GPU in order, with the figures that each gives. Fallbacks come last."""
-    questions: defaultdict[Ask, list[Metric]] = defaultdict(list)
-    for asks in zip_longest(*(metric.asks for metric in GPU_METRICS)):
-        for metric, ask in zip(GPU_METRICS, asks, strict=True):
+    queries: defaultdict[Query, list[Metric]] = defaultdict(list)
+    for alternatives in zip_longest(*(metric.queries for metric in GPU_METRICS)):
+        for metric, ask in zip(GPU_METRICS, alternatives, strict=True):
             if ask is not None:
-                questions[ask].append(metric)
-    return questions
+                queries[ask].append(metric)
+    return queries

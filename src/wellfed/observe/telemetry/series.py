@@ -84,8 +84,8 @@ class Series:
         self._sum += value
         if len(self._values) < self._kept:
             self._values.append(value)
-        elif (place := self._random.randrange(self.num)) < self._kept:
-            self._values[place] = value
+        elif (index := self._random.randrange(self.num)) < self._kept:
+            self._values[index] = value
 
     def entry(self) -> dict[str, float]:
         """Returns ``{mean, p5, p50, p95, max, n}``; the series must not be empty."""

@@ -111,12 +111,12 @@ def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
         lane.sort(key=lambda one: (one.start_us, -one.end_us))
         own_us = [one.end_us - one.start_us for one in lane]
         around: list[int] = []
-        for place, one in enumerate(lane):
+        for index, one in enumerate(lane):
             while around and lane[around[-1]].end_us <= one.start_us:
                 around.pop()
             if around:
                 own_us[around[-1]] -= min(one.end_us, lane[around[-1]].end_us) - one.start_us
-            around.append(place)
+            around.append(index)
         found += zip(lane, own_us, strict=True)
     return found
 
@@ -211,8 +211,8 @@ def _is_copy(one: Span) -> bool:
 
 
 def _within(time_us: float, windows: Sequence[Interval]) -> bool:
-    place = bisect_right(windows, (time_us, math.inf)) - 1
-    return place >= 0 and time_us < windows[place][1]
+    index = bisect_right(windows, (time_us, math.inf)) - 1
+    return index >= 0 and time_us < windows[index][1]
 
 
 def spans(path: Path) -> Iterator[Span]:
@@ -248,21 +248,21 @@ def _events(stream: TextIO, path: Path) -> Iterator[Any]:
     begins = _BEGINS.search(text)
     if begins is None:
         raise ValueError(f"{path} is no trace: it does not begin with traceEvents.")
-    place = begins.end()
+    position = begins.end()
     while True:
-        place = _SEPARATOR.match(text, place).end()  # type: ignore[union-attr]  # it also matches the empty string
-        if text.startswith("]", place):
+        position = _SEPARATOR.match(text, position).end()  # type: ignore[union-attr]  # it also matches the empty string
+        if text.startswith("]", position):
             return
         try:
-            event, place = decode(text, place)
+            event, position = decode(text, position)
         except json.JSONDecodeError as cause:
-            following = _EVENT.search(text, place + 1)
+            following = _EVENT.search(text, position + 1)
             if following is not None:  # a name with a quotation mark, which kineto does not escape
-                place = following.start()
+                position = following.start()
                 continue
             more = stream.read(_CHUNK)
             if not more:
                 raise ValueError(f"{path} is no whole trace: {cause}") from cause
-            text, place = text[place:] + more, 0
+            text, position = text[position:] + more, 0
             continue
         yield event

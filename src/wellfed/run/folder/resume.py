@@ -121,8 +121,8 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
-    places = checkpoints_of(path)
-    damaged = [place for place in places[: places.index(checkpoint)] if not is_readable(place)]
+    checkpoints = checkpoints_of(path)
+    damaged = [each for each in checkpoints[: checkpoints.index(checkpoint)] if not is_readable(each)]
     return Target(checkpoint, True, earlier, tuple(damaged))
 
 
@@ -151,8 +151,8 @@ def checkpoints_of(folder: Path) -> list[Path]:
         return int(number) if number.isdecimal() else sys.maxsize
 
     own = folder / CHECKPOINTS
-    places = [own / "last.ckpt", *sorted(own.glob("last-*.ckpt"), key=age), own / "best.ckpt"]
-    return [place for place in places if place.is_file()]
+    checkpoints = [own / "last.ckpt", *sorted(own.glob("last-*.ckpt"), key=age), own / "best.ckpt"]
+    return [each for each in checkpoints if each.is_file()]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -161,9 +161,9 @@ def latest_checkpoint(folder: Path) -> Path | None:
     ``best.ckpt`` is written during a validation. It is taken only if a newer ``last*.ckpt`` is damaged, and if it is
     newer than the intact one.
     """
-    places = checkpoints_of(folder)
-    good = next((place for place in places if is_readable(place)), None)
-    if good is None or good == places[0]:
+    checkpoints = checkpoints_of(folder)
+    good = next((each for each in checkpoints if is_readable(each)), None)
+    if good is None or good == checkpoints[0]:
         return good
     best, step = folder / CHECKPOINTS / "best.ckpt", step_of(good)
     newer = step_of(best)
@@ -180,11 +180,11 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     passed_over: list[str] = []
     for folder in sorted(runs.glob("*"), reverse=True):
-        places = checkpoints_of(folder)
+        checkpoints = checkpoints_of(folder)
         try:
             earlier = RunRecord.read(folder)
         except (OSError, ValueError) as error:
-            if places:
+            if checkpoints:
                 good = latest_checkpoint(folder)
                 way_out = f"type its overrides and resume={good}, which goes on in a new folder; or " if good else ""
                 raise _damaged(folder, f"its record can't be read ({first_line(error)})", way_out) from error
@@ -193,10 +193,10 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
             continue
         if _is_running(folder, earlier):
             passed_over.append(f"{folder} is running (process {earlier.pid} on {earlier.host_name})")
-        elif any(map(is_readable, places)):
+        elif any(map(is_readable, checkpoints)):
             return folder, passed_over
-        elif places:
-            names = ", ".join(place.name for place in places)
+        elif checkpoints:
+            names = ", ".join(each.name for each in checkpoints)
             raise _damaged(folder, f"it did not end well, and no checkpoint of it can be read ({names})", "")
         else:
             passed_over.append(f"{folder} did not end well, and has no checkpoint")

@@ -41,9 +41,9 @@ class RunFolder:
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
         is_run = (self.path / record.FILE_NAME).exists()  # otherwise a user's folder with other files
-        places = self.path.rglob("*") if is_run else self.path.iterdir()
-        found = {place.relative_to(self.path): place for place in places}
-        sizes = {name: place.stat().st_size if place.is_file() else None for name, place in found.items()}
+        paths = self.path.rglob("*") if is_run else self.path.iterdir()
+        found = {path.relative_to(self.path): path for path in paths}
+        sizes = {name: path.stat().st_size if path.is_file() else None for name, path in found.items()}
         for name, size in sizes.items():
             is_kept = is_run and size is not None and not found[name].is_symlink()
             if is_kept and name.parts[0] not in _NEVER_REPLACED:
@@ -70,13 +70,13 @@ class RunFolder:
                 kept.replace(self.path / name)
         self.done()
         is_run = Path(record.FILE_NAME) in self.before
-        for place in list(self.path.rglob("*") if is_run else self.path.iterdir()):
-            if place.relative_to(self.path) in self.before or place.name == lock.FILE_NAME:
+        for path in list(self.path.rglob("*") if is_run else self.path.iterdir()):
+            if path.relative_to(self.path) in self.before or path.name == lock.FILE_NAME:
                 continue
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                place.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         if not is_run and self.before.get(Path(lock.FILE_NAME)) == 0:  # made by this run, before it looked
             (self.path / lock.FILE_NAME).unlink(missing_ok=True)
 

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 class ConfiguredStep:
     """Optimizer steps of the configured model on one device, without a trainer. Moves the model to ``device`` and makes
-    the feature table. Call it with a batch from `place`."""
+    the feature table. Call it with a batch from `to_device`."""
 
     def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, fill: Fill) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
@@ -72,7 +72,7 @@ class ConfiguredStep:
         self._step = TrainStep(computation, self._optimizer, Fallbacks(self._micro), settings)
         self._batch: Batch | None = None
 
-    def place(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """Returns the batch on the device, in the precision of the step. Frees the previous batch."""
         self._batch = None
         placed = batches.to_device(batch, self.device)
@@ -154,7 +154,7 @@ def measured(
     shape, until_s = step_shape(plan, facts), time.monotonic() + RATES_S
 
     def decide(step: ConfiguredStep) -> RunPlan:
-        prober = Prober(step, lambda size: step.place(make_batch(size)), make_meter(step))
+        prober = Prober(step, lambda size: step.to_device(make_batch(size)), make_meter(step))
 
         def rate(size: int) -> float | None:
             return None if time.monotonic() > until_s else prober.rate(size) or 0.0

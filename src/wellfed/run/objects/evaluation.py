@@ -116,5 +116,5 @@ def eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSetti
 def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
     """Returns the number of evaluation batches that are copied to the device ahead. Without workers the copying thread
     would build the batches too, and draw from the process's generators."""
-    is_built_elsewhere = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
-    return plan.loader.device_prefetch if is_built_elsewhere else 0
+    may_build_ahead = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return plan.loader.device_prefetch if may_build_ahead else 0

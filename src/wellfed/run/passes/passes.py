@@ -42,7 +42,7 @@ from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.process_watch import ProcessWatch
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace
 from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
-from wellfed.train.lightning.callbacks.pruning import Judge, Pruning
+from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
@@ -143,15 +143,15 @@ class Passes:
         stop: StopRequest,
         checkpoint: Path | None,
         on_start: Callable[[], None],
-        judge: Judge | None = None,
+        pruner: Pruner | None = None,
     ) -> None:
-        """Trains, with the validations in between; resumes from a checkpoint if there is one. ``judge`` may end the
+        """Trains, with the validations in between; resumes from a checkpoint if there is one. ``pruner`` may end the
         training after any validation."""
         self._eval_batches.check()
         clock, total_steps = self._clock(), lit.total_steps(self._options, self.steps_per_epoch)
         callbacks = self._fit_callbacks(console, clock, on_start, total_steps)
-        validations = 0 if judge is None else self._books.journal.validations_written()
-        pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
+        validations = 0 if pruner is None else self._books.journal.validations_written()
+        pruning = Pruning(pruner, self._latest_best_metric, total_steps, validations)
         last = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, last)
         with self._books.wall.running():

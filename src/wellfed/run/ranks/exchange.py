@@ -20,7 +20,7 @@ from wellfed.errors import EXIT_FAILED, ConfigError, first_line
 from wellfed.ranks import Launch
 from wellfed.run.ending import OK, Outcome, RankEnded
 from wellfed.run.ranks import store as stores
-from wellfed.run.ranks.ends import BEAT_S, Ends
+from wellfed.run.ranks.rank_outcomes import BEAT_S, RankOutcomes
 from wellfed.run.ranks.store import Address
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Exchange:
 
     def __init__(self, launch: Launch, address: Address | None = None) -> None:
         self.launch = launch
-        self.ends = Ends(launch)
+        self.outcomes = RankOutcomes(launch)
         self._given = address
         self._port, self._key = 0, b""
         self._is_open = self._is_closed = False
@@ -121,8 +121,8 @@ class Exchange:
         if self.launch.rank == 0 or self._given is not None:
             with suppress(ConfigError, OSError, RuntimeError, RankEnded):
                 self._open(come_s=REFUSED_S)
-        self.ends.report(outcome)
-        self.ends.stop()
+        self.outcomes.report(outcome)
+        self.outcomes.stop()
 
     def _next(self, kind: str) -> str:
         self._uses[kind] += 1
@@ -130,12 +130,12 @@ class Exchange:
 
     def _put(self, key: str, content: Any) -> None:
         data = pickle.dumps(content)
-        self.ends.ask("set", key, self._signature(data) + data)
+        self.outcomes.ask("set", key, self._signature(data) + data)
 
     def _take(self, key: str, *, is_last: bool) -> Any:
-        signed: bytes = self.ends.ask("get", key)
+        signed: bytes = self.outcomes.ask("get", key)
         if is_last:
-            self.ends.ask("delete_key", key)
+            self.outcomes.ask("delete_key", key)
         data = signed[_DIGEST_BYTES:]
         if not hmac.compare_digest(signed[:_DIGEST_BYTES], self._signature(data)):
             raise ValueError("it was signed by another run")
@@ -147,8 +147,8 @@ class Exchange:
     def _await(self, key: str, rank: int) -> Any:
         """Returns an object from a rank, once it is there. torch's own wait prints a warning at its timeout."""
         wait_s = 0.005
-        while not self.ends.ask("check", [key]):
-            self.ends.check(rank)
+        while not self.outcomes.ask("check", [key]):
+            self.outcomes.check(rank)
             time.sleep(wait_s)
             wait_s = min(0.2, 1.5 * wait_s)
         try:
@@ -162,7 +162,7 @@ class Exchange:
 
     def _receive(self, kind: str, ranks: Sequence[int], read: Counter[int], handler: Callable[[Any], None]) -> None:
         for rank in ranks:
-            while self.ends.ask("check", [key := f"{kind}/{read[rank] + 1}/{rank}"]):
+            while self.outcomes.ask("check", [key := f"{kind}/{read[rank] + 1}/{rank}"]):
                 read[rank] += 1
                 try:
                     handler(self._take(key, is_last=True))
@@ -187,15 +187,15 @@ class Exchange:
         else:
             store, self._key = stores.find(launch, come_s) if self._given is None else stores.connect(self._given)
         self._port = store.port
-        self.ends.start(store)
+        self.outcomes.start(store)
         if launch.rank == 0 and launch.by != "Lightning":
             self._launchers = stores.publish(self._port, self._key, launch, come_s)
             until_s, all_ranks = time.monotonic() + come_s, range(launch.world_size)
-            while missing := self.ends.missing({*all_ranks}):
+            while missing := self.outcomes.missing({*all_ranks}):
                 if time.monotonic() > until_s:
                     problem = (
-                        f"{self.ends.named(*missing).lower()} of {launch.world_size} did not come within {come_s:.0f} "
-                        "s: were they started, and do their machines reach this one?"
+                        f"{self.outcomes.named(*missing).lower()} of {launch.world_size} did not come within "
+                        f"{come_s:.0f} s: were they started, and do their machines reach this one?"
                     )
                     raise ConfigError.of(launch.by, problem, "What they say themselves is in their own output.")
                 time.sleep(0.02)

@@ -88,7 +88,7 @@ def follow(exchange: Exchange, own_git: Callable[[], GitState | None]) -> Shared
     # Once per machine: hundreds of ranks would read the same files from one file server.
     exchange.gather("code", _facts(launch, own_git()) if launch.is_first_of_node else None)
     shared: SharedRun = exchange.broadcast("run")
-    exchange.ends.on_rank_0_gone = lambda outcome: _complete_record(launch, shared, outcome)
+    exchange.outcomes.on_rank_0_gone = lambda outcome: _complete_record(launch, shared, outcome)
     is_seen = _sees(shared)
     exchange.gather("sees", None if is_seen else f"node {launch.node} ({socket.gethostname()})")
     if not is_seen:
@@ -123,7 +123,7 @@ def invited() -> tuple[Exchange, SharedRun] | None:
         return None
     address, shared, world_size = pickle.loads(Path(path).read_bytes())
     exchange = Exchange(lightnings_launch(rank, world_size), address)
-    exchange.ends.on_rank_0_gone = lambda outcome: _complete_record(exchange.launch, shared, outcome)
+    exchange.outcomes.on_rank_0_gone = lambda outcome: _complete_record(exchange.launch, shared, outcome)
     return exchange, shared
 
 

@@ -157,7 +157,7 @@ class OtherRanks:
         if (
             self._has_invited
             and exchange is not None
-            and not exchange.ends.missing({*range(exchange.launch.world_size)})
+            and not exchange.outcomes.missing({*range(exchange.launch.world_size)})
         ):
             uninvite()
 
@@ -175,7 +175,7 @@ class OtherRanks:
             if outcome.is_refusal:
                 self._undo()
 
-        return nullcontext() if self._exchange is None else self._exchange.ends.watching(end)
+        return nullcontext() if self._exchange is None else self._exchange.outcomes.watching(end)
 
     def receiving(self, handler: Callable[[Any], None]) -> AbstractContextManager[None]:
         """Delivers the readings of other machines' first ranks to rank 0 within the block."""
@@ -203,9 +203,9 @@ class OtherRanks:
             if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
                 keep_log_of_rank(self._shared.folder, self._rank)
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
-            own = self._explained(own, exchange.ends.reason(own))
-        exchange.ends.report(own)
-        self.is_shown_by_rank_0 = 0 not in exchange.ends.lost
+            own = self._explained(own, exchange.outcomes.reason(own))
+        exchange.outcomes.report(own)
+        self.is_shown_by_rank_0 = 0 not in exchange.outcomes.lost
         _leave_for_torchrun(own)
         if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
             _leave_collectives()
@@ -215,7 +215,7 @@ class OtherRanks:
         """Returns the outcome with the paths of the other ranks' logs in its advice, those of lost ranks too."""
         if self._shared is None or self._exchange is None or self._rank > 0 or outcome.is_refusal:
             return outcome
-        folder, ends = self._shared.folder, self._exchange.ends
+        folder, ends = self._shared.folder, self._exchange.outcomes
         logs = [keep_log_of_rank(folder, rank, is_gone=rank in ends.lost) for rank in ends.failed if rank > 0]
         shown = ", ".join(str(log) for log in logs if log.exists())
         return replace(outcome, advice=f"{outcome.advice} Its log is {shown}.".lstrip()) if shown else outcome

@@ -138,26 +138,26 @@ class _Columns:
     def found(cls, path: Path, rows: Sequence[Sequence[str]]) -> _Columns:
         """Finds the header: the first row that names a column of utilisation."""
         named = [[re.sub(r"\s*\[.*\]$", "", cell.strip()).lower() for cell in row] for row in rows]
-        at = next((place for place, names in enumerate(named) if _place(names, _UTILISATION) is not None), None)
+        at = next((index for index, names in enumerate(named) if _index_of(names, _UTILISATION) is not None), None)
         if at is None:
             raise _refused(path, *_not_telemetry([row for row in rows if row]))
         names = named[at]
-        util, time = _place(names, _UTILISATION), _place(names, _TIME)
+        util, time = _index_of(names, _UTILISATION), _index_of(names, _TIME)
         assert util is not None
         if time is None:
             way_out = f"Add timestamp to what nvidia-smi is asked for: {ASK_NVIDIA_SMI}"
             raise _refused(path, "has no column of time (timestamp or time_s).", way_out)
         writer: Writer = "wellfed" if names[util] == "util_pct" else "nvidia-smi"
-        places = (_place(names, _GPU), _place(names, _CARD), _place(names, ("phase",)))
-        return cls(writer, rows[at], rows[at + 1 :], time, util, *places)
+        indices = (_index_of(names, _GPU), _index_of(names, _CARD), _index_of(names, ("phase",)))
+        return cls(writer, rows[at], rows[at + 1 :], time, util, *indices)
 
     @property
     def width(self) -> int:
         """Minimum number of cells in a row."""
-        return 1 + max(place for place in (self.time, self.util, self.gpu, self.card, self.phase) if place is not None)
+        return 1 + max(index for index in (self.time, self.util, self.gpu, self.card, self.phase) if index is not None)
 
 
-def _place(names: Sequence[str], wanted: Sequence[str]) -> int | None:
+def _index_of(names: Sequence[str], wanted: Sequence[str]) -> int | None:
     return next((names.index(name) for name in wanted if name in names), None)
 
 
@@ -190,18 +190,18 @@ class _Gathered:
 
 def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
     """Returns the indices of the longest interval in which time increases, without single rows out of order."""
-    places: npt.NDArray[np.int64] = np.arange(len(time_s))
+    indices: npt.NDArray[np.int64] = np.arange(len(time_s))
     if not (np.diff(time_s) < 0).any():
-        return places
+        return indices
     before, here, after = time_s[:-2], time_s[1:-1], time_s[2:]
     is_odd = (before <= after) & ((here < before) | (here > after))
-    places = places[~np.concatenate([[False], is_odd, [False]])]
-    gaps_s = np.diff(time_s[places])
+    indices = indices[~np.concatenate([[False], is_odd, [False]])]
+    gaps_s = np.diff(time_s[indices])
     if not (gaps_s < 0).any():
-        return places
+        return indices
     # A clock that was wrong for a while jumps forward as far as it jumps back.
     cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
-    stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
+    stretches: list[npt.NDArray[np.int64]] = np.split(indices, cuts)
     return max(stretches, key=len)
 
 

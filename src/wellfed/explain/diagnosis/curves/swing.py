@@ -179,9 +179,9 @@ def _likeness(series: Series, periods: Series) -> Series:
     return total / _TURNS
 
 
-def _between(rows: Series, places: Series) -> Series:
-    below = np.minimum(places.astype(int), rows.shape[1] - 2)
-    part = places - below
+def _between(rows: Series, positions: Series) -> Series:
+    below = np.minimum(positions.astype(int), rows.shape[1] - 2)
+    part = positions - below
     return np.asarray(rows[:, below] * (1 - part) + rows[:, below + 1] * part)
 
 
@@ -192,8 +192,8 @@ def _noise_like(values: Series) -> Series:
     residuals = centred[1:] - memory * centred[:-1]
     rng = np.random.default_rng(0)
     noise = np.stack([rng.permutation(residuals) for _ in range(_NOISES)], axis=1)
-    for place in range(1, len(noise)):
-        noise[place] += memory * noise[place - 1]
+    for index in range(1, len(noise)):
+        noise[index] += memory * noise[index - 1]
     return np.ascontiguousarray(noise.T)
 
 
@@ -251,18 +251,18 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         chance = _noise_like(left)
         if r2.max() <= _SURE * max(float(_folded(chance, lag).max()) for lag in candidates):
             return
-        place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
-        lag = candidates.pop(place)
+        index = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
+        lag = candidates.pop(index)
         cut = _stretches(left[None], lag)
         means = cut.mean(axis=2)
         is_few, regular_frac = len(left) < _FEW * lag, _regular_frac(cut[0])
-        if regular_frac < _LEAST_REGULAR or (is_few and (r2[place] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
+        if regular_frac < _LEAST_REGULAR or (is_few and (r2[index] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
             continue
         yield StepSwing(
             lag,
             tuple(name for name, steps in lags.items() if steps == lag),
             where,
-            float(r2[place] * np.var(left) / total),
+            float(r2[index] * np.var(left) / total),
             float(np.ptp(means, axis=-1).mean()),
         )
         left = (cut - means[:, :, None]).ravel()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.memory import device_memory_full, memory_creeps
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.observe.telemetry.machines import HOST
 
@@ -34,7 +34,7 @@ def test_a_leak_on_the_card():
 
 def test_a_leak_that_filled_the_card_is_the_cause_and_not_the_size_of_batches():
     full = on_card(status="oom", readings=N, card={"mem_used_gib": 4 + 19 * RAMP}, events=[{"kind": "oom", "step": 99}])
-    first, *_ = judge(full)
+    first, *_ = run_rules(full)
     assert (first.id, first.severity) == ("memory_creeps", "high")
     assert "until it was full" in first.message
     assert device_memory_full.check(full) is None

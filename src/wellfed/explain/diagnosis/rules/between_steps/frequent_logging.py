@@ -43,10 +43,10 @@ def check(evidence: Evidence) -> Finding | None:
     wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
     factor = evidence.ceiling_factor or 1.0
     won_frac = frac * (1 - every / wanted)
-    said = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
+    text = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
     return Finding(
         "frequent_logging",
-        f"{said}, and the loop stands still for {show_duration(row_ms / 1e3)} then: {show_percent(frac)} of the "
+        f"{text}, and the loop stands still for {show_duration(row_ms / 1e3)} then: {show_percent(frac)} of the "
         f"time.{f' {hook} takes part in it.' if hook_frac >= 0.1 * frac else ''}",
         {"logging_frac": frac, "row_ms": row_ms, "every_steps": every},
         (f"{_KNOB}={wanted}",),

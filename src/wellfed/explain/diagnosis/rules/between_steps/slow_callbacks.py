@@ -39,11 +39,11 @@ def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
     if len(named) > 1:
         each = [f"{name} {show_percent(hooks[name] / of_s)}" for name in named]
         who, took_s = f"{', '.join(each)}: callbacks and hooks take", spent_s
-    said = f"{who} {show_percent(took_s / of_s)} of the wall time of training, {show_duration(took_s)} of "
+    text = f"{who} {show_percent(took_s / of_s)} of the wall time of training, {show_duration(took_s)} of "
     frac = lost_s / of_s
     return Finding(
         "slow_callbacks",
-        f"{said}{show_duration(of_s)}.",
+        f"{text}{show_duration(of_s)}.",
         {"callbacks_frac": spent_s / of_s, "callback": named[0], "callback_s": hooks[named[0]]},
         gain=gain_of(frac, 0.85 * frac, frac),
     )
@@ -85,10 +85,10 @@ def _between_steps(evidence: Evidence) -> Finding | None:
     )
 
 
-def _distance(places: Series) -> int:
-    """Returns the steps between two places if nearly all are equally far apart, else 0."""
-    if len(places) <= FEWEST_PAUSES:
+def _distance(indices: Series) -> int:
+    """Returns the steps between two indices if nearly all are equally far apart, else 0."""
+    if len(indices) <= FEWEST_PAUSES:
         return 0
-    apart, times = np.unique(np.diff(places), return_counts=True)
+    apart, times = np.unique(np.diff(indices), return_counts=True)
     most = int(times.argmax())
-    return int(apart[most]) if times[most] >= _LEAST_REGULAR * (len(places) - 1) and apart[most] > 1 else 0
+    return int(apart[most]) if times[most] >= _LEAST_REGULAR * (len(indices) - 1) and apart[most] > 1 else 0

@@ -18,9 +18,9 @@ def check(evidence: Evidence) -> Finding | None:
     works = evidence.time["compute_frac"] >= WORKS_FRAC and own >= WORKS_FRAC * threads
     if threads > cores / 2 or idle < IDLE_CORES or not works:
         return None
-    said = (
+    text = (
         f"The steps compute on the CPU with {counted(threads, 'thread')}, and {idle:.1f} of {cores:g} cores stood "
         "idle. The number is torch.set_num_threads in the code, or OMP_NUM_THREADS. More threads make large "
         "operations faster, and small ones slower: measure it."
     )
-    return Finding("few_threads", said, {"torch_threads": threads, "idle_cores": idle}, is_note=True)
+    return Finding("few_threads", text, {"torch_threads": threads, "idle_cores": idle}, is_note=True)

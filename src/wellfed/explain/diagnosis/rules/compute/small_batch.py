@@ -21,13 +21,13 @@ def check(evidence: Evidence) -> Finding | None:
         gain = merged.gain(load)
         if gain.factor < LEAST_DEVICE_GAIN:
             return None
-        said = (
+        text = (
             f"Each step is split into {merged.parts_before} micro-batches of {merged.micro_batch_before}, too small "
             f"for the GPU: {_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same "
             f"step in {counted(merged.parts, 'part')}."
         )
         figures |= {"num_micro": merged.parts_before, "num_micro_that_suffice": merged.parts}
-        return Finding("small_batch", said, figures, merged.change, gain=gain)
+        return Finding("small_batch", text, figures, merged.change, gain=gain)
     # An unsplit step can only grow by more samples, which changes learning. Saving launches and bytes costs less.
     effective = evidence.value("workload.effective_batch_size")
     if load.limit != "small kernels" or not effective or used >= MEMORY_USED_FRAC or has_run_out(evidence):

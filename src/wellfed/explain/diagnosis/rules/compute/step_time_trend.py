@@ -32,20 +32,20 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     first, last = float(levels[0]), float(levels[-1])
     begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
-    place = round(begun * len(times_ms) / _BLOCKS)
-    step = int(steps[place]) if len(steps) == len(times_ms) else place
+    index = round(begun * len(times_ms) / _BLOCKS)
+    step = int(steps[index]) if len(steps) == len(times_ms) else index
     between_ms = np.array_split(np.nan_to_num(evidence.column("host_ms")), _BLOCKS)
     grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
     part = "between the steps" if grown_ms > 0.5 * (last - first) else "in forward, backward and optimizer"
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
-    said = (
+    text = (
         f"Steps take longer and longer: {show_ms(first)} at the start and {show_ms(last)} at the end, "
         f"{show_factor(last / first)} times as long, from step {step} on. The growth is {part}; waiting for data is "
         f"not in it. It cost {show_percent(lost_frac)} of the steps' time. Look for work that grows with each step: a "
         "list that the loss goes through, a graph that is never detached, a log that is read again."
     )
     figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "from_step": step}
-    return Finding("step_time_trend", said, figures, lost_frac=lost_frac)
+    return Finding("step_time_trend", text, figures, lost_frac=lost_frac)
 
 
 def _rising(times_ms: Series) -> Series | None:

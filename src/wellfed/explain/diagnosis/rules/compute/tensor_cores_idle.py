@@ -29,19 +29,19 @@ def check(evidence: Evidence) -> Finding | None:
     if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
         return None
     figures: Figures = {"full_frac": load.full_frac, "capability": capability}
-    said = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
+    text = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
     if tensor is None:
-        said = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {said}: its tensor cores are not used"
+        text = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {text}: its tensor cores are not used"
     else:
         figures["tensor_frac"] = tensor
         at_work = (
             f"{show_percent(load.full_frac)} of the GPU is at work, and {show_percent(tensor)} of its tensor cores"
         )
-        said = f"{at_work}: it {said}"
+        text = f"{at_work}: it {text}"
     change = ("gpu.precision=bf16-mixed", "gpu.tf32=true") if has_tf32 else ("gpu.precision=16-mixed",)
     least, most = (_gain(load, ratio) for ratio in (_LEAST_RATIO, _MOST_RATIO))
     gain = Gain(_gain(load, _RATIO), 1.0 if tensor is None else least, most)
-    return Finding("tensor_cores_idle", f"{said}.", figures, change, gain=gain)
+    return Finding("tensor_cores_idle", f"{text}.", figures, change, gain=gain)
 
 
 def _gain(load: DeviceLoad, ratio: float) -> float:

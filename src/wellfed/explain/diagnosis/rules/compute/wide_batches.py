@@ -14,8 +14,8 @@ def check(evidence: Evidence) -> Finding | None:
     wide, total = sizes.get("float64", 0.0), sum(sizes.values())
     if wide < WIDE_MIB or wide < WIDE_FRAC * total:
         return None
-    said = (
+    text = (
         f"{show_bytes(wide * MIB)} of a batch's {show_bytes(total * MIB)} are float64, as NumPy makes it. float32 is "
         "half as much to build, to hand over and to copy, and uint8 (made a float in on_device) an eighth."
     )
-    return Finding("wide_batches", said, {"float64_mib": wide, "batch_mib": total}, is_note=True)
+    return Finding("wide_batches", text, {"float64_mib": wide, "batch_mib": total}, is_note=True)

@@ -16,12 +16,12 @@ def check(evidence: Evidence) -> Finding | None:
     feeding, factor = waiting.feeding, waiting.feeding.contention
     is_thread = evidence.value("loader.backend") == "threads"
     first = "Python's own lock, as they are threads" if is_thread else "a lock in the dataset"
-    said = (
-        f"{waiting.said}. Beside {feeding.num_workers} workers a batch takes "
+    text = (
+        f"{waiting.share_text}. Beside {feeding.num_workers} workers a batch takes "
         f"{show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker alone took, and "
         f"{show_percent(feeding.cpu_frac)} of that is CPU time. The workers wait for one another: {first}, "
         "a rate limit, or a store at its limit. More workers don't help. Read without the lock, in larger "
         "requests, or from a local copy."
     )
     figures = {**feeding.figures(), "build_ms_alone": feeding.alone_ms or 0.0, "contention_factor": factor}
-    return Finding("contended_loading", said, figures, lost_frac=waiting.frac)
+    return Finding("contended_loading", text, figures, lost_frac=waiting.frac)

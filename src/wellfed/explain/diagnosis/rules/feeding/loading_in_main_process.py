@@ -18,20 +18,20 @@ def check(evidence: Evidence) -> Finding | None:
     if waiting is None:
         return None
     feeding = waiting.feeding
-    said = (
-        f"{waiting.said}: the training process builds a batch itself in "
+    text = (
+        f"{waiting.share_text}: the training process builds a batch itself in "
         f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
     )
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
         gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
-        said += ". The data can give whole batches (fetch), and is asked for single samples."
+        text += ". The data can give whole batches (fetch), and is asked for single samples."
         change = planned_anew(evidence)
     else:
         advised = feeding.workers_advised
         gain = feeding.gain(advised)
-        said += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
+        text += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
         change = knobs(evidence, backend="auto", num_workers=advised)
         if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
             change += knobs(evidence, persistent_workers=True)
-    return Finding("loading_in_main_process", said, feeding.figures(), change, gain=gain)
+    return Finding("loading_in_main_process", text, feeding.figures(), change, gain=gain)

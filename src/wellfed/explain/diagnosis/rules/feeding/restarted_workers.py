@@ -35,15 +35,15 @@ def check(evidence: Evidence) -> Finding | None:
     kept_frac = min(1.0, (evidence.build_ms or 0.1 * start_ms) / start_ms) * frac
     is_own = evidence.value("loader.backend") == "own"
     begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"
-    said = (
+    text = (
         f"{begin}: its first step comes {show_duration(start_ms / 1e3)} late, "
         f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {evidence.lags.get('epoch', 0)} steps."
     )
     if stays:
-        said += " The data can give whole batches (fetch), and is asked for single samples."
+        text += " The data can give whole batches (fetch), and is asked for single samples."
     return Finding(
         "restarted_workers",
-        f"{said}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
+        f"{text}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
         {"restart_frac": frac, "late_ms": start_ms, "epochs_begun": len(starts)},
         () if is_own else ("loader=auto",) if stays else ("loader.persistent_workers=true",),
         gain=gain_of(frac - kept_frac, 0.5 * (frac - kept_frac), frac),

@@ -19,10 +19,10 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     copy_ms, mib = copy * evidence.step_ms, evidence.record.loading.get("batch_mib")
     figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
-    said = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+    text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
-        said += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
+        text += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
     change, whys = [], []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
@@ -31,12 +31,12 @@ def check(evidence: Evidence) -> Finding | None:
         change.append(f"loader.device_prefetch={_AHEAD}")
         whys.append("nothing is copied ahead")
     if not change:
-        said += (
+        text += (
             ", and copies run ahead of the step already. Only smaller batches go over faster: uint8 or int16 in the "
             "batch, converted to floats on the device (on_device)"
         )
-        return Finding("slow_copy", f"{said}.", figures, lost_frac=copy)
-    return Finding("slow_copy", f"{said}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+        return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
+    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:

@@ -15,8 +15,8 @@ def check(evidence: Evidence) -> Finding | None:
     if waiting is None:
         return None
     feeding, taken_ms = waiting.feeding, handover_ms(evidence)
-    said = (
-        f"{waiting.said}, though {counted(feeding.num_workers, 'worker')} "
+    text = (
+        f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up: to take a batch over from another process takes "
         f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
     )
@@ -24,10 +24,10 @@ def check(evidence: Evidence) -> Finding | None:
     if evidence.record.loading.get("has_fetch"):
         return Finding(
             "slow_handover",
-            f"{said}. The data can give whole batches (fetch): threads build them in this process.",
+            f"{text}. The data can give whole batches (fetch): threads build them in this process.",
             figures,
             knobs(evidence, backend="threads"),
             gain=feeding.gain(feeding.num_workers),
         )
-    said += ". Fewer and larger tensors in a batch go over faster; threads need none of it, where the data has fetch."
-    return Finding("slow_handover", said, figures, lost_frac=waiting.frac)
+    text += ". Fewer and larger tensors in a batch go over faster; threads need none of it, where the data has fetch."
+    return Finding("slow_handover", text, figures, lost_frac=waiting.frac)

@@ -39,11 +39,11 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _finding(what: str, growth: tuple[float, float, float], why: str, *, ended: bool) -> Finding:
     start_gib, end_gib, left_s = growth
-    said = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and had not come to rest"
-    said += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
+    text = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and had not come to rest"
+    text += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
     return Finding(
         "memory_creeps",
-        f"{said}. {why}",
+        f"{text}. {why}",
         {"start_gib": start_gib, "end_gib": end_gib, "full_in_s": 0.0 if ended else left_s},
         lost_frac=1.0 if ended else 0.0,
     )

@@ -14,8 +14,8 @@ def check(evidence: Evidence) -> Finding | None:
     if factor is None or frac is None or frac < LEAST_AT_CEILING_FRAC:
         return None
     if factor <= 1:
-        said = "Stop tuning: this run is as fast as with all its data on the device"
+        text = "Stop tuning: this run is as fast as with all its data on the device"
     else:
-        said = f"Stop tuning: {show_percent(1 / factor)} of the ceiling, and nothing that costs time was found"
+        text = f"Stop tuning: {show_percent(1 / factor)} of the ceiling, and nothing that costs time was found"
     figures = {"wait_frac": evidence.wait_frac, "of_ceiling_frac": 1 / factor, "at_ceiling_frac": frac}
-    return Finding("healthy", f"{said}.", figures, is_note=True)
+    return Finding("healthy", f"{text}.", figures, is_note=True)

@@ -27,26 +27,26 @@ def check(evidence: Evidence) -> Finding | None:
     evidence_: Figures = {}
     if events:
         step = int(events[0].get("step") or 0)
-        said = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
+        text = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
         if events[-1].get("action") == "raise":
-            said = f"The loss was no finite number by step {step}, which ended the run"
+            text = f"The loss was no finite number by step {step}, which ended the run"
         evidence_ |= {"non_finite_steps": len(events)}
     else:
         assert at is not None
         step, median = int(steps[at]), float(np.median(values[max(0, at - LOSS_WINDOW) : at]))
         now = float(values[at])
-        said = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
+        text = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
         if not np.isfinite(now):
-            said = f"The loss was no finite number at step {step}"
+            text = f"The loss was no finite number at step {step}"
         evidence_ |= {"loss": now, "median_before": median}
     named = next((event for event in events if isinstance(event.get("sample"), int)), None)
     if named is not None:
-        return _of_data(evidence, named, said, {"step": step, **evidence_})
+        return _of_data(evidence, named, text, {"step": step, **evidence_})
     lr = _far_too_high(evidence)
     cause = "the learning rate is too high for it, or gradients are not bounded"
     return Finding(
         "loss_blows_up",
-        f"{said}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
+        f"{text}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
         {"step": step, **evidence_},
         _changes(evidence),
         changes_learning=True,
@@ -54,14 +54,14 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: Figures) -> Finding:
+def _of_data(evidence: Evidence, named: Mapping[str, Any], text: str, figures: Figures) -> Finding:
     """Returns the finding for a batch with a sample that is not finite."""
     sample, ended = named["sample"], named.get("action") == "raise"
-    place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
+    where = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
     skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
     return Finding(
         "loss_blows_up",
-        f"{said}: training sample {sample} holds {named.get('value', 'NaN')} ({place}). The data is the cause, not the "
+        f"{text}: training sample {sample} holds {named.get('value', 'NaN')} ({where}). The data is the cause, not the "
         "learning rate: repair that sample, or leave it out.",
         {**figures, "sample": sample},
         (f"loader.skip_ids=[{','.join(map(str, skipped))}]",),

@@ -53,7 +53,7 @@ from wellfed.explain.diagnosis.rules.verdict import (
     unknown,
     utilisation_swings,
 )
-from wellfed.explain.diagnosis.swing_words import utilisation_said
+from wellfed.explain.diagnosis.swing_text import utilisation_swing
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
@@ -109,10 +109,10 @@ def conclude(evidence: Evidence) -> None:
     """Stores swing and findings in the record of the evidence."""
     record = evidence.record
     record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
-    record.findings = [finding.entry() for finding in judge(evidence)]
+    record.findings = [finding.entry() for finding in run_rules(evidence)]
 
 
-def judge(evidence: Evidence) -> list[Finding]:
+def run_rules(evidence: Evidence) -> list[Finding]:
     """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so. If
     other programs use the machine, that finding is first, and no gain is predicted."""
     too_few = too_few_steps.check(evidence)
@@ -126,9 +126,9 @@ def judge(evidence: Evidence) -> list[Finding]:
         return found
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
-        said = utilisation_said(evidence)
-        if said is not None and said not in found[0].message:
-            found[0] = replace(found[0], message=f"{found[0].message} {said}")
+        text = utilisation_swing(evidence)
+        if text is not None and text not in found[0].message:
+            found[0] = replace(found[0], message=f"{found[0].message} {text}")
         is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
         return found if doubt is None or is_known else [*found, doubt]
     verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence)

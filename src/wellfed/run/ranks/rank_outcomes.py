@@ -44,7 +44,7 @@ class Joined(NamedTuple):
     pid: int
 
 
-class Ends:
+class RankOutcomes:
     """Ends of the ranks of a run, as far as this rank has read or found them."""
 
     def __init__(self, launch: Launch) -> None:

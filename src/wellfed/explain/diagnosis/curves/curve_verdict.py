@@ -31,7 +31,7 @@ _ADVICE: dict[Verdict, str] = {
 
 
 @dataclass(frozen=True)
-class Level:
+class CurveUtilisation:
     """Utilisation of a GPU over an interval, in percent of that time."""
 
     mean_pct: float
@@ -69,7 +69,7 @@ class Level:
         return {**asdict(self), "message": self.message, "advice": self.advice}
 
 
-def level_of(time_s: Series, util_pct: Series) -> Level | None:
+def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
     """Returns the level of a curve read at ``time_s`` seconds; None without readings. ``nan`` is no reading."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
@@ -84,7 +84,7 @@ def level_of(time_s: Series, util_pct: Series) -> Level | None:
     by_mean: Verdict = (
         "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
     )
-    return Level(
+    return CurveUtilisation(
         mean_pct,
         p5_pct,
         p95_pct,
@@ -100,9 +100,9 @@ def level_of(time_s: Series, util_pct: Series) -> Level | None:
 class CurveVerdict:
     """Verdict on one GPU from its curve alone, live or from a file."""
 
-    whole: Level | None
+    whole: CurveUtilisation | None
     """Level of all readings; None without any."""
-    judged: Level | None
+    rated: CurveUtilisation | None
     """Level the verdict is based on: readings while the GPU was in use, else all. None without a verdict."""
 
     @property
@@ -110,16 +110,16 @@ class CurveVerdict:
         """Verdict on all readings, without a full stop."""
         if self.whole is None:
             return "no utilisation was read"
-        if self.judged is not None:
+        if self.rated is not None:
             return self.whole.message
         if self.whole.num < FEWEST_OF_CARD:
             return f"{counted(self.whole.num, 'reading')}, too few for a verdict"
         return "nothing ran on it"
 
     @property
-    def in_use(self) -> Level | None:
+    def in_use(self) -> CurveUtilisation | None:
         """Level while the GPU was in use; None if that was all the time."""
-        return None if self.judged is self.whole else self.judged
+        return None if self.rated is self.whole else self.rated
 
     @property
     def in_use_message(self) -> str | None:
@@ -130,28 +130,28 @@ class CurveVerdict:
     @property
     def advice(self) -> str | None:
         """Next command to type; None without a verdict."""
-        return None if self.judged is None else self.judged.advice
+        return None if self.rated is None else self.rated.advice
 
     def entry(self) -> dict[str, Any] | None:
         """Returns plain data; None without readings. Without a verdict, ``verdict`` and ``advice`` are None."""
         if self.whole is None:
             return None
-        verdict = None if self.judged is None else self.whole.verdict
+        verdict = None if self.rated is None else self.whole.verdict
         in_use = None if self.in_use is None else self.in_use.entry()
-        said = {"verdict": verdict, "message": self.message, "advice": self.advice}
-        return {**asdict(self.whole), **said, "in_use": in_use}
+        fields = {"verdict": verdict, "message": self.message, "advice": self.advice}
+        return {**asdict(self.whole), **fields, "in_use": in_use}
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
     """Returns the verdict on a curve. Idle time before and after a training is left out."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
-    whole = level_of(time_s, util_pct)
+    whole = utilisation_of(time_s, util_pct)
     if whole is None or whole.num < FEWEST_OF_CARD or whole.is_idle:
         return CurveVerdict(whole, None)
     busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
     used = slice(busy[0], busy[-1] + 1)
-    in_use = level_of(time_s[used], util_pct[used])
+    in_use = utilisation_of(time_s[used], util_pct[used])
     if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
         return CurveVerdict(whole, whole)
     return CurveVerdict(whole, in_use)
