@@ -27,7 +27,7 @@ def test_all_cards_are_seen_whatever_cuda_shows(fake_driver, monkeypatch):
 
 def test_instances_count_on_from_the_last_card(fake_driver):
     found = gpus_of(fake_driver, FakeGpu("GPU-a"), SPLIT, FakeGpu("GPU-c"))
-    found = [(gpu.index, gpu.device.uuid, gpu.has_utilisation) for gpu in found.gpus]
+    listed = [(gpu.index, gpu.device.uuid, gpu.has_utilisation) for gpu in found.gpus]
     assert found == [
         (0, "GPU-a", True), (1, "GPU-b", False), (3, "MIG-1", False), (4, "MIG-2", False), (2, "GPU-c", True)
     ]  # fmt: skip

@@ -16,8 +16,8 @@ from wellfed.units import counted, show_count, show_percent
 _MOST_WORKERS = 4
 """Maximum number of workers that a run of wellfed starts with."""
 _HANDOVER_MS = 2.0
-"""Approximate milliseconds that a worker process takes to hand over a batch. Steps under twice as long may get slower
-with workers."""
+"""Approximate milliseconds to hand over a batch from a worker. Steps under twice as long may get slower with workers.
+"""
 
 _BETWEEN = "logging, callbacks, values that are printed"
 _WITHOUT_WORKERS = (

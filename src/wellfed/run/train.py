@@ -210,8 +210,7 @@ class _Start:
 
     @contextmanager
     def _folder(self, target: resume.Target | None) -> Iterator[run_folder.RunFolder]:
-        """Locks this rank's folder for the block, then restores its earlier state unless the block marked it to be
-        kept."""
+        """Locks this rank's folder for the block, then restores its earlier state unless the block marks it as kept."""
         composed = self.composed
         if self.rank > 0:  # rank 0 records for all ranks
             folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)

@@ -48,8 +48,7 @@ class DeviceLoad:
 
     @property
     def without_synchronisation(self) -> Gain:
-        """Gain without synchronisation. Host and card alternate if one waits for the other, otherwise the slower sets
-        the pace."""
+        """Gain without synchronisation: host and card run in parallel, and the slower one sets the pace."""
         high = 1 / max(self.full_frac, 1 - self.busy_frac)
         return Gain(1 / max(self.busy_frac, 1 - self.busy_frac), 1.0, max(high, 1.0))
 

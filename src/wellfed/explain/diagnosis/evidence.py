@@ -162,8 +162,7 @@ class Evidence:
 
     @cached_property
     def wall(self) -> WallEntry | None:
-        """Wall time of training by kind. Without an entry in the record it is derived from the tables; None if they are
-        empty."""
+        """Wall time of training by kind, from the record or else derived from the tables; None if both are empty."""
         if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
             return self.record.wall
         steps_s, between_s = float(self.all_ms.sum()) / 1e3, float(self.gap_ms.sum()) / 1e3

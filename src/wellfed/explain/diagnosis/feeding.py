@@ -125,8 +125,7 @@ class Feeding:
 
     @property
     def workers_advised(self) -> int:
-        """Number of workers to advise: one more than needed, since batches take unequal times, unless the step needs
-        that core."""
+        """Workers to advise: one more than needed since batches take unequal times, unless the step needs that core."""
         has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
         return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
 

@@ -28,10 +28,9 @@ BUSY_FRAC, HARDLY_BUSY_FRAC = 0.85, 0.2
 """Minimum busy share of a card's steps. Below the first it idles within steps. Below the second, launching takes nearly
 all of the time, whether or not the host waits as well."""
 SM_EMPTY_FRAC, SM_HALF_FRAC, SM_FULL_FRAC = 0.25, 0.5, 0.8
-"""Share of active multiprocessors: launch-bound below the first (KempnerPulse), too small a batch, enough (DCGM's
-guide)."""
+"""Share of active multiprocessors: launch-bound below the first (KempnerPulse), too small a batch, enough (DCGM)."""
 DRAM_FRAC, TENSOR_FRAC = 0.5, 0.25
-"""Share of memory bandwidth that is memory-bound (KempnerPulse), unless the tensor cores are active beyond the second.
+"""Minimum share of memory bandwidth to be memory-bound (KempnerPulse), and of active tensor cores to be compute-bound.
 """
 TENSOR_IDLE_FRAC = 0.01
 """Minimum share of active tensor cores; less counts as none (torch-tb-profiler 0.4.3: 0)."""

@@ -150,8 +150,7 @@ def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bo
 
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
-    """Returns the cells of each complete line, and whether an incomplete line follows. A line with an open quote has no
-    cells."""
+    """Returns the cells of each complete line (none with an open quote), and whether an incomplete line follows."""
     text = path.read_bytes().decode("utf-8", errors="replace")
     *lines, torn = text.split("\n")  # an incomplete line may lack digits
     return [_cells(line) for line in lines], bool(torn)

@@ -34,8 +34,7 @@ STEP_COLUMNS = (
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
-"""Maximum number of events of a kind. Beyond it the first half and the latest are kept; ``left_out`` counts the rest.
-"""
+"""Maximum number of events of a kind. The first half and the latest are kept, ``left_out`` counts the rest."""
 _LONGEST_FACT = 10_000
 """Maximum number of characters of a text in an event."""
 KEPT_STEPS = 100_000
@@ -163,8 +162,7 @@ class Journal:
         return summarise(self.rows)
 
     def recent_throughput(self) -> dict[str, float]:
-        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty without such
-        steps."""
+        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty without any."""
         rows = self._recent()
         rate = _rate(rows)
         return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}

@@ -146,8 +146,7 @@ class NvmlSession:
     """
 
     def __init__(self, load: Callable[[], Any] = load_pynvml, *, tries: int = 1) -> None:
-        """``tries``: how often a failing call is made. Use several where one passing failure would matter, e.g. to list
-        cards."""
+        """``tries``: how often a failing call is made. Use several where one failure matters, e.g. to list cards."""
         self._load = load
         self._library: Any = None
         self.tries = tries

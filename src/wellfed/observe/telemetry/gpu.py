@@ -217,8 +217,7 @@ class _Gpu:
         self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
 
     def _report_absent(self) -> None:
-        """Reports absent figures once all queries are resolved. A figure that another query may still give is not
-        absent."""
+        """Reports absent figures once all queries are resolved, since a fallback query may still give a figure."""
         hoped = {name for query in self._queries if not query.is_proven for name in query.names}
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in [name for name in self._absent if name not in hoped]:

@@ -20,8 +20,7 @@ class Progress:
         """``time_s``: the clock of the readings."""
         self._time_s = time_s
         self._trained: tuple[tuple[float, float], ...] = ()
-        """Begin and end of each training interval; the current one has no end yet. Replaced as a whole, since other
-        threads read it."""
+        """Begin and end of each training interval, open for the current one. Replaced as a whole for other threads."""
         self.step = step
         """Optimizer steps done."""
         self.phase: Phase = "start"

@@ -25,9 +25,9 @@ _AUTOCORRELATIONS = [0.03 * number for number in range(34)]
 
 
 def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None:
-    """Returns half the 95 % interval of ``sum(samples) / sum(times)``, which is its centre.
+    """Returns half the width of the 95 % interval around ``sum(samples) / sum(times)``.
 
-    The error is that of the blocks' samples around rate x time. Averaging the blocks' own rates would give a stalled
+    The error is taken from the blocks' samples around rate x time. Averaging the blocks' own rates would give a stalled
     block the weight of a fast one.
 
     Both arguments have one entry per step, in order. Returns None with fewer than `MIN_STEPS` steps, or if they took no

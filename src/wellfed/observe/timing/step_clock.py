@@ -38,8 +38,7 @@ class StepRow(NamedTuple):
     copy_ms: float | None
     """Copy to the device that no computation hid; None on a CPU."""
     compute_ms: float
-    """Forward, backward and optimizer. On a GPU from their first kernel to the last, idle time of the device included.
-    """
+    """Forward, backward and optimizer. On a GPU from their first to their last kernel, with idle time in between."""
     host_ms: float
     """The rest, between two steps: the loop, callbacks, logging."""
     asked_wait_ms: float

@@ -42,8 +42,7 @@ def hooks_within_steps_s(wall: WallEntry) -> float:
 
 
 def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
-    """Returns for each thread of this process the seconds that it was ready to run but had no core; empty if not
-    counted."""
+    """Returns the seconds that each thread of this process was ready to run without a core; empty if not counted."""
     found = {}
     with suppress(OSError, ValueError, IndexError):
         for task in tasks.iterdir():

@@ -82,8 +82,7 @@ class RunFolder:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Copies a file. A large one gets a hard link, which takes no space: such files are replaced or grow, but never
-    change."""
+    """Copies a file. A large one gets a hard link, since large files are replaced or grow, but never change."""
     if source.stat().st_size > _LARGE:
         with suppress(OSError):  # a disk without hard links
             os.link(source, target)

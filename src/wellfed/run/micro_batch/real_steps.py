@@ -107,8 +107,7 @@ def with_steps(
     fill: Fill,
     use: Callable[[ConfiguredStep], Result],
 ) -> Result:
-    """Returns the result of ``use`` for steps of the parts, then frees their device memory. Random states are
-    restored."""
+    """Returns the result of ``use`` for steps of the parts. Frees their device memory and restores random states."""
     device = torch.device("cuda:0" if plan.on_gpu else "cpu")
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -22,8 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class EvalBatches:
-    """Loaders of the splits that a learner evaluates. Workers are limited to /dev/shm once a few batches have been
-    read."""
+    """Loaders of the splits that a learner evaluates. Workers are limited to /dev/shm once batch sizes are known."""
 
     def __init__(self, learner: Learner, rank: int) -> None:
         self._learner, self._rank = learner, rank

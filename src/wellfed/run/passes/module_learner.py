@@ -75,8 +75,7 @@ class ModuleLearner(Learner):
         raise self._with_less(memory.failure, memory.samples, trainer)
 
     def _timed_hooks(self) -> dict[str, Any]:
-        """Returns the user's hooks, timed. Hooks that move a batch are excluded: they are part of the step, also in the
-        ceiling."""
+        """Returns the user's hooks, timed, without those that move a batch: they are part of the step."""
         hooks = [hook for hook in HOOKS if not hook.endswith("_batch_transfer")]
         return timed_hooks_of(self.module, hooks, self.books.wall)
 
@@ -132,8 +131,7 @@ class ModuleLearner(Learner):
         return BareBatches(deliveries)
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
-        """Runs a pass over the test split. Lightning loads the weights, since hooks of the module may make layers
-        first."""
+        """Tests. Lightning loads the weights, since hooks of the module may make layers first."""
         weights_only = None if checkpoint is None else True
         trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
 

@@ -186,8 +186,7 @@ class OtherRanks:
         return self._together.receiving("readings", firsts, handler)
 
     def sender(self) -> tuple[int, Callable[[Any], None]] | None:
-        """Returns this machine's number and a function that sends readings to rank 0; None if this rank reads no
-        machine."""
+        """Returns this machine's number and a function that sends readings to rank 0; None if this rank reads none."""
         exchange = self._together
         if exchange is None or exchange.launch.node == 0 or not exchange.launch.is_first_of_node:
             return None

@@ -27,8 +27,7 @@ GONE_S = 60.0
 """Seconds without a heartbeat after which a rank of another machine is gone. A C call that holds Python's lock also
 stops the heartbeat thread, for tens of seconds at worst."""
 GRACE_S = 6.0
-"""Seconds that a rank has to end by itself once another has failed. Then it is killed, since its collective may hang.
-"""
+"""Seconds that a rank has to end once another has failed. Then it is killed, since its collective may hang."""
 LAST_RECORD_S = 5.0
 """Seconds that rank 0 then has to write the record."""
 REPORT_S = 10.0
@@ -45,7 +44,7 @@ class Joined(NamedTuple):
 
 
 class RankOutcomes:
-    """Ends of the ranks of a run, as far as this rank has read or found them."""
+    """Outcomes of the ranks of a run, as far as this rank has read or found them."""
 
     def __init__(self, launch: Launch) -> None:
         self.lost: set[int] = set()

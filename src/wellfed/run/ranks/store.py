@@ -45,8 +45,7 @@ def serve() -> tuple[Any, bytes]:
 
 
 def publish(port: int, key: bytes, launch: Launch, come_s: float) -> Any:
-    """Puts the address of the store into the launcher's store, and returns that, since this process may have to serve
-    it."""
+    """Puts the store's address into the launcher's store, and returns that, since this process may have to serve it."""
     launchers, host = _launchers_store(launch, come_s)
     launchers.set(_ADDRESS, repr((_own_addresses(host), port, key)).encode())
     _meet_at("localhost", port)

@@ -9,8 +9,7 @@ from torch import nn
 from wellfed.train.memory.checkpointing import blocks
 
 LEAST_WEIGHTS = 100_000
-"""Minimum number of weights of a block that is gathered separately. Each gathering costs a message, whatever its size.
-"""
+"""Minimum number of weights of a block that is gathered separately. Each gathering costs a message."""
 
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:

@@ -111,7 +111,7 @@ def test_a_verdict_is_of_the_time_in_use():
     entry = found.entry()
     assert (entry["verdict"], entry["in_use"]["verdict"]) == ("starved", "well used")
     always = verdict_of(*at([90.0] * 80))
-    assert (always.in_use, always.in_use_message, always.judged) == (None, None, always.whole)
+    assert (always.in_use, always.in_use_message, always.rated) == (None, None, always.whole)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_a_verdict_is_of_the_time_in_use():
 )
 def test_of_too_little_there_is_no_verdict(values, message):
     found = verdict_of(*at(values))
-    assert (found.message, found.judged, found.advice, found.in_use) == (message, None, None, None)
+    assert (found.message, found.rated, found.advice, found.in_use) == (message, None, None, None)
     entry = found.entry()
     assert entry is None or (entry["verdict"], entry["advice"]) == (None, None)

@@ -36,8 +36,7 @@ _HEAD_BYTES, _HEAD_ROWS = 65_536, 20
 """Bytes and rows that must contain the header. A shell may have written something before it."""
 _TRAINING = "train"
 _ROUND_QUANTILE, _ROUND_FRAC = 97, 0.5
-"""For a file without a column of GPUs: a pause longer than this share of a usual one (this percentile) begins a round.
-"""
+"""Without a column of GPUs, a pause of this share of a usual one (this percentile) begins a new round of rows."""
 _EVEN_FRAC = 0.95
 """Minimum share of rounds with the same number of rows."""
 

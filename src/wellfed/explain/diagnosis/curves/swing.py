@@ -153,8 +153,7 @@ def _by_likeness(time_s: Series, values: Series) -> float | None:
 
 
 def _peak(periods: Series, found: Series, best: int) -> float:
-    """Returns the weighted centre of the periods that are nearly as good as the best, which may lie between two of the
-    grid."""
+    """Returns the weighted centre of the periods that are nearly as good as the best, also between grid points."""
     first = last = best
     enough = 0.95 * found[best]
     while first > 0 and found[first - 1] >= enough:

@@ -21,8 +21,7 @@ _NAMED_FRAC, _MOST_NAMED = 0.2, 3
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
-    """Returns a finding if they take ``least_frac`` of the wall time. Without a wall time, rates the time between
-    steps."""
+    """Returns a finding if they take ``least_frac`` of the wall time, or by the time between steps if it is unknown."""
     wall = evidence.record.wall
     if wall is None:
         return _between_steps(evidence)
