@@ -28,7 +28,7 @@ def test_all_cards_are_seen_whatever_cuda_shows(fake_driver, monkeypatch):
 def test_instances_count_on_from_the_last_card(fake_driver):
     found = gpus_of(fake_driver, FakeGpu("GPU-a"), SPLIT, FakeGpu("GPU-c"))
     listed = [(gpu.index, gpu.device.uuid, gpu.has_utilisation) for gpu in found.gpus]
-    assert found == [
+    assert listed == [
         (0, "GPU-a", True), (1, "GPU-b", False), (3, "MIG-1", False), (4, "MIG-2", False), (2, "GPU-c", True)
     ]  # fmt: skip
     assert found.gpus[2].title == "GPU 3 H200 MIG 1g.18gb of GPU 1"
