@@ -166,7 +166,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     """Returns the batches that each worker must keep ready to bridge the slowest; None if unevenness is not the cause,
     or nothing helps.
 
-    A worker starts a batch after all earlier requests. So n requests ahead give it n x workers steps, minus the time of
+    A worker builds batches in the order of requests. So n requests ahead give it n x workers steps, minus the time of
     n - 1 other batches.
     """
     if feeding.waits_for_core:  # then batches are late that wait for a core
@@ -183,8 +183,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
-    of_each = ready_mib(evidence, workers, 1)
-    most = limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
+    most = _most_prefetch(evidence, workers)
     return min(needed, most) if most > now else None
 
 
@@ -197,14 +196,19 @@ def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] 
     workers = feeding.num_workers
     if not (workers and feeding.has_enough) and feeding.contention is None:
         workers = max(workers, feeding.workers_advised)
-    of_each = ready_mib(evidence, workers, 1)
-    most = limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
+    most = _most_prefetch(evidence, workers)
     sizes = [feeding.prefetch, *(size for size in (4, 8, 16, 32) if feeding.prefetch < size <= most)]
     gains = {size: feeding.gain(workers, size).factor for size in sizes}
     best = max(gains.values())
     if best < limits.LEAST_GAIN:
         return None
     return workers, next(size for size in sizes if gains[size] >= best / limits.LEAST_GAIN)
+
+
+def _most_prefetch(evidence: Evidence, workers: int) -> int:
+    """Returns the ready batches of each worker for which there is memory."""
+    of_each = ready_mib(evidence, workers, 1)
+    return limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
 
 
 def reads_slowly(evidence: Evidence) -> bool:
