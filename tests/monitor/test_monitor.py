@@ -70,7 +70,7 @@ def test_without_gpus_the_host_is_watched():
     with Monitor(FoundGpus((), "library not found"), interval_s=0.1) as monitor:
         until(lambda: monitor.board.curve(HOST)[0].size)
     assert monitor.new_lines() == []
-    assert "How busy a GPU was is not known (NVML: library not found)." in monitor.summary()
+    assert "GPU utilisation is unknown (NVML: library not found)." in monitor.summary()
 
 
 def test_notes_and_words_of_many_threads_are_told_harmlessly(at_once):

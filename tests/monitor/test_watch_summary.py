@@ -95,7 +95,7 @@ def test_a_gpu_that_is_gone_at_the_end_is_said_to_be():
 def test_without_nvml_the_host_is_told_and_that_no_gpu_is_known():
     host = [{"cpu_pct": 100.0, "mem_used_gib": 10.0}]
     assert lines_of(curves=[], problem="library not found", host=host)[1:] == [
-        "How busy a GPU was is not known (NVML: library not found).",
+        "GPU utilisation is unknown (NVML: library not found).",
         "Host:",
         "  CPU: mean 25 %, peak 25 % of 4 cores",
         "  memory: mean 10.0 GiB, peak 10.0 of 62.8 GiB",

@@ -160,7 +160,7 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     found = recorded(tmp_path)
     assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])
     assert (tmp_path / "report.md").read_text()
-    assert "could not be judged" in caplog.text
+    assert "could not be diagnosed" in caplog.text
 
 
 def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch, caplog):

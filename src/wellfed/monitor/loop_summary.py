@@ -92,7 +92,7 @@ class LoopSummary:
             idle = []
         lines = [f"GPU {gpu}: {level.message}" for gpu, level in self.levels.items() if gpu not in idle]
         lines += [
-            f"GPU {gpu}: no utilisation was read, or too little; a split card (MIG) tells none" for gpu in self.unread
+            f"GPU {gpu}: no utilisation was read, or too little; a split card (MIG) has none" for gpu in self.unread
         ]
         return [*lines, *([f"nothing ran on GPU {', '.join(map(str, idle))}"] if idle else [])]
 
@@ -107,7 +107,7 @@ class LoopSummary:
                 return f"{show_percent(wait)} of the time goes into waiting for data: {self._loader()}"
             most = f"{show_percent(wait)} of the time goes into waiting for data, {show_percent(host)} into"
             return f"{most} what lies between steps: {_BETWEEN}."
-        hardly = "Waiting for data can't be told here" if wait is None else "Steps hardly wait for data"
+        hardly = "The wait for data is unknown here" if wait is None else "Steps hardly wait for data"
         if host > HOST_FRAC:
             return f"{hardly}; what costs time lies between them: {_BETWEEN}."
         if any(level.verdict != "well used" for level in self.levels.values() if not level.is_idle):

@@ -122,7 +122,7 @@ def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
     if any(gpu.is_simulated for gpu in board.gpus):
         lines.append("A simulated GPU's figures of speed, memory and power are of no real card.")
     if problem is not None:
-        lines.append(f"How busy a GPU was is not known (NVML: {problem}).")
+        lines.append(f"GPU utilisation is unknown (NVML: {problem}).")
         advised[f"What is missing: {command('doctor')}"] = []
     lines.append("Host:")
     lines += [f"  {line}" for line in _host_lines(board)] or ["  nothing was read"]

@@ -47,23 +47,23 @@ class ProcessSource(Source):
         """
         self._gpus, self._memory_used_gib, self._add_line = gpus, memory_used_gib, add_line
         self._environ_of = environ_of or _environ_of
-        self._looked_at_gib: dict[int, float] = {}
+        self._listed_at_gib: dict[int, float] = {}
         self._named: set[tuple[int, int]] = set()
 
     def begin(self) -> None:
         """Names the processes that were found at the start."""
         for gpu in self._gpus:
             if gpu.device.memory_used_bytes is not None:
-                self._looked_at_gib[gpu.index] = gib(gpu.device.memory_used_bytes)
+                self._listed_at_gib[gpu.index] = gib(gpu.device.memory_used_bytes)
             self._name(gpu, gpu.device.holders)
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
         """Looks for new processes if due; returns no figures."""
         for gpu in self._gpus if slow else ():
             used_gib = self._memory_used_gib(gpu.index)
-            if used_gib is None or abs(used_gib - self._looked_at_gib.get(gpu.index, 0.0)) < CHANGE_GIB:
+            if used_gib is None or abs(used_gib - self._listed_at_gib.get(gpu.index, 0.0)) < CHANGE_GIB:
                 continue
-            self._looked_at_gib[gpu.index] = used_gib
+            self._listed_at_gib[gpu.index] = used_gib
             with contextlib.suppress(NvmlError), NvmlSession() as nvml:
                 self._name(gpu, list_holders(nvml, nvml.ask("nvmlDeviceGetHandleByUUID", gpu.device.uuid)))
         return []

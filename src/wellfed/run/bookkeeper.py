@@ -276,13 +276,13 @@ class Bookkeeper:
             conclude(evidence)
             self.record.swing, self.record.findings = evidence.record.swing, evidence.record.findings
         except Exception:  # noqa: BLE001  the training must not be lost to a faulty report
-            _LOG.exception("Where the time went could not be judged; the record has the figures.")
+            _LOG.exception("The run could not be diagnosed; the record has the figures.")
         try:
             write_reports(evidence, self.folder, has_page=has_page)
         except OSError as error:
             self.journal.disk_full(error, self.record.steps)
         except Exception as error:  # noqa: BLE001  as above
-            _LOG.warning("%s could not be drawn: %s. %s has its words.", PAGE, first_line(error), MARKDOWN)
+            _LOG.warning("%s could not be drawn: %s. %s has the text.", PAGE, first_line(error), MARKDOWN)
             _LOG.info("drawing it", exc_info=True)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:

@@ -284,7 +284,7 @@ class Run:
         try:
             ways = ask(RanOut.of(plan, events[began:], message))
         except Exception:  # noqa: BLE001  an error here must not replace the run's own
-            _LOG.exception("What would have fitted can't be estimated.")
+            _LOG.exception("Overrides that would fit can't be estimated.")
             return ""
         return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
 

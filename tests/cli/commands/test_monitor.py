@@ -45,7 +45,7 @@ def test_without_nvml_it_watches_the_host_and_says_why(no_gpu: None, capsys: pyt
     ]
     assert re.fullmatch(r"\d\d:\d\d:\d\d host CPU \d+ % of \d+ cores, memory [\d.]+/[\d.]+ GiB", lines[2])
     assert re.fullmatch(r"Watched for 1\.\d s\.", lines[3])
-    assert lines[4] == "How busy a GPU was is not known (NVML: library not found)."
+    assert lines[4] == "GPU utilisation is unknown (NVML: library not found)."
     assert lines[-1] == "What is missing: python -m wellfed doctor"
 
 

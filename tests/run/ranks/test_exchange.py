@@ -207,7 +207,7 @@ def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_mac
     for rank in (0, 2):
         message = ranks.result(rank)
         assert message.startswith("Rank 1 is gone" if on_one_machine else "Rank 1 on node 1 (")
-        assert "is gone without a word: it was killed, or its machine is gone." in message
+        assert "is gone without a report: it was killed, or its machine is gone." in message
 
 
 def test_a_machine_that_gives_no_sign_of_life_is_gone(ranks, monkeypatch):

@@ -6,7 +6,7 @@ help.
 
 Batches take unequal times, and a short queue bridges few slow ones. So a gain is simulated with build times drawn from
 the recorded ones. Its lower end assumes that all waiting within a build is for one shared resource (a lock, a rate
-limit, a saturated store), which serves no more batches to more workers.
+limit, a saturated store). Such a resource serves no more batches to more workers.
 """
 
 from __future__ import annotations

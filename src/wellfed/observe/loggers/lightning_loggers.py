@@ -25,7 +25,7 @@ from wellfed.masking import masked
 from wellfed.observe.loggers.sink import GuardedSink
 
 _LOG = logging.getLogger(__name__)
-Take = Callable[[Mapping[str, float]], None]
+Forward = Callable[[Mapping[str, float]], None]
 _FLUSH_S = 2
 """Maximum seconds that TensorBoard buffers values."""
 _NOT_FOR_MLFLOW = re.compile(r"[^\w/. -]", re.ASCII)
@@ -37,7 +37,7 @@ _RETRIES, _TIMEOUT_S = "1", "10"
 class _OfRun(Logger):
     """Mixin before a Lightning logger class. Sends a Trainer's numbers to the run instead of the logger."""
 
-    hand_on: Take | None = None
+    forward: Forward | None = None
     """Receives numbers; None = another logger of the same Trainer forwards them."""
     report: Callable[[str], None] = staticmethod(lambda reason: None)
     """Called with the reason of a failed call."""
@@ -47,8 +47,8 @@ class _OfRun(Logger):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Sends numbers and one-element tensors to the run, anything else to this logger."""
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        if self.hand_on is not None:
-            self.hand_on(numbers)
+        if self.forward is not None:
+            self.forward(numbers)
         if rest := {name: value for name, value in metrics.items() if name not in numbers}:
             self._try(super().log_metrics, rest, step)
 
@@ -120,8 +120,8 @@ class Quiet(_OfRun):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Forwards numbers and one-element tensors."""
-        if self.hand_on is not None:
-            self.hand_on({name: float(value) for name, value in metrics.items() if _is_number(value)})
+        if self.forward is not None:
+            self.forward({name: float(value) for name, value in metrics.items() if _is_number(value)})
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
         """Does nothing: the record has the configuration."""
@@ -133,7 +133,7 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         self.write(summary, step)
-        self.hand_on = None
+        self.forward = None
         # Adds the run to TensorBoard's table of hyper-parameters.
         TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
         super().close({}, step, is_ok=is_ok)
@@ -223,10 +223,10 @@ def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:
     return logger
 
 
-def for_trainer(loggers: list[Any], hand_on: Take, folder: Path) -> list[Any]:
+def for_trainer(loggers: list[Any], forward: Forward, folder: Path) -> list[Any]:
     """Returns the loggers of a Trainer, at least a `Quiet` one. The first forwards what is logged."""
     found = loggers or [Quiet(folder)]
-    found[0].hand_on = hand_on
+    found[0].forward = forward
     return found
 
 

@@ -53,7 +53,7 @@ class GuardedSink(Sink):
         """``on_lost`` is called once with the reason if the logger can't be written."""
         super().__init__()
         self.name, self._on_lost = name, on_lost
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._is_finished = self._is_hung = False
         self._lost_once = threading.Lock()  # acquired once, by the thread that reports the loss
 
@@ -97,7 +97,7 @@ class GuardedSink(Sink):
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Runs a call under the lock, unless the logger is closed."""
-        if not self._turn.acquire(timeout=_PATIENCE_S):
+        if not self._lock.acquire(timeout=_PATIENCE_S):
             if not self._is_finished:  # closing may take minutes for an upload
                 self._is_hung = True
                 self.lose(f"no answer for {_PATIENCE_S:g} s")
@@ -109,7 +109,7 @@ class GuardedSink(Sink):
         except Exception as error:  # noqa: BLE001  a failing logger must not end a run
             reason = text_of(error)
         finally:
-            self._turn.release()
+            self._lock.release()
         if reason is not None:
             self.lose(reason)
 

@@ -63,7 +63,7 @@ class Sampler:
         self.progress, self.interval_s, self.time_s, self.now_s = progress, interval_s, time_s, now_s
         self.watches: list[_Watch] = []
         self._refused: Sequence[str] = ()
-        self._turn, self._is_closed = threading.RLock(), False
+        self._lock, self._is_closed = threading.RLock(), False
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
@@ -109,7 +109,7 @@ class Sampler:
 
     def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
         """Delivers the samples of one round. The lock keeps times from decreasing between rows."""
-        with self._turn:
+        with self._lock:
             samples = [] if self._is_closed else stamped()
             if samples:
                 self._take(samples)
@@ -118,18 +118,18 @@ class Sampler:
 
     def event(self, kind: EventKind, **facts: Any) -> None:
         """Delivers an event of the run."""
-        if self._turn.acquire(timeout=PATIENCE_S):
+        if self._lock.acquire(timeout=PATIENCE_S):
             try:
                 if not self._is_closed:
                     self._on_event(kind, **facts)
             finally:
-                self._turn.release()
+                self._lock.release()
 
     def close(self) -> None:
         """Stops all delivery; waits a moment for a delivery in progress."""
         self._is_closed = True
-        if self._turn.acquire(timeout=PATIENCE_S):
-            self._turn.release()
+        if self._lock.acquire(timeout=PATIENCE_S):
+            self._lock.release()
 
     def cpu_frac(self) -> float:
         """Returns the CPU time of the threads over the time they have run."""

@@ -197,5 +197,5 @@ class Exchange:
                         f"{self.outcomes.named(*missing).lower()} of {launch.world_size} did not come within "
                         f"{come_s:.0f} s: were they started, and do their machines reach this one?"
                     )
-                    raise ConfigError.of(launch.by, problem, "What they say themselves is in their own output.")
+                    raise ConfigError.of(launch.by, problem, "Their own output has the reason.")
                 time.sleep(0.02)

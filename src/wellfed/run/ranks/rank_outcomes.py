@@ -252,7 +252,7 @@ class RankOutcomes:
 
     def _gone(self, *ranks: int) -> Outcome:
         verb = "is" if len(ranks) == 1 else "are"
-        message = f"{self.named(*ranks)} {verb} gone without a word: it was killed, or its machine is gone."
+        message = f"{self.named(*ranks)} {verb} gone without a report: it was killed, or its machine is gone."
         return Outcome("failed", EXIT_FAILED, "code", message)
 
     def _force_later(self, outcome: Outcome) -> None:

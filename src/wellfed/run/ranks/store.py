@@ -70,7 +70,7 @@ def find(launch: Launch, come_s: float) -> tuple[Any, bytes]:
         _meet_at(store.host, store.port)
         return store, key
     problem = f"rank 0 did not come within {come_s:.0f} s."
-    raise ConfigError.of(f"rank {launch.rank}", problem, "What it says itself is in its own output.")
+    raise ConfigError.of(f"rank {launch.rank}", problem, "Its own output has the reason.")
 
 
 def connect(address: Address) -> tuple[Any, bytes]:

@@ -197,8 +197,8 @@ class SplitMetrics:
                 raise
             self.takes_loss = False
             _LOG.warning(
-                "Of this split there is no loss beside %s: %s.loss can't take its batches (%s). with_loss = False in "
-                "that class leaves it out without a word.",
+                "This split has no loss besides %s: %s.loss can't take its batches (%s). with_loss = False in "
+                "that class avoids this warning.",
                 type(self.own).__name__,
                 type(self._model).__name__,
                 reason_of(error),

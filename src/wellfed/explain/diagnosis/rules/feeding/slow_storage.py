@@ -50,8 +50,8 @@ def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Fin
     slow_ms = evidence.wait_ms[slow_steps(evidence, waiting.feeding)]
     text = (
         f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "
-        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: what the data is read from "
-        "stands still so often, whatever samples are asked for. Look what else uses it, or keep the data locally."
+        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "
+        "stalls that often, whichever samples are requested. Check what else uses it, or keep the data locally."
     )
     figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
     return Finding("slow_storage", text, figures, lost_frac=waiting.frac)

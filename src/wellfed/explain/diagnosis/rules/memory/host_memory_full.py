@@ -24,8 +24,8 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     text = []
     if error is not None and has_ended:
-        was_killed = "Worker processes failed, which mostly is for want of host memory or of /dev/shm"
-        text.append(was_killed if error["kind"] == "worker" else "The run ended for want of host memory")
+        was_killed = "Worker processes failed, mostly for lack of host memory or /dev/shm"
+        text.append(was_killed if error["kind"] == "worker" else "The run ended for lack of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
         text.append(f"it held {show_gib(held)} of {show_gib(ram_gib)}")

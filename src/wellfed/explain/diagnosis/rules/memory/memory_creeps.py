@@ -39,7 +39,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _finding(what: str, growth: tuple[float, float, float], why: str, *, ended: bool) -> Finding:
     start_gib, end_gib, left_s = growth
-    text = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and had not come to rest"
+    text = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and was still growing"
     text += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
     return Finding(
         "memory_creeps",

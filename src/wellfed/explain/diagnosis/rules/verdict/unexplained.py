@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
         text += " epoch: nothing is built ahead across its end. Longer epochs lose less."
         return Finding("unexplained", text, {"wait_frac": wait_frac}, lost_frac=wait_frac)
     if is_starved(evidence):
-        text = f"{show_percent(wait_frac)} of each step waits for data, and what holds the batches up can't be told"
+        text = f"{show_percent(wait_frac)} of each step waits for data, and the cause of the delay is unknown"
         return Finding("unexplained", f"{text}. {advice}", {"wait_frac": wait_frac}, lost_frac=wait_frac)
     if factor is None or not is_below:
         return None
