@@ -46,7 +46,7 @@ from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
 from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
-from wellfed.explain.diagnosis.judge import judge  # noqa: E402
+from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
@@ -298,7 +298,7 @@ def judge_traces(folder: Path) -> None:
                 (Path(place) / name).unlink(missing_ok=True)
             for name, text in trace["files"].items():
                 (Path(place) / name).write_text(text)
-            findings, expected = judge(Evidence.read(Path(place))), trace["expected"]
+            findings, expected = run_rules(Evidence.read(Path(place))), trace["expected"]
             causes = [one.id for one in findings if not one.is_note]
             ids = [one.id for one in findings]
             if expected["is_note"] or expected["cause"] == "healthy":

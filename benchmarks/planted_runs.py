@@ -22,7 +22,7 @@ from warm_python import WarmPython
 from tests.fake_cuda.machine import SITE, Cards, compile_driver, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.record import FindingEntry, RunRecord
 
 ROOT = Path(__file__).parents[1]
@@ -128,7 +128,7 @@ class Machine:
         )
         if run.folder is not None:
             began_s = time.perf_counter()
-            run.findings = [finding.entry() for finding in judge(Evidence.read(run.folder))]
+            run.findings = [finding.entry() for finding in run_rules(Evidence.read(run.folder))]
             run.judged_ms = 1e3 * (time.perf_counter() - began_s)
             run.findings = RunRecord.read(run.folder).findings or run.findings
         return run

@@ -40,7 +40,7 @@ WRITE = """
 import json, sys, time
 from pathlib import Path
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 marks = [time.perf_counter()]
 folder = Path(sys.argv[1])
 evidence = Evidence.read(folder)

@@ -43,7 +43,7 @@ from wellfed.contract import Datasets  # noqa: E402
 from wellfed.data.settings import LoaderSettings  # noqa: E402
 from wellfed.data.train_loader import train_loader  # noqa: E402
 from wellfed.explain.diagnosis.evidence import Evidence  # noqa: E402
-from wellfed.explain.diagnosis.judge import judge  # noqa: E402
+from wellfed.explain.diagnosis.run_rules import run_rules  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.loggers.journal import Journal  # noqa: E402
 from wellfed.observe.telemetry.run_progress import Progress  # noqa: E402
@@ -223,7 +223,7 @@ def judged(name: str, jitter: float, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         evidence, came_s = run(case, jitter, seed, Path(folder))
     found = [(swing.settings[0], swing.where) for swing in evidence.swings_of_steps]
-    findings = [finding.id for finding in judge(evidence)]
+    findings = [finding.id for finding in run_rules(evidence)]
     wanted = set(case.expected)
     if found and found[0] in wanted:
         period_s = evidence.period_s(evidence.swings_of_steps[0].lag)

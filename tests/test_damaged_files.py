@@ -20,7 +20,7 @@ from tests.kit.made_run import made_run
 from wellfed.cli import main as cli
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.run_digest import digest, lines, row
 from wellfed.explain.report.run_page import to_html

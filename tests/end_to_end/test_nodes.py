@@ -22,7 +22,7 @@ import torch
 from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run_folders, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from wellfed.run.ranks.ends import GONE_S
+from wellfed.run.ranks.rank_outcomes import GONE_S
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 400
@@ -165,9 +165,9 @@ def test_a_rank_or_node_that_is_killed_ends_all_with_the_reason(nodes: Nodes, po
     record = record_of(only_folder(nodes.folder))
     assert (record["status"], record["exit_code"]) == ("failed", 1)
     assert record["error"]["message"].startswith(f"Rank {node}")
-    assert "is gone without a word: it was killed, or its machine is gone." in record["error"]["message"]
+    assert "is gone without a report: it was killed, or its machine is gone." in record["error"]["message"]
     assert "resume=" in record["error"]["advice"]
-    assert "is gone without a word" in nodes.said(1 - node)
+    assert "is gone without a report" in nodes.said(1 - node)
 
 
 SLEEPER = """
@@ -197,7 +197,7 @@ def test_a_rank_0_that_hangs_when_another_is_killed_is_ended_with_its_record(nod
     hanging.wait(GONE_S + 40)  # it takes that long until a machine counts as gone, and some seconds to end
     record = record_of(only_folder(nodes.folder))
     assert (record["status"], record["exit_code"]) == ("failed", 1)
-    assert record["error"]["message"].startswith(f"Rank 1 on node 1 ({socket.gethostname()}) is gone without a word")
+    assert record["error"]["message"].startswith(f"Rank 1 on node 1 ({socket.gethostname()}) is gone without a report")
 
 
 @pytest.fixture
@@ -414,7 +414,7 @@ def test_a_rank_that_lightning_has_started_is_named_with_its_reason_and_log(tmp_
     folder = only_folder(tmp_path)
     record = record_of(folder)
     assert (record["status"], record["exit_code"]) == ("failed", 1), done.text
-    reason = "Rank 1: ValueError: no such column" if how == "raises" else "Rank 1 is gone without a word"
+    reason = "Rank 1: ValueError: no such column" if how == "raises" else "Rank 1 is gone without a report"
     assert record["error"]["message"].startswith(reason)
     assert f"Its log is {folder.resolve() / 'train.rank1.log'}" in record["error"]["advice"]
     assert (folder / "train.rank1.log").exists()

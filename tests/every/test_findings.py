@@ -13,7 +13,7 @@ import pytest
 from wellfed.config.compose import compose
 from wellfed.explain.diagnosis import rules
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 TRACES = Path(__file__).parents[1] / "traces"
 OURS = ("gpu", "loader", "memory", "trainer")
@@ -48,7 +48,7 @@ def changes_of(folder: Path) -> Iterator[Change]:
             for knob, value in evidence.record.config[group].items()
             if isinstance(value, bool | int | float | str) and value != default[group][knob]
         )
-        for finding in judge(evidence):
+        for finding in run_rules(evidence):
             if finding.change:
                 yield finding.id, own, finding.change
 

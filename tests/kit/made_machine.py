@@ -31,7 +31,7 @@ from wellfed.config.schema import (
 from wellfed.data.backends.first_batches import BackendTime, FirstBatches
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import HOST, Evidence
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
@@ -286,7 +286,7 @@ class MadeMachine:
         curves = {"cpu_pct": np.full(10, 100 * all_cpu_ms / period_ms), "others_cpu_pct": np.zeros(10)}
         if plan.loader.has_processes:
             curves["loader_cpu_pct"] = np.full(10, 100 * cpu_ms / period_ms)
-        record.findings = [each.entry() for each in judge(Evidence(record, table, {HOST: curves}))]
+        record.findings = [each.entry() for each in run_rules(Evidence(record, table, {HOST: curves}))]
         row = Row(
             *("point", "trial", tuple(words), "ok", 1),
             samples_per_s=rate,

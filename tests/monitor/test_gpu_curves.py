@@ -177,7 +177,7 @@ def test_where_a_trainer_tells_nothing_of_waiting_the_rest_is_timed(
     summary = curves.summary
     assert (summary["wait_frac"], summary["readiness_frac"]) == (None, None)
     assert 5 < summary["step_ms_p50"] < 100
-    assert "can't be told" in summary["advice"]
+    assert "is unknown here" in summary["advice"]
 
 
 def test_several_fits_and_other_passes_have_their_own_lines(

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from wellfed.explain.diagnosis.curves.level import level_of
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.observe.timing.readiness import summarise
 from wellfed.observe.timing.step_clock import StepRow
@@ -20,7 +20,7 @@ def row(step, wait_ms=1.0, compute_ms=9.0, host_ms=0.0, copy_ms=None):
 
 def seen(*, steps=60, levels=None, unread=(), unknown=(), num_workers=None, cores=8.0, notes=(), **parts):
     rows = [row(step, **parts) for step in range(1, steps + 1)]
-    curves = {gpu: level_of(np.arange(60.0), np.full(60, float(pct))) for gpu, pct in (levels or {}).items()}
+    curves = {gpu: utilisation_of(np.arange(60.0), np.full(60, float(pct))) for gpu, pct in (levels or {}).items()}
     return LoopSummary(summarise(rows), frozenset(unknown), curves, unread, num_workers, cores, notes)
 
 
@@ -57,7 +57,7 @@ def test_waiting_is_said_with_what_can_be_seen_of_the_loader(num_workers, cores,
         ({"wait_ms": 0.1}, {0: 95}, "Steps hardly wait for data."),
         ({"wait_ms": 0.1}, {0: 20}, "where a GPU idles, it does so within steps"),
         ({"wait_ms": 0.1, "host_ms": 5.0}, {0: 20}, "what costs time lies between them"),
-        ({"unknown": ["wait_frac"], "wait_ms": 0.0}, {}, "Waiting for data can't be told here."),
+        ({"unknown": ["wait_frac"], "wait_ms": 0.0}, {}, "The wait for data is unknown here."),
     ],
 )
 def test_what_else_holds_a_loop_up(parts, levels, said):
@@ -103,7 +103,7 @@ def test_gpus_that_did_nothing_are_one_line_beside_those_that_did():
     assert "GPU 0: utilisation 90 % on average: well used" in lines
     assert "nothing ran on GPU 1, 2" in lines
     assert "GPU 0: utilisation 0 % on average: starved" in seen(levels={0: 0}).lines()
-    assert "GPU 3: no utilisation was read, or too little; a split card (MIG) tells none" in seen(unread=(3,)).lines()
+    assert "GPU 3: no utilisation was read, or too little; a split card (MIG) has none" in seen(unread=(3,)).lines()
 
 
 def test_all_of_it_is_plain_data_and_what_was_not_timed_is_none():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fake_nvml.driver import NO_PERMISSION, FakeGpu, Scenario
 from wellfed.monitor.processes import ProcessSource, rank_in
-from wellfed.monitor.seen_gpus import look_around
+from wellfed.monitor.seen_gpus import find_gpus
 from wellfed.observe.nvml.devices import Holder
 
 TRAINING = (4711, 20.0, "/usr/bin/python3.12")
@@ -19,7 +19,7 @@ class Named:
 
     def __init__(self, driver, **options):
         self.driver, self.lines, self.used_gib = driver, [], {}
-        self.source = ProcessSource(look_around().gpus, self.used_gib.get, self.lines.append, **options)
+        self.source = ProcessSource(find_gpus().gpus, self.used_gib.get, self.lines.append, **options)
 
     def after(self, gpu, *, used_gib, slow=True):
         """What is told when so much memory is in use."""

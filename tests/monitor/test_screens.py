@@ -21,7 +21,7 @@ def terminal(*, width=80, height=24, **more):
 def test_a_line_has_the_time_of_day_and_no_control_codes():
     console = Console(file=io.StringIO(), width=20, markup=False, highlight=False)
     screen = PlainScreen(console)
-    screen.say("a line that is longer than the [bold]terminal[/bold] is wide")
+    screen.print_line("a line that is longer than the [bold]terminal[/bold] is wide")
     screen.show(filled_board(seen(0)), 2.0)
     screen.close()
     first, second = console.file.getvalue().splitlines()
@@ -37,7 +37,7 @@ def test_a_table_is_drawn_over_and_goes_at_the_end():
     assert "2 s of 60 s" in stream.getvalue()
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # the cursor stays
     drawn = len(stream.getvalue())
-    screen.say("GPU 0 is lost")
+    screen.print_line("GPU 0 is lost")
     screen.show(filled_board(seen(0)), 3.0)
     later = stream.getvalue()[drawn:]
     assert later.index("GPU 0 is lost") < later.index("3 s of 60 s")
@@ -81,7 +81,7 @@ def test_what_was_written_while_it_was_away_stays(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(screens, "_has_terminal", lambda of: False)
         screen.show(filled_board(seen(0)), 3.0)
-        screen.say("told meanwhile")
+        screen.print_line("told meanwhile")
         assert stream.getvalue()[drawn:] == "told meanwhile\n"
     screen.show(filled_board(seen(0)), 4.0)
     assert "\x1b[1A" not in stream.getvalue()[drawn:]

@@ -4,39 +4,39 @@ from tests.fake_nvml.driver import DRIVER_NOT_LOADED, NO_PERMISSION, UNKNOWN, Fa
 from tests.kit.seen import seen
 from tests.kit.watched import until
 from wellfed.errors import ConfigError
-from wellfed.monitor.seen_gpus import look_around
+from wellfed.monitor.seen_gpus import find_gpus
 from wellfed.observe.telemetry.gpu import WatchedGpu
 
 SPLIT = FakeGpu("GPU-b", mig=[FakeMig("MIG-1", "H200 MIG 1g.18gb"), None, FakeMig("MIG-2", "H200 MIG 1g.18gb")])
 
 
-def sight_of(fake_driver, *gpus, **scenario):
+def gpus_of(fake_driver, *gpus, **scenario):
     with fake_driver.load(Scenario(list(gpus), **scenario)):
-        return look_around()
+        return find_gpus()
 
 
 def test_all_cards_are_seen_whatever_cuda_shows(fake_driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    sight = sight_of(fake_driver, FakeGpu("GPU-a", total_gib=24, reserved_gib=0.5), FakeGpu("GPU-c", "Simulated GPU"))
-    assert [(gpu.index, gpu.watched.uuid) for gpu in sight.gpus] == [(0, "GPU-a"), (1, "GPU-c")]
-    assert (sight.problem, sight.notes) == (None, ())
-    first, second = sight.gpus
+    found = gpus_of(fake_driver, FakeGpu("GPU-a", total_gib=24, reserved_gib=0.5), FakeGpu("GPU-c", "Simulated GPU"))
+    assert [(gpu.index, gpu.watched.uuid) for gpu in found.gpus] == [(0, "GPU-a"), (1, "GPU-c")]
+    assert (found.problem, found.notes) == (None, ())
+    first, second = found.gpus
     assert (first.title, first.memory_gib, first.has_utilisation) == ("GPU 0 NVIDIA H200", 23.5, True)
     assert [first.is_simulated, second.is_simulated] == [False, True]
 
 
 def test_instances_count_on_from_the_last_card(fake_driver):
-    sight = sight_of(fake_driver, FakeGpu("GPU-a"), SPLIT, FakeGpu("GPU-c"))
-    found = [(gpu.index, gpu.device.uuid, gpu.has_utilisation) for gpu in sight.gpus]
-    assert found == [
+    found = gpus_of(fake_driver, FakeGpu("GPU-a"), SPLIT, FakeGpu("GPU-c"))
+    listed = [(gpu.index, gpu.device.uuid, gpu.has_utilisation) for gpu in found.gpus]
+    assert listed == [
         (0, "GPU-a", True), (1, "GPU-b", False), (3, "MIG-1", False), (4, "MIG-2", False), (2, "GPU-c", True)
     ]  # fmt: skip
-    assert sight.gpus[2].title == "GPU 3 H200 MIG 1g.18gb of GPU 1"
-    assert sight.gpus[2].watched == WatchedGpu(3, "MIG-1", is_mig=True)
+    assert found.gpus[2].title == "GPU 3 H200 MIG 1g.18gb of GPU 1"
+    assert found.gpus[2].watched == WatchedGpu(3, "MIG-1", is_mig=True)
 
 
 def test_a_name_does_nothing_to_the_terminal(fake_driver):
-    (gpu,) = sight_of(fake_driver, FakeGpu("GPU-a", "NVIDIA \x1b[31mred\x1b[0m")).gpus
+    (gpu,) = gpus_of(fake_driver, FakeGpu("GPU-a", "NVIDIA \x1b[31mred\x1b[0m")).gpus
     assert gpu.title == "GPU 0 NVIDIA \\x1b[31mred\\x1b[0m"
     assert seen(0, "two\nlines").title == "GPU 0 two lines"
 
@@ -50,35 +50,35 @@ def test_a_name_does_nothing_to_the_terminal(fake_driver):
     ],
 )
 def test_why_there_is_none(fake_driver, scenario, problem):
-    sight = sight_of(fake_driver, **scenario)
-    assert (sight.gpus, sight.problem) == ((), problem)
+    found = gpus_of(fake_driver, **scenario)
+    assert (found.gpus, found.problem) == ((), problem)
 
 
 def test_a_driver_that_hangs_counts_as_absent(fake_driver):
     with fake_driver.load(Scenario([FakeGpu()], hangs=[Hang("nvmlDeviceGetName", 0.3)])) as driver:
-        sight = look_around(deadline_s=0.05)
-        assert (sight.gpus, sight.problem) == ((), "did not answer within 0.05 s")
+        found = find_gpus(deadline_s=0.05)
+        assert (found.gpus, found.problem) == ((), "did not answer within 0.05 s")
         until(lambda: driver.num_calls("nvmlShutdown") == 1)  # by the thread that was left behind
 
 
 def test_a_card_that_fails_is_left_out_with_a_note(fake_driver):
     failing = FakeGpu("GPU-b", errors={"nvmlDeviceGetUUID": UNKNOWN})
-    sight = sight_of(fake_driver, failing, FakeGpu("GPU-a"))
-    assert [(gpu.index, gpu.device.uuid) for gpu in sight.gpus] == [(1, "GPU-a")]
-    assert sight.notes == ("card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
-    alone = sight_of(fake_driver, failing)
+    found = gpus_of(fake_driver, failing, FakeGpu("GPU-a"))
+    assert [(gpu.index, gpu.device.uuid) for gpu in found.gpus] == [(1, "GPU-a")]
+    assert found.notes == ("card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
+    alone = gpus_of(fake_driver, failing)
     assert (alone.gpus, alone.notes) == ((), ())
     assert alone.problem == "card 0 is left out (NVML nvmlDeviceGetUUID: unknown error)"
 
 
 def test_some_may_be_chosen(fake_driver):
-    sight = sight_of(fake_driver, FakeGpu("GPU-a"), SPLIT)
-    assert [gpu.index for gpu in sight.only([3, 0]).gpus] == [0, 3]
+    found = gpus_of(fake_driver, FakeGpu("GPU-a"), SPLIT)
+    assert [gpu.index for gpu in found.only([3, 0]).gpus] == [0, 3]
     with pytest.raises(ConfigError) as raised:
-        sight.only([0, 9])
+        found.only([0, 9])
     assert "--gpus 0,9: no GPU has the number 9: there are 0, 1, 2, 3." in str(raised.value)
 
 
 def test_none_can_be_chosen_where_there_is_none(fake_driver):
     with pytest.raises(ConfigError, match=r"there is none \(no card found\)"):
-        sight_of(fake_driver).only([0])
+        gpus_of(fake_driver).only([0])

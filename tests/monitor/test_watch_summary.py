@@ -1,12 +1,12 @@
 import pytest
 
 from tests.kit.seen import board_of, sample, seen
-from wellfed.explain.diagnosis.curves.level import level_of
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.monitor.monitor import summary_lines
 from wellfed.observe.telemetry.machines import HOST
 
 
-def told(*gpus, curves, problem=None, host=(), span_s=60.0):
+def lines_of(*gpus, curves, problem=None, host=(), span_s=60.0):
     """The summary of curves of utilisation, read twice a second."""
     board = board_of(*gpus)
     for gpu, curve in zip(gpus, curves, strict=True):
@@ -20,7 +20,7 @@ def told(*gpus, curves, problem=None, host=(), span_s=60.0):
 
 def test_mean_and_peak_of_everything():
     host = [{"cpu_pct": 100.0, "mem_used_gib": 10.0}, {"cpu_pct": 300.0, "mem_used_gib": 12.0}]
-    assert told(seen(0), curves=[[80] * 100 + [94] * 21], host=host)[:-1] == [
+    assert lines_of(seen(0), curves=[[80] * 100 + [94] * 21], host=host)[:-1] == [
         "Watched for 1 min 00 s.",
         "GPU 0 NVIDIA H200: utilisation 82 % on average: well used.",
         "  utilisation: mean 82 %, peak 94 %",
@@ -42,24 +42,24 @@ def test_mean_and_peak_of_everything():
     ],
 )
 def test_each_verdict_has_a_next_step(curve, verdict):
-    lines = told(seen(0), curves=[curve])
+    lines = lines_of(seen(0), curves=[curve])
     assert f": {verdict}" in lines[1]
     board = board_of(seen(0))
     for place, util_pct in enumerate(curve):
         board.add([sample(place / 2, 0, {"util_pct": util_pct})])
-    assert lines[-1] == level_of(*board.curve(0)).advice
+    assert lines[-1] == utilisation_of(*board.curve(0)).advice
 
 
 def test_what_came_before_and_after_a_training_is_told_apart():
     """As when the monitor is started first: imports take their time, and somebody has to come back to end it."""
-    lines = told(seen(0), curves=[[0] * 60 + [90] * 40 + [0] + [90] * 39 + [0] * 60])
+    lines = lines_of(seen(0), curves=[[0] * 60 + [90] * 40 + [0] + [90] * 39 + [0] * 60])
     assert lines[1] == "GPU 0 NVIDIA H200: utilisation 35 % on average: starved."
     assert lines[2] == "  while it was in use, for 39.5 s: utilisation 88 % on average: well used"
     assert lines[-1].startswith("Busy is not yet fast")
 
 
 def test_gpus_with_the_same_verdict_share_the_next_step():
-    lines = told(*(seen(index) for index in range(3)), curves=[[30] * 20, [90] * 20, [20] * 20])
+    lines = lines_of(*(seen(index) for index in range(3)), curves=[[30] * 20, [90] * 20, [20] * 20])
     assert [line.partition(": ")[0] for line in lines[-2:]] == ["GPU 0, GPU 2", "GPU 1"]
 
 
@@ -74,7 +74,7 @@ def test_gpus_with_the_same_verdict_share_the_next_step():
     ],
 )
 def test_what_is_no_verdict_has_no_next_step(facts, curve, verdict):
-    lines = told(seen(0, **facts), curves=[curve], span_s=5.0)
+    lines = lines_of(seen(0, **facts), curves=[curve], span_s=5.0)
     assert lines[1].endswith(f": {verdict}.")
     assert lines[-2:] == ["Host:", "  nothing was read"]
 
@@ -89,13 +89,13 @@ def test_an_instances_multiprocessors_are_told():
 
 
 def test_a_gpu_that_is_gone_at_the_end_is_said_to_be():
-    assert "(at the end no reading for 50 s)" in told(seen(0), curves=[[90] * 21])[1]
+    assert "(at the end no reading for 50 s)" in lines_of(seen(0), curves=[[90] * 21])[1]
 
 
 def test_without_nvml_the_host_is_told_and_that_no_gpu_is_known():
     host = [{"cpu_pct": 100.0, "mem_used_gib": 10.0}]
-    assert told(curves=[], problem="library not found", host=host)[1:] == [
-        "How busy a GPU was is not known (NVML: library not found).",
+    assert lines_of(curves=[], problem="library not found", host=host)[1:] == [
+        "GPU utilisation is unknown (NVML: library not found).",
         "Host:",
         "  CPU: mean 25 %, peak 25 % of 4 cores",
         "  memory: mean 10.0 GiB, peak 10.0 of 62.8 GiB",
@@ -104,5 +104,5 @@ def test_without_nvml_the_host_is_told_and_that_no_gpu_is_known():
 
 
 def test_a_simulated_gpu_is_told_as_one():
-    assert any("simulated" in line for line in told(seen(0, "Simulated GPU 24 GiB"), curves=[[90] * 20]))
-    assert not any("simulated" in line for line in told(seen(0), curves=[[90] * 20]))
+    assert any("simulated" in line for line in lines_of(seen(0, "Simulated GPU 24 GiB"), curves=[[90] * 20]))
+    assert not any("simulated" in line for line in lines_of(seen(0), curves=[[90] * 20]))

@@ -120,7 +120,7 @@ def test_time_in_phases_goes_on_from_that_of_the_earlier_part(tmp_path):
 def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):
     books = books_of(tmp_path)
     books.stepped(9, 1.0, 36)
-    books.go_on_after(6, 0.75, in_place=True)
+    books.resumed_after(6, 0.75, in_place=True)
     assert (books.record.steps, books.record.epochs, books.record.samples) == (6, 0.75, 0)  # no steps.csv
     books.journal.event("resume", step=6)
     assert books.record.events[0]["step"] == 6
@@ -160,7 +160,7 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     found = recorded(tmp_path)
     assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])
     assert (tmp_path / "report.md").read_text()
-    assert "could not be judged" in caplog.text
+    assert "could not be diagnosed" in caplog.text
 
 
 def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch, caplog):

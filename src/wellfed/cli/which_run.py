@@ -9,7 +9,7 @@ from pathlib import Path
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.record import FILE_NAME, RunRecord
 from wellfed.units import show_text
 

@@ -1,5 +1,5 @@
-"""Watches GPUs and host outside of a run of wellfed: for the monitor, and for people's own training loops.
+"""Watches GPUs and host outside of a run of wellfed: for the monitor, and for users' own training loops.
 
-Knows telemetry, NVML and how a curve is judged; knows nothing of plans, configurations or Lightning.
-Start from `monitor.Monitor`; for a loop of your own: ``from wellfed import GPUWatch``.
+Uses telemetry, NVML and the verdict on curves; no plans, configurations or Lightning (except `gpu_curves`). Start from
+`monitor.Monitor`; for a loop of your own: ``from wellfed import GPUWatch``.
 """

@@ -1,4 +1,4 @@
-"""Keeps what the monitor has read: the latest figures, the curves, and the means and peaks."""
+"""Stores the monitor's readings: the latest figures, the curves, and the means and peaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wellfed.observe.telemetry.series import Sample, Summary
 KEPT_READINGS = 100_000
 """Readings of a curve that are kept for the verdict: 14 hours at two a second."""
 SILENT_S = 5.0
-"""Seconds without a reading after which the last figures are no longer shown."""
+"""Seconds without a reading after which the last figures are hidden."""
 
 
 class Curve:
@@ -41,17 +41,15 @@ class Curve:
         return np.array(self._time_s), np.array(self._values)
 
     def cells(self, now_s: float, cell_s: float, num: int) -> list[float | None]:
-        """Returns the means of the latest ``num`` complete intervals of ``cell_s``; None = no reading in it.
-
-        One empty cell between two others gets the value before it, since readings are not exactly periodic.
-        """
+        """Returns the means of the latest ``num`` complete intervals of ``cell_s``; None = no reading in it. Readings
+        are not exactly periodic. So one empty cell between two others gets the value before it."""
         last, found = math.floor(now_s / cell_s) - 1, [list[float]() for _ in range(num)]
-        for place in range(len(self._time_s) - 1, -1, -1):
-            age = last - math.floor(self._time_s[place] / cell_s)
+        for index in range(len(self._time_s) - 1, -1, -1):
+            age = last - math.floor(self._time_s[index] / cell_s)
             if age >= num:
                 break
             if age >= 0:
-                found[num - 1 - age].append(self._values[place])
+                found[num - 1 - age].append(self._values[index])
         means = [sum(values) / len(values) if values else None for values in found]
         between = zip(means, means[1:], means[2:], strict=False)
         filled = [before if here is None and after is not None else here for before, here, after in between]
@@ -72,8 +70,8 @@ class Board:
     ) -> None:
         """
         Args:
-            num_cores: of the host; its CPU time is shown as a share of all of them.
-            trained_s: seconds that count between two times.
+            num_cores: cores of the host. Its CPU time is shown as a share of all of them.
+            trained_s: returns the seconds to count between two times.
         """
         self.gpus, self.num_cores, self.ram_gib, self.interval_s = gpus, num_cores, ram_gib, interval_s
         self._lock = threading.Lock()
@@ -106,12 +104,12 @@ class Board:
             self._latest.pop(gpu, None)
 
     def regain(self, gpu: int) -> None:
-        """Takes figures of a GPU again."""
+        """Accepts figures of a GPU again."""
         with self._lock:
             self._lost.discard(gpu)
 
     def latest(self, gpu: int) -> Mapping[str, float]:
-        """Returns the figures of a GPU, or of the host, whose ``cpu_pct`` is a share of all cores."""
+        """Returns the figures of a GPU or the host. The host's ``cpu_pct`` is a share of all cores."""
         with self._lock:
             return dict(self._latest.get(gpu, {}))
 

@@ -1,4 +1,4 @@
-"""Writes what the monitor reads into a CSV file: one row per reading and GPU, on disk at once."""
+"""Writes the monitor's readings to a CSV file: one row per reading and GPU, on disk at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ COLUMNS = ("timestamp", "time_s", "gpu", *(metric.name for metric in METRICS))
 class CurveFile:
     """The CSV file of ``monitor --csv``. A failed write is reported once and tried again."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         """
         Raises:
             ConfigError: the file exists, or can't be created.
         """
         _create(path)
-        self._path, self._tell = path, tell
+        self._path, self._report = path, report
         self._num_failures = 0
         self._table = CsvTable(path, COLUMNS, self._failed, flush_s=0)
 
@@ -33,22 +33,22 @@ class CurveFile:
         self._table.append(*rows_of(samples))
 
     def close(self) -> None:
-        """Writes what was held back while the disk was full."""
+        """Writes the rows held back while the disk was full."""
         before = self._num_failures
         self._table.flush()
         if self._num_failures > before:
-            self._tell(f"{self._path} lacks the last readings: it could not be written to the end.")
+            self._report(f"{self._path} lacks the last readings: it could not be written to the end.")
 
     def _failed(self, error: OSError) -> None:
         self._num_failures += 1
         if self._num_failures == 1:
-            self._tell(
+            self._report(
                 f"{self._path} can't be written ({error.strerror}): it is tried again, and the watching goes on."
             )
 
 
 def rows_of(samples: Sequence[Sample]) -> list[dict[str, object]]:
-    """Returns rows for a `CsvTable` with any of the columns of telemetry.csv, and ``timestamp``."""
+    """Returns rows for a `CsvTable` with ``timestamp`` and any columns of telemetry.csv."""
     facts = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
     return [
         {**facts, "time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}

@@ -1,4 +1,4 @@
-"""Watches the GPUs in any Trainer, of lightning.pytorch or pytorch_lightning, and gives the curves to its loggers."""
+"""Watches the GPUs in any Trainer, of lightning.pytorch or pytorch_lightning, and logs the curves."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from wellfed.observe.telemetry.series import Sample
 
 _LOG = logging.getLogger(__name__)
 _FETCHING = ("_on_before_fetch", "_on_after_fetch")
-"""Methods of a Trainer's loop around waiting for the next batch of training."""
+"""Methods of a Trainer's loop around the wait for the next training batch."""
 _PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 _COST_FRAC, _OFTEN_S = 0.01, 1.0
-"""Loggers are handed rows at most so often, and so many that it takes at most this share of the time: one that calls a
-server gets means over longer stretches."""
+"""Maximum share of time for writing to loggers, and minimum seconds between writes. A logger that calls a server gets
+means over longer intervals."""
 
 
 def _bases() -> tuple[type, ...]:
-    """Returns the Callback of each installed Lightning, since a Trainer accepts its own alone."""
+    """Returns the Callback class of each installed Lightning, since a Trainer accepts only its own."""
     loaded = (sys.modules.get(name) for name in ("lightning.pytorch", "pytorch_lightning"))
     found = tuple(module.Callback for module in loaded if module is not None and hasattr(module, "Callback"))
     if found:
@@ -39,12 +39,12 @@ def _bases() -> tuple[type, ...]:
 
 
 class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
-    """Curves of GPUs and host for the Trainer's loggers, the steps timed, and a few lines at the end of `fit`.
+    """Curves of GPUs and host for the Trainer's loggers, times of the steps, and a short summary after `fit`.
 
-    The curves are ``gpu0/util_pct`` and so on, in wandb against ``telemetry/time_s``, elsewhere at the step; the parts
-    of a step are ``step/wait_ms`` and so on. A step is one batch of training. On CUDA steps are timed by events on the
-    device, without synchronising it. Errors in here are logged once and harm nothing. The first process of each machine
-    watches.
+    The curves are ``gpu0/util_pct`` and so on, in wandb over ``telemetry/time_s``, in other loggers over the step. The
+    times of a step are ``step/wait_ms`` and so on. A step is one training batch. On CUDA, events on the device time the
+    steps without synchronising. Its own errors are logged once and do not affect training. The first process of each
+    machine watches.
     """
 
     _origin_s: float | None = None
@@ -56,7 +56,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
     _sent_steps = 0
     _sent_at_s = _send_at_s = _row_cost_s = 0.0
     _lost: frozenset[int] = frozenset()
-    """Loggers that have failed, by id."""
+    """Ids of the loggers that have failed."""
     _drawn: frozenset[str] = frozenset()
     """Figures that wandb has an axis for."""
 
@@ -70,13 +70,13 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         loop, self._loop = self._loop, None
         watch, self._watch = self._watch, None
         for name in _FETCHING if loop is not None else ():
-            vars(loop).pop(name, None)  # gives the loop its own methods back
+            vars(loop).pop(name, None)  # restores the loop's own methods
         if watch is not None:
             watch.stop()
 
     @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.abandon()  # a fit that did not end
+        self.abandon()  # an earlier fit that did not end
         if trainer.local_rank != 0:
             return
         is_first, on_cuda = self._origin_s is None, trainer.strategy.root_device.type == "cuda"
@@ -98,10 +98,8 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         self._mark_fetches(trainer.fit_loop.epoch_loop)
 
     def _mark_fetches(self, loop: Any) -> None:
-        """Marks when the loop asks for a batch and has it; a loop without such methods leaves the wait unknown.
-
-        Not by the Trainer's profiler, which is called fifty times a step.
-        """
+        """Marks when the loop requests and gets a batch. In a loop without such methods the wait stays unknown. Uses no
+        profiler of the Trainer, which is called fifty times a step."""
         if all(hasattr(loop, name) for name in _FETCHING):
             for name, mark in zip(_FETCHING, (self.ask, self.got), strict=True):
                 setattr(loop, name, _both(getattr(loop, name), mark))
@@ -113,13 +111,13 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     @harmless
     def ask(self) -> None:
-        """Marks that the Trainer asks for a batch."""
+        """Marks that the Trainer requests a batch."""
         if self._watch is not None:
             self._watch.ask()
 
     @harmless
     def got(self) -> None:
-        """Marks that it has the batch."""
+        """Marks that the Trainer has the batch."""
         if self._watch is not None:
             self._watch.got()
 
@@ -152,7 +150,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
     @harmless
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._enter_training()  # what it takes belongs to no step
+        self._enter_training()  # the time of saving belongs to no step
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -167,7 +165,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._watch is not None:
             self._end(trainer, is_ok=False)
-        self._show(trainer)  # here, for the bar is closed
+        self._show(trainer)  # the progress bar is closed only here
 
     def _enter_training(self) -> None:
         if self._watch is not None:
@@ -192,7 +190,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         print("\n".join(f"GPUCurves{of}: {line}" for line in seen.lines()), flush=True)
 
     def _send(self, trainer: Any, *, is_last: bool = False) -> None:
-        """Gives readings and times to the loggers, in the training thread, since few loggers are thread-safe."""
+        """Passes readings and times to the loggers. Runs in the training thread, since few loggers are thread-safe."""
         watch, now_s = self._watch, time.monotonic()
         if watch is None or not (is_last or now_s >= self._send_at_s):
             return
@@ -214,7 +212,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
                     self._log(logger, row, trainer.global_step)
                 if means:
                     logger.log_metrics(means, step=trainer.global_step)
-            except Exception as error:  # noqa: BLE001  of a logger that is broken
+            except Exception as error:  # noqa: BLE001  a broken logger
                 self._lost |= {id(logger)}
                 _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
         took_s = time.monotonic() - now_s
@@ -225,7 +223,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         if not any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
             logger.log_metrics(row, step=step)
             return
-        experiment = logger.experiment  # of wandb: a row of its own, against its own axis, without the logger's step
+        experiment = logger.experiment  # of wandb: a separate row over its own axis, without the logger's step
         for name in row.keys() - self._drawn:
             is_axis = name == TIME_AXIS
             experiment.define_metric(name, **({"hidden": True} if is_axis else {"step_metric": TIME_AXIS}))

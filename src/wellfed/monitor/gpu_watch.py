@@ -15,16 +15,16 @@ Batch = TypeVar("Batch")
 
 
 class GPUWatch(Harmless):
-    """Reads GPUs and host while the ``with`` block lasts, times the steps of `batches`, and prints what it saw.
+    """Reads GPUs and host during the ``with`` block, times the steps of `batches`, and prints a summary.
 
-    A step is the body of the loop over `batches`, with the wait for its batch. Where torch uses CUDA, steps are timed
-    by events on the device, without synchronising it; else by the host's clock. Errors in here are logged once and
-    harm nothing. A use that times nothing is logged, too. If torchrun or srun start several processes on a machine, the
-    first one watches.
+    A step is the body of the loop over `batches`, plus the wait for its batch. Where torch uses CUDA, events on the
+    device time the steps without synchronising. Otherwise the host's clock does. Errors in here are logged once and do
+    not affect training. A use that times nothing is logged, too. If torchrun or srun start several processes on a
+    machine, the first one watches.
     """
 
     _at_work: ClassVar[int] = 0
-    """Blocks that last, in this process."""
+    """Number of active blocks in this process."""
     _watch: LoopWatch | None = None
     _is_entered = _is_open = False
     _thread = 0
@@ -45,19 +45,17 @@ class GPUWatch(Harmless):
         GPUWatch._at_work -= 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
-        """Returns the loader's batches, each as a step: ``for x, y in watch.batches(loader):``.
-
-        For the training alone: time between two such loops (validation, checkpoints) counts to no step.
-        """
+        """Returns the loader's batches, each as a step: ``for x, y in watch.batches(loader):``. Use it for training
+        only. Time between two such loops (validation, checkpoints) counts to no step."""
         return TimedBatches(self, loader)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Returns the figures so far, as plain data; empty if nothing was watched."""
+        """The figures so far, as plain data; empty if nothing was watched."""
         return {} if self._watch is None else self._watch.summary().entry()
 
     def lines(self) -> list[str]:
-        """Returns the same as text, as it is printed at the end."""
+        """Returns the same as text, as printed at the end."""
         return [] if self._watch is None else self._watch.summary().lines()
 
     def abandon(self) -> None:
@@ -74,7 +72,7 @@ class GPUWatch(Harmless):
         node = 0 if launch is None else launch.node
         table = open_csv_for(self._csv, node, self._warn)
         self._watch = LoopWatch(interval_s=self._interval_s, table=table)
-        self._watch.unknown.add("copy_frac")  # which the body does, as part of the step
+        self._watch.unknown.add("copy_frac")  # the loop's body copies, as part of the step
         self._watch.start()
         self._pass = self._interrupted = None
         self._is_open = True
@@ -89,7 +87,7 @@ class GPUWatch(Harmless):
         if is_ok:
             self._watch.finish_steps()
         self._watch.stop()
-        if "wait_frac" in self._watch.unknown and is_ok:  # nobody has asked
+        if "wait_frac" in self._watch.unknown and is_ok:  # no batch was requested
             self._watch.note("No batch came through watch.batches(loader) in this block, so no step was timed.")
         if not self._quiet:
             print("\n".join(f"GPUWatch: {line}" for line in self.lines()), flush=True)
@@ -110,7 +108,7 @@ class GPUWatch(Harmless):
             return
         if self._pass is of:
             watch.step_done()
-        else:  # a new one, or one that another has interrupted
+        else:  # a new pass, or one that another has interrupted
             if self._interrupted is of:
                 self._warn(
                     "Two loops over watch.batches alternate, and are not timed well. Wrap one loader alone, or all of "
@@ -135,12 +133,11 @@ class GPUWatch(Harmless):
             self._watch.enter("validate")
 
     def _is_mine(self) -> bool:
-        """Returns whether the steps of the calling thread are timed."""
         return self._thread == threading.get_ident()
 
 
 class TimedBatches(Generic[Batch]):
-    """A loader whose batches are steps of a watch; as long as the loader is."""
+    """A loader whose batches are steps of a watch. Has the loader's length."""
 
     def __init__(self, watch: GPUWatch, loader: Iterable[Batch]) -> None:
         self._watch, self._loader = watch, loader
@@ -156,11 +153,11 @@ class TimedBatches(Generic[Batch]):
                 watch._ask(this_pass, self._loader)
                 try:
                     if batches is None:
-                        batches = iter(self._loader)  # which starts workers: the first step waits for them
+                        batches = iter(self._loader)  # starts workers: the first step waits for them
                     handed = [next(batches)]
                 except StopIteration:
                     return
                 watch._got()
-                yield handed.pop()  # what stands still here would keep it in memory
+                yield handed.pop()  # a local name would keep the batch in memory
         finally:
             watch._end_pass(this_pass)

@@ -1,4 +1,4 @@
-"""Protects a training from errors of its watcher: the first one is logged and ends the watching."""
+"""Protects training from errors of its watcher. The first error is logged and ends the watching."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ INTERVAL_S, SHORTEST_S = 0.5, 0.1
 
 
 class Harmless:
-    """Base of what watches a training loop of the user's own."""
+    """Base of classes that watch a user's own training loop."""
 
     has_failed = False
 
     def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
         """
         Args:
-            csv: file for the curves, one row a reading; an older file of this kind is replaced, any other is kept.
-            interval_s: between two readings, at least 0.1.
-            quiet: print nothing at the end; `summary` has it.
+            csv: file for the curves, one row per reading. An older file of this kind is replaced, any other is kept.
+            interval_s: seconds between two readings, at least 0.1.
+            quiet: print nothing at the end. `summary` has the figures.
 
         Raises:
-            TypeError: the interval is no number.
-            ValueError: it is too short.
+            TypeError: the interval is not a number.
+            ValueError: the interval is too short.
         """
         super().__init__()
         if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)):
@@ -44,10 +44,9 @@ class Harmless:
         self._warned: set[str] = set()
 
     def abandon(self) -> None:
-        """Releases what is held; called once, after an error."""
+        """Releases resources; called once, after an error."""
 
     def _warn(self, text: str) -> None:
-        """Logs a warning, once."""
         if text not in self._warned:
             self._warned.add(text)
             _LOG.warning("%s", text)
@@ -65,7 +64,7 @@ def harmless(method: Callable[Concatenate[Self, Given], Any]) -> Callable[Concat
         except Exception as error:  # noqa: BLE001
             self.has_failed = True
             name = type(self).__name__
-            # Not by warnings, which may be errors.
+            # Not by the warnings module, which may raise errors.
             _LOG.warning("%s watches no more (%s); the training goes on.", name, reason_of(error))
             try:
                 self.abandon()

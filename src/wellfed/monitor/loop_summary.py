@@ -1,4 +1,4 @@
-"""Sums up anybody's training loop: its rate, where a step's time goes, how busy each GPU was, and what that means."""
+"""Summarises a user's training loop: its rate, the time shares of a step, GPU utilisation, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wellfed.explain.diagnosis.curves.level import Level
+from wellfed.explain.diagnosis.curves.curve_verdict import CurveUtilisation
 from wellfed.explain.diagnosis.thresholds import FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_count, show_percent
 
 _MOST_WORKERS = 4
-"""Most workers that a run of wellfed begins with."""
+"""Maximum number of workers that a run of wellfed starts with."""
 _HANDOVER_MS = 2.0
-"""About what a worker process takes to hand a batch over: steps under twice as long may be slower with workers."""
+"""Approximate milliseconds to hand over a batch from a worker. Steps under twice as long may get slower with workers.
+"""
 
 _BETWEEN = "logging, callbacks, values that are printed"
 _WITHOUT_WORKERS = (
@@ -31,11 +32,11 @@ class LoopSummary:
     steps: StepSummary | None
     """Steps after the warm-up; None if none was timed."""
     unknown: frozenset[str]
-    """Shares that nobody could time: ``wait_frac``, ``copy_frac``."""
-    levels: Mapping[int, Level]
-    """CUDA's number of a GPU -> its level."""
+    """Shares that could not be timed: ``wait_frac``, ``copy_frac``."""
+    levels: Mapping[int, CurveUtilisation]
+    """CUDA's number of a GPU -> its utilisation level."""
     unread: tuple[int, ...]
-    """GPUs that are watched, and of whose utilisation there are too few readings."""
+    """Watched GPUs with too few readings of utilisation."""
     num_workers: int | None
     """Workers of the DataLoader; None for another loader."""
     cores: float
@@ -44,7 +45,7 @@ class LoopSummary:
     """Remarks on what could not be watched."""
 
     def entry(self) -> dict[str, Any]:
-        """All of it as plain data; shares are of the time of a step, 0 to 1."""
+        """Returns all figures as plain data. Shares are of the time of a step, 0 to 1."""
         steps: dict[str, Any] = {"steps": 0}
         if self.steps is not None:
             known = asdict(self.steps)
@@ -58,7 +59,7 @@ class LoopSummary:
         return {**steps, "gpus": gpus, "advice": self.advice(), "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """Returns the same as text."""
         return [*self._step_lines(), *self._gpu_lines(), *filter(None, [self.advice()]), *self.notes]
 
     def _step_lines(self) -> list[str]:
@@ -82,21 +83,21 @@ class LoopSummary:
         ]
 
     def _step_ms(self) -> float:
-        """The mean, as the rate and the shares are of it."""
+        """Returns the mean, from which rate and shares are computed, too."""
         return math.nan if self.steps is None else 1e3 / self.steps.samples_per_s
 
     def _gpu_lines(self) -> list[str]:
         idle = [gpu for gpu, level in self.levels.items() if level.is_idle]
-        if len(idle) == len(self.levels):  # then that is the news
+        if len(idle) == len(self.levels):  # all GPUs are idle: show each
             idle = []
         lines = [f"GPU {gpu}: {level.message}" for gpu, level in self.levels.items() if gpu not in idle]
         lines += [
-            f"GPU {gpu}: no utilisation was read, or too little; a split card (MIG) tells none" for gpu in self.unread
+            f"GPU {gpu}: no utilisation was read, or too little; a split card (MIG) has none" for gpu in self.unread
         ]
         return [*lines, *([f"nothing ran on GPU {', '.join(map(str, idle))}"] if idle else [])]
 
     def advice(self) -> str | None:
-        """Returns the bottleneck of the loop, in a sentence; None if too little was seen."""
+        """Returns the bottleneck of the loop in a sentence; None with too few steps."""
         if self.steps is None or self.steps.steps < FEWEST_STEPS:
             return None
         wait = None if "wait_frac" in self.unknown else self.steps.wait_frac
@@ -106,7 +107,7 @@ class LoopSummary:
                 return f"{show_percent(wait)} of the time goes into waiting for data: {self._loader()}"
             most = f"{show_percent(wait)} of the time goes into waiting for data, {show_percent(host)} into"
             return f"{most} what lies between steps: {_BETWEEN}."
-        hardly = "Waiting for data can't be told here" if wait is None else "Steps hardly wait for data"
+        hardly = "The wait for data is unknown here" if wait is None else "Steps hardly wait for data"
         if host > HOST_FRAC:
             return f"{hardly}; what costs time lies between them: {_BETWEEN}."
         if any(level.verdict != "well used" for level in self.levels.values() if not level.is_idle):

@@ -1,4 +1,4 @@
-"""Reads GPUs and host beside a training loop, in threads, and times its steps by marks of the loop."""
+"""Reads GPUs and host during a training loop, in threads, and times its steps by marks of the loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from wellfed.explain.diagnosis.curves.level import level_of
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD
 from wellfed.monitor.board import Curve
 from wellfed.monitor.curve_file import rows_of
@@ -35,11 +35,11 @@ _KEPT_STEPS = 100_000
 """Number of latest steps that the figures cover."""
 _MOST_NOTES = 5
 _MOST_UNSENT = 1_000
-"""Maximum number of rounds of readings that wait for the loggers; then the oldest are dropped."""
+"""Maximum number of rounds of readings that wait for the loggers. Beyond it the oldest are dropped."""
 
 
 class LoopWatch:
-    """Readings and steps of one loop, from `start` to `stop`. Marks are for one thread."""
+    """Readings and steps of one loop, from `start` to `stop`. Only one thread may set marks."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class LoopWatch:
         """
         Args:
             table: gets one row per reading, as `CSV_COLUMNS`.
-            origin_s: the monotonic time that counts as 0; None = now.
-            only: watch the GPUs of these numbers alone; None = all that CUDA shows this process.
+            origin_s: monotonic time that counts as 0; None = now.
+            only: numbers of the GPUs to watch; None = all that CUDA shows this process.
         """
         self.origin_s = time.monotonic() if origin_s is None else origin_s
         self._interval_s, self._table, self._only = interval_s, table, only
@@ -63,7 +63,6 @@ class LoopWatch:
         self._sampler: Sampler | None = None
         self._rows: deque[StepRow] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = 0
-        """Steps done so far."""
         self.unknown = {"wait_frac"}
         """Figures of `LoopSummary.unknown` that the loop has not marked."""
         self._lock = threading.Lock()
@@ -81,7 +80,7 @@ class LoopWatch:
         return time.monotonic() - self.origin_s
 
     def start(self) -> None:
-        """Begins to read. Listing the GPUs takes milliseconds, or 15 s if the driver is stuck."""
+        """Starts reading. Listing the GPUs takes milliseconds, or 15 s if the driver is stuck."""
         facts = machine(torch_cuda() if _uses_cuda() else None)
         self._cores = facts.cpu_quota_cores
         gpus = WatchedGpu.of(gpu for gpu in facts.gpus if self._only is None or gpu.index in self._only)
@@ -97,7 +96,7 @@ class LoopWatch:
         self._sampler.__enter__()
 
     def stop(self) -> None:
-        """Ends the readings; waits at most a second for one under way."""
+        """Ends the readings; waits at most a second for one in progress."""
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.__exit__(None, None, None)
@@ -105,18 +104,18 @@ class LoopWatch:
             self._table.flush()
 
     def enter(self, phase: Phase) -> None:
-        """Marks that the loop begins or ends training; time between counts to no step."""
+        """Marks that the loop begins or ends training. Time in between counts to no step."""
         self.clock.interrupt()
         if phase != self._progress.phase:
             self._progress.enter(phase)
 
     def ask(self) -> None:
-        """Marks that the loop asks for its next batch."""
+        """Marks that the loop requests its next batch."""
         self.unknown.discard("wait_frac")
         self.clock.ask()
 
     def got(self) -> None:
-        """Marks that it has the batch."""
+        """Marks that the loop has the batch."""
         self.clock.got()
         self.clock.copy_begins(0)
 
@@ -133,7 +132,7 @@ class LoopWatch:
         self._rows += self.clock.rows()
 
     def use_events(self) -> None:
-        """Times further steps by the device, if the loop has begun to use one through torch."""
+        """Times further steps by device events, if the loop has begun to use a device through torch."""
         if not self._has_events and self.num_steps <= WARMUP_STEPS and (new_event := cuda_events()) is not None:
             self._has_events = True
             self.clock = StepClock(origin_s=self.origin_s, new_event=new_event)
@@ -145,25 +144,25 @@ class LoopWatch:
             self._rows += self.clock.rows(wait=True)
 
     def fed_by(self, loader: object) -> None:
-        """Takes the number of workers from the loader of the loop, if it has one."""
+        """Records the loader's number of workers, if it has one."""
         workers = getattr(loader, "num_workers", None)
         self.num_workers = workers if isinstance(workers, int) else None
 
     def note(self, text: str) -> None:
-        """Adds a remark to the last lines."""
+        """Adds a remark to the summary."""
         self._notes.append(text)
 
     def latest(self, number: int) -> list[StepRow]:
-        """Returns this number of known steps, the latest first."""
+        """Returns up to ``number`` timed steps, the latest first."""
         return list(islice(reversed(self._rows), number))
 
     def summary(self) -> LoopSummary:
-        """Returns the figures so far: readings in training, or all if the loop never named a phase."""
+        """Returns the figures so far: readings in training, or all readings if no phase was marked."""
         with self._lock:
             phases = {phase for _, phase in self._curves}
             kept = {"train"} if "train" in phases else phases
             curves = {gpu: curve.arrays() for (gpu, phase), curve in sorted(self._curves.items()) if phase in kept}
-        found = {gpu: level_of(*curve) for gpu, curve in curves.items()}
+        found = {gpu: utilisation_of(*curve) for gpu, curve in curves.items()}
         levels = {gpu: level for gpu, level in found.items() if level is not None and level.num >= FEWEST_OF_CARD}
         return LoopSummary(
             summarise(self._rows),
@@ -193,10 +192,8 @@ class LoopWatch:
 def open_csv_for(
     path: str | Path | None, node: int, on_error: Callable[[str], None], *, is_new: bool = True
 ) -> CsvTable | None:
-    """Returns a table at this path, which replaces an older one; None without a path, or if the file can't be written.
-
-    Other nodes than the first write files of their own: ``telemetry.node1.csv``.
-    """
+    """Returns a table at this path, which replaces an older one. None without a path, or if the file can't be written.
+    Nodes other than the first write their own file: ``telemetry.node1.csv``."""
     if path is None:
         return None
     path = Path(path).expanduser()
@@ -218,7 +215,7 @@ def open_csv_for(
 
 
 def cuda_events() -> Callable[[], DeviceEvent] | None:
-    """Returns the maker of CUDA events on torch's current device; None if this process uses none. Imports nothing."""
+    """Returns the class of CUDA events on torch's current device; None if this process uses none. Imports nothing."""
     return partial(sys.modules["torch"].cuda.Event, enable_timing=True) if _uses_cuda() else None
 
 

@@ -1,4 +1,4 @@
-"""Watches all GPUs and the host beside other programs, and keeps the readings."""
+"""Watches all GPUs and the host beside other programs, and stores the readings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Self
 import psutil
 
 from wellfed.command_line import command
-from wellfed.explain.diagnosis.curves.level import verdict_of
+from wellfed.explain.diagnosis.curves.curve_verdict import verdict_of
 from wellfed.monitor.board import Board
 from wellfed.monitor.processes import ProcessSource
-from wellfed.monitor.seen_gpus import SeenGpu, Sight
+from wellfed.monitor.seen_gpus import FoundGpus, SeenGpu
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
@@ -26,37 +26,39 @@ _Figures = Mapping[str, Mapping[str, float]]
 
 
 class Monitor(ExitStack):
-    """Reads while the ``with`` block lasts, in its own threads, so that a driver that hangs delays its figures alone.
+    """Reads during the ``with`` block, in its own threads, so that a hanging driver delays only its own figures.
 
-    `told` and `summary` are for one thread.
+    Call `new_lines` and `summary` from one thread only.
     """
 
-    def __init__(self, sight: Sight, *, interval_s: float) -> None:
+    def __init__(self, found: FoundGpus, *, interval_s: float) -> None:
         super().__init__()
-        self._sight, self._began_at_s = sight, time.monotonic()
-        self._told: SimpleQueue[str] = SimpleQueue()
-        self._takers: list[Callable[[Sequence[Sample]], None]] = []
+        self._found, self._began_at_s = found, time.monotonic()
+        self._new_lines: SimpleQueue[str] = SimpleQueue()
+        self._receivers: list[Callable[[Sequence[Sample]], None]] = []
         progress = Progress(time_s=self.time_s)
-        progress.enter("train")  # what a summary is over
+        progress.enter("train")  # phase that a summary covers
         self.board = Board(
-            sight.gpus,
+            found.gpus,
             num_cores=psutil.cpu_count() or 1,
             ram_gib=gib(psutil.virtual_memory().total),
             interval_s=interval_s,
             trained_s=progress.trained_s,
         )
-        self._processes = ProcessSource(sight.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.tell)
+        self._processes = ProcessSource(
+            found.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.add_line
+        )
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
-        self._sampler.watch([gpu.watched for gpu in sight.gpus], host=WholeHostSource())
-        if sight.gpus:
+        self._sampler.watch([gpu.watched for gpu in found.gpus], host=WholeHostSource())
+        if found.gpus:
             self._sampler.add(self._processes)
 
     def __enter__(self) -> Self:
-        for gpu in self._sight.gpus:
+        for gpu in self._found.gpus:
             size = "" if gpu.memory_gib is None else f", {gpu.memory_gib:.1f} GiB"
-            self.tell(f"{gpu.title}{size}")
-        for note in self._sight.notes:
-            self.tell(f"NVML: {note}")
+            self.add_line(f"{gpu.title}{size}")
+        for note in self._found.notes:
+            self.add_line(f"NVML: {note}")
         self._processes.begin()
         self.enter_context(self._sampler)
         return self
@@ -65,44 +67,44 @@ class Monitor(ExitStack):
         """Returns the seconds since the start."""
         return time.monotonic() - self._began_at_s
 
-    def also(self, take: Callable[[Sequence[Sample]], None]) -> None:
-        """Adds a taker of the readings; to be called before the block."""
-        self._takers.append(take)
+    def add_receiver(self, receive: Callable[[Sequence[Sample]], None]) -> None:
+        """Adds a receiver of the readings. Call it before the block."""
+        self._receivers.append(receive)
 
-    def tell(self, text: str) -> None:
-        """Adds a line to be shown once, from any thread."""
-        self._told.put(show_line(text))
+    def add_line(self, text: str) -> None:
+        """Adds a line to be shown once. Safe from any thread."""
+        self._new_lines.put(show_line(text))
 
-    def told(self) -> list[str]:
+    def new_lines(self) -> list[str]:
         """Returns the lines that were not shown yet."""
         lines = []
         while True:
             try:
-                lines.append(self._told.get_nowait())
+                lines.append(self._new_lines.get_nowait())
             except Empty:
                 return lines
 
     def summary(self) -> list[str]:
         """Returns the summary of each GPU since the start."""
-        return summary_lines(self.board, self.time_s(), self._sight.problem)
+        return summary_lines(self.board, self.time_s(), self._found.problem)
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self.board.add(samples)
-        for take in self._takers:
-            take(samples)
+        for receive in self._receivers:
+            receive(samples)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         gpu = facts.get("gpu")
         if kind == "gpu_lost":
             self.board.lose(facts["gpu"])
-            self.tell(f"GPU {gpu} is lost: {facts['message']}")
+            self.add_line(f"GPU {gpu} is lost: {facts['message']}")
         elif kind == "gpu_back":
             self.board.regain(facts["gpu"])
-            self.tell(f"GPU {gpu} is back.")
+            self.add_line(f"GPU {gpu} is back.")
         elif kind == "metric_absent":
-            self.tell(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")
+            self.add_line(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")
         else:
-            self.tell(("" if gpu is None else f"GPU {gpu}: ") + str(facts["message"]))
+            self.add_line(("" if gpu is None else f"GPU {gpu}: ") + str(facts["message"]))
 
 
 def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
@@ -120,7 +122,7 @@ def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
     if any(gpu.is_simulated for gpu in board.gpus):
         lines.append("A simulated GPU's figures of speed, memory and power are of no real card.")
     if problem is not None:
-        lines.append(f"How busy a GPU was is not known (NVML: {problem}).")
+        lines.append(f"GPU utilisation is unknown (NVML: {problem}).")
         advised[f"What is missing: {command('doctor')}"] = []
     lines.append("Host:")
     lines += [f"  {line}" for line in _host_lines(board)] or ["  nothing was read"]
@@ -128,7 +130,7 @@ def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:
 
 
 def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str | None]:
-    """Returns a line or two, and the command to run next; None if there is none."""
+    """Returns one or two lines, and the command to run next; None if there is none."""
     if not gpu.has_utilisation:
         where = "an instance" if gpu.device.is_mig else "a split card"
         return [f"NVML gives no utilisation of {where}"], None
@@ -140,7 +142,7 @@ def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
     lines = []
     for name, what in (("util_pct", "utilisation"), ("sm_active_pct", "SM active")):
         if name in figures:
-            # Not rounded, as in the verdict: 49.9 is below 50.
+            # Truncated, not rounded, like the verdict: 49.9 is below 50.
             lines.append(f"{what}: mean {int(figures[name]['mean'])} %, peak {figures[name]['max']:.0f} %")
     if memory := figures.get("mem_used_gib"):
         of = "" if gpu.memory_gib is None else f" of {gpu.memory_gib:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Shows the latest readings: a table with curves in a terminal, one plain line a second everywhere else."""
+"""Shows the latest readings: a table with curves in a terminal, otherwise one plain line a second."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from wellfed.explain.diagnosis.curves.level import STARVED_PCT, WELL_USED_PCT
+from wellfed.explain.diagnosis.curves.curve_verdict import STARVED_PCT, WELL_USED_PCT
 from wellfed.monitor.board import Board
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.units import show_duration
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"
-"""From 0 to 100 %."""
+"""Characters for 0 to 100 %."""
 CURVE_S = 60
 _INDENT = 5
 
@@ -31,16 +31,16 @@ class _Cell:
     head: str
     width: int
     label: str
-    """In a plain line; the unit follows the figure there."""
+    """Label in a plain line, where the unit follows the figure."""
     unit: str
     show: Callable[[SeenGpu, Mapping[str, float]], str]
-    """Empty where it is not known."""
+    """Returns an empty text if the figure is unknown."""
 
 
 def _figure(
     name: str, digits: int = 0, limit: Callable[[SeenGpu], float | None] = lambda gpu: None
 ) -> Callable[[SeenGpu, Mapping[str, float]], str]:
-    """Returns a function that shows a figure, with its limit on a GPU that has one: ``350/700``."""
+    """Returns a function that shows a figure, with the GPU's limit if it has one: ``350/700``."""
 
     def show(gpu: SeenGpu, values: Mapping[str, float]) -> str:
         known = [one for one in (values.get(name), limit(gpu)) if one is not None]
@@ -66,16 +66,16 @@ _SHOWN = (
     _Cell("PCIe in/out MB/s", 18, "PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
     _Cell("temp C", 8, "at", "C", _figure("temp_c")),
 )
-"""The most important first: what does not fit into a narrow terminal is left out."""
+"""Columns by importance. The last ones are left out in a narrow terminal."""
 
 
 def table(board: Board, now_s: float, until: str, *, width: int, height: int, blocks: str = BLOCKS) -> list[Text]:
-    """Returns lines that fit. Below each GPU and the host is the curve of the last minute, if there is space.
+    """Returns the lines of the table, fitted to the terminal. Curves of the last minute are shown if there is space.
 
     Args:
-        until: when the monitor ends.
+        until: text on when the monitor ends.
     """
-    shown = [one for place, one in enumerate(_SHOWN) if _INDENT + _width(place) <= width]
+    shown = [one for index, one in enumerate(_SHOWN) if _INDENT + _width(index) <= width]
     head = "".join(one.head.rjust(one.width) for one in shown)
     passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
     lines = [Text(f"{passed}{until}. Curves: utilisation, the last minute.", "dim")]
@@ -97,7 +97,7 @@ def table(board: Board, now_s: float, until: str, *, width: int, height: int, bl
 
 
 def plain_line(board: Board, now_s: float) -> str:
-    """Returns the same as one line of text, without the curves."""
+    """Returns the figures as one line of text, without curves."""
     texts = []
     for gpu in board.gpus:
         values = board.latest(gpu.index)
@@ -139,8 +139,8 @@ def block(value: float, blocks: str) -> str:
     return blocks[min(len(blocks) - 1, max(0, round(value / 100 * (len(blocks) - 1))))]
 
 
-def _width(place: int) -> int:
-    return sum(one.width for one in _SHOWN[: place + 1])
+def _width(index: int) -> int:
+    return sum(one.width for one in _SHOWN[: index + 1])
 
 
 def _style(util_pct: float) -> str:
@@ -148,38 +148,36 @@ def _style(util_pct: float) -> str:
 
 
 class PlainScreen:
-    """Prints one line a call, without control codes."""
+    """Screen that prints one line a call, without control codes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def say(self, text: str) -> None:
-        """Prints a line that stays, and does not wrap it."""
+    def print_line(self, text: str) -> None:
+        """Prints a permanent line, without wrapping."""
         self._console.print(text, soft_wrap=True)
 
     def show(self, board: Board, now_s: float) -> None:
         """Prints the current figures with the time of day."""
-        self.say(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
+        self.print_line(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
 
     def close(self) -> None:
-        """Ends the display; only lines that stay follow."""
+        """Ends the display."""
 
 
 class LiveScreen(PlainScreen):
-    """Redraws a table, with the lines that stay above it.
-
-    Nothing is drawn while the shell has the terminal (``&``, Ctrl-Z and ``bg``).
-    """
+    """Screen that redraws a table below the permanent lines. Draws nothing while the shell has the terminal (``&``,
+    Ctrl-Z and ``bg``)."""
 
     def __init__(self, console: Console, until: str) -> None:
-        """``until``: when the monitor ends."""
+        """``until``: text on when the monitor ends."""
         super().__init__(console)
         self._until = until
         self._blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
         self._live: Live | None = None
 
     def show(self, board: Board, now_s: float) -> None:
-        """Redraws the table, as wide as the terminal is now."""
+        """Redraws the table at the current width of the terminal."""
         if not _has_terminal(self._console):
             self._leave()
             return
@@ -196,7 +194,7 @@ class LiveScreen(PlainScreen):
                     vertical_overflow="crop",
                 )
                 self._live.start()
-                self._console.show_cursor(True)  # whatever ends this process, the shell keeps its cursor
+                self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
             self._live.update(Group(*lines), refresh=True)
         except OSError:  # the terminal is gone
             self._console.on_broken_pipe()
@@ -208,7 +206,7 @@ class LiveScreen(PlainScreen):
             live.stop()
 
     def _leave(self) -> None:
-        """Stops drawing; the next table comes below what others have written by then."""
+        """Stops drawing. The next table appears below what others have written by then."""
         if self._live is not None:
             self._live = None
             self._console.pop_render_hook()
@@ -219,5 +217,5 @@ def _has_terminal(console: Console) -> bool:
     """Returns whether this process is in the foreground."""
     try:
         return os.tcgetpgrp(console.file.fileno()) == os.getpgrp()
-    except (AttributeError, OSError, ValueError):  # Windows; no terminal to ask, as in a test
+    except (AttributeError, OSError, ValueError):  # Windows, or no terminal, as in a test
         return True

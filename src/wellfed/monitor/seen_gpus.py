@@ -1,4 +1,4 @@
-"""Finds every GPU of this machine for the monitor: cards, and the instances of those that are split."""
+"""Finds every GPU of this machine for the monitor: cards, and the instances of split cards."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from wellfed.units import gib, show_line
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """A GPU of this machine, whatever CUDA_VISIBLE_DEVICES says."""
+    """A GPU of this machine, visible to CUDA or not."""
 
     index: int
-    """Number of the card in nvidia-smi; MIG instances count on from the last card."""
+    """Number of the card in nvidia-smi. MIG instances continue the numbers after the last card."""
     device: Device
 
     @property
     def title(self) -> str:
-        """Returns number and name: ``GPU 0 NVIDIA H200``."""
+        """Number and name: ``GPU 0 NVIDIA H200``."""
         of = f" of GPU {self.device.nvml_index}" if self.device.is_mig else ""
         return f"GPU {self.index} {show_line(self.device.name)}{of}"
 
     @property
     def memory_gib(self) -> float | None:
-        """Returns the memory for programs; None if unknown."""
+        """Memory for programs; None if unknown."""
         return None if self.device.memory_total_bytes is None else gib(self.device.memory_total_bytes)
 
     @property
     def has_utilisation(self) -> bool:
-        """Returns whether NVML gives utilisation: only for cards that are not split."""
+        """Whether NVML gives utilisation: only for cards that are not split."""
         return not (self.device.is_mig or self.device.has_mig_mode)
 
     @property
     def is_simulated(self) -> bool:
-        """Returns whether its figures are for learning and demonstration alone."""
+        """Whether its figures are only for demonstration."""
         return self.device.name.startswith(SIMULATED)
 
     @property
     def watched(self) -> WatchedGpu:
-        """Returns the GPU for the source that reads it."""
+        """The GPU for the source that reads it."""
         return WatchedGpu(self.index, self.device.uuid, self.device.is_mig)
 
 
 @dataclass(frozen=True)
-class Sight:
+class FoundGpus:
     """GPUs found on this machine."""
 
     gpus: tuple[SeenGpu, ...]
@@ -59,8 +59,8 @@ class Sight:
     notes: tuple[str, ...] = ()
     """Figures that could not be read, one sentence each."""
 
-    def only(self, wanted: Collection[int]) -> Sight:
-        """Returns the GPUs of these numbers.
+    def only(self, wanted: Collection[int]) -> FoundGpus:
+        """Returns only the GPUs of these numbers.
 
         Raises:
             ConfigError: no GPU has one of these numbers.
@@ -76,7 +76,7 @@ class Sight:
         return replace(self, gpus=tuple(gpu for gpu in self.gpus if gpu.index in wanted))
 
 
-def look_around(*, deadline_s: float = START_S) -> Sight:
+def find_gpus(*, deadline_s: float = START_S) -> FoundGpus:
     """Returns all GPUs in NVML's order, with the processes on them. Blocks for at most ``deadline_s``."""
     cards, error = ask_nvml(NvmlSession(tries=3), deadline_s)
     number_of_instance = 1 + max((device.nvml_index for device in cards.devices), default=-1)
@@ -89,4 +89,4 @@ def look_around(*, deadline_s: float = START_S) -> Sight:
         problem = error.reason
     elif not gpus:
         problem = "; ".join(note.rstrip(".") for note in cards.notes) or "no card found"
-    return Sight(tuple(gpus), problem, cards.notes if gpus else ())
+    return FoundGpus(tuple(gpus), problem, cards.notes if gpus else ())

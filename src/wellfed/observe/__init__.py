@@ -1,4 +1,4 @@
-"""Observation: GPUs through NVML, the machine, time marks of steps, and the files and loggers that figures go to.
+"""Reads GPUs through NVML, the machine and the time of steps, and writes the figures to files and loggers.
 
-Knows nothing of models, plans or the order of a run.
+Depends on no model, plan or run.
 """

@@ -1,4 +1,4 @@
-"""Keeps the record and the files of a run up to date: while it trains, at each checkpoint, at its end."""
+"""Keeps the record and the files of a run up to date: during training, at each checkpoint, at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
@@ -61,7 +61,7 @@ class Bookkeeper:
     """Record, files and loggers of a run, which its stages write.
 
     Args:
-        earlier_s: seconds of earlier parts of a resumed run, and of this one so far.
+        earlier_s: seconds of earlier processes of a resumed run, and of this one so far.
     """
 
     def __init__(self, record: RunRecord, folder: Path, config: RunConfig, *, earlier_s: float = 0.0) -> None:
@@ -73,7 +73,7 @@ class Bookkeeper:
         self.progress.around = self.wall.during
         self._wall_before = record.wall
         self.loggers: list[Any] = []
-        """Loggers of Lightning for Trainers, once they are open."""
+        """Lightning's loggers for Trainers, once they are open."""
         self.bad_sample: dict[str, Any] = {}
         """Facts of the sample with a non-finite value that ended the training."""
         self._phases_before = record.phases
@@ -82,10 +82,10 @@ class Bookkeeper:
         self._watch: MachineWatch | None = None
         self._plan: RunPlan | None = None
         self._lowered: dict[str, tuple[int, Lowered]] = {}
-        """Lowered knobs with the step that was done again; they are remembered once that step is done."""
+        """Lowered knobs with the repeated step. They are stored for later runs once that step is done."""
 
     def passed(self, part: Literal["imports_s", "data_s", "plan_s"]) -> None:
-        """Records the time of a part of the start-up: the time since the previous part."""
+        """Records the time of a part of the start-up, since the previous part."""
         now_s = self.journal.time_s()
         self.record.before_training[part] = round(now_s - self._passed_at_s, 3)
         self._passed_at_s = now_s
@@ -106,7 +106,7 @@ class Bookkeeper:
         }
 
     def other_machines(self, gpus: Sequence[dict[str, Any]]) -> None:
-        """Records the GPUs of the machines that train with this one."""
+        """Records the GPUs of the other machines of this run."""
         self.record.machine["gpus"] = [*self.record.machine.get("gpus", []), *gpus]
 
     def planned(self, plan: RunPlan) -> None:
@@ -120,10 +120,8 @@ class Bookkeeper:
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run.
-
-        A micro-batch that was set is not remembered: it will be set again.
-        """
+        """Records an event of training, as `Journal.event` does, and remembers lowered knobs for the next run. A
+        micro-batch that the user set is not remembered, since it will be set again."""
         self.journal.event(kind, step, **facts)
         plan = self._plan
         found = from_event(kind, facts, on=date.today(), run=self.record.run_id)
@@ -134,7 +132,7 @@ class Bookkeeper:
             self._lowered[knob] = self.record.steps if step is None else step, lowered
 
     def _remember(self) -> None:
-        """Remembers the knobs with which a step that had run out of memory was done."""
+        """Stores the lowered knobs of steps that have been repeated successfully."""
         file = None if self._plan is None else self._plan.remembered_in
         for knob, (step, lowered) in list(self._lowered.items()):
             if file is None or step > self.record.steps:
@@ -145,8 +143,8 @@ class Bookkeeper:
             except OSError as error:
                 _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, file, error.strerror)
 
-    def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
-        """Records a resume; in the run's own folder it also cuts the tables back to the checkpoint."""
+    def resumed_after(self, step: int, epochs: float, *, in_place: bool) -> None:
+        """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint."""
         self.record.steps, self.record.epochs = step, epochs
         if in_place:
             self._resumed_at = step
@@ -154,10 +152,10 @@ class Bookkeeper:
             self.record.samples = self.journal.samples_written()
 
     def restarted_at(self, step: int, epochs: float, began_s: float) -> None:
-        """Cuts record and tables back to a step, from which training starts again.
+        """Cuts record and tables back to a step, from which training restarts.
 
         Args:
-            began_s: start of training in this process, by the run's clock; the checkpoint may be older.
+            began_s: start of training in this process, by the run's clock. The checkpoint may be older.
         """
         record = self.record
         saved_s = [one["time_s"] for one in record.events if (one["kind"], one["step"]) == ("checkpoint", step)]
@@ -179,19 +177,19 @@ class Bookkeeper:
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
         return self._watch.sampler
 
-    def watched_from_afar(
-        self, facts: MachineFacts, plan: RunPlan, node: int, tell: Callable[[NodeMessage], None]
+    def watching_node(
+        self, facts: MachineFacts, plan: RunPlan, node: int, send: Callable[[NodeMessage], None]
     ) -> AbstractContextManager[Any]:
-        """Returns the same context for another node, whose readings go to rank 0 and `hear_of_node`."""
+        """Returns the same context for another node, whose readings go to rank 0 and `take_node_message`."""
         self.progress.step = self.record.steps
         if not self._config.telemetry.enabled:
             return nullcontext()
-        return node_watch(self._config.telemetry, facts, plan, self.progress, node, tell)
+        return node_watch(self._config.telemetry, facts, plan, self.progress, node, send)
 
-    def hear_of_node(self, told: NodeMessage) -> None:
+    def take_node_message(self, message: NodeMessage) -> None:
         """Takes the readings of another node."""
         if self._watch is not None:
-            self._watch.hear(told)
+            self._watch.take_message(message)
 
     def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
         """Measures the memory of training from now on, until it is stopped."""
@@ -199,7 +197,7 @@ class Bookkeeper:
         return self._usage
 
     def first_batch(self, by_dtype: Mapping[str, int]) -> None:
-        """Records the bytes in the tensors of the first batch of training, by dtype."""
+        """Records the bytes of the first training batch, by dtype."""
         if num_bytes := sum(by_dtype.values()):
             sizes = {name: mib(size) for name, size in by_dtype.items()}
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes), "batch_dtypes": sizes}
@@ -209,7 +207,7 @@ class Bookkeeper:
         self.record.process = found
 
     def waited(self, of_ranks: Sequence[LongestWaitEntry]) -> None:
-        """Records the rank that waited longest for data. All else in the record is rank 0's."""
+        """Records the rank that waited longest for data. All other entries of the record are rank 0's."""
         longest = max(of_ranks, key=lambda one: one["wait_frac"], default=None)
         if longest is not None and longest["rank"] > 0:
             self.record.loading = {**self.record.loading, "longest_wait": longest}
@@ -235,13 +233,13 @@ class Bookkeeper:
             self.record.ceiling = {"samples_per_s": samples_per_s}
 
     def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
-        """Records a written checkpoint, and brings the record up to date."""
+        """Records a written checkpoint, and updates the record."""
         self.journal.event("checkpoint", step=step, file=name)
         self._fill_in(metrics)
         self.journal.save()
 
     def finish(self, outcome: Outcome, metrics: Mapping[str, float], *, has_page: bool = True) -> None:
-        """Completes record, reports and loggers of a run that is over.
+        """Completes record, reports and loggers of a finished run.
 
         Args:
             has_page: whether report.html is drawn, which takes a second.
@@ -269,27 +267,25 @@ class Bookkeeper:
         if page.exists():
             self.journal.sink.page("report", page)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
-        self.journal.save(duration_s=record.duration_s)  # as in the reports
+        self.journal.save(duration_s=record.duration_s)  # the same duration as in the reports
 
     def _diagnose(self, *, has_page: bool) -> None:
-        """Writes findings to the record, and the reports."""
         evidence = Evidence(self.record)
         try:
             evidence = Evidence.of(self.record, self.folder)
             conclude(evidence)
             self.record.swing, self.record.findings = evidence.record.swing, evidence.record.findings
         except Exception:  # noqa: BLE001  the training must not be lost to a faulty report
-            _LOG.exception("Where the time went could not be judged; the record has the figures.")
+            _LOG.exception("The run could not be diagnosed; the record has the figures.")
         try:
             write_reports(evidence, self.folder, has_page=has_page)
         except OSError as error:
             self.journal.disk_full(error, self.record.steps)
         except Exception as error:  # noqa: BLE001  as above
-            _LOG.warning("%s could not be drawn: %s. %s has its words.", PAGE, first_line(error), MARKDOWN)
+            _LOG.warning("%s could not be drawn: %s. %s has the text.", PAGE, first_line(error), MARKDOWN)
             _LOG.info("drawing it", exc_info=True)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
-        """Brings the record's figures up to date."""
         record = self.record
         summary = self.journal.summary()
         if summary is not None:  # rates are over all ranks
@@ -308,7 +304,7 @@ class Bookkeeper:
             record.telemetry = self._watch.cost()
 
     def _phases(self) -> dict[str, PhaseEntry]:
-        """Returns the time in each phase, with that of earlier parts of a resumed run."""
+        """Returns the time in each phase, including earlier processes of a resumed run."""
         none: PhaseEntry = {"total_s": 0.0, "times": 0}
         found: dict[str, PhaseEntry] = {}
         for phase, (total_s, times) in self.progress.spent().items():

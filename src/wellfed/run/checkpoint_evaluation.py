@@ -18,7 +18,7 @@ from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkp
 from wellfed.run.folder.resume import derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
-"""Overrides about the machine of the training, which an evaluation ignores."""
+"""Overrides about the training machine, which an evaluation ignores."""
 
 
 def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Holds how a run has ended, as plain data that ranks can exchange."""
+"""Defines how a run has ended, as plain data that ranks can exchange."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wellfed.record import Status
 
 @dataclass(frozen=True)
 class Outcome:
-    """Status, exit code and message of a run that has ended."""
+    """Status, exit code and message of a finished run."""
 
     status: Status
     exit_code: int
@@ -24,7 +24,7 @@ class Outcome:
     """True: another rank has failed, and reports the reason."""
     by_non_finite_loss: bool = False
     is_of_all: bool = False
-    """True: all ranks have agreed to stop, and end without help."""
+    """True: all ranks have agreed to stop."""
 
     def __post_init__(self) -> None:
         for name in ("message", "advice"):
@@ -40,7 +40,7 @@ OK = Outcome("ok", EXIT_OK)
 
 
 class RankEnded(WellfedError):
-    """Raised when another rank has ended and this one can't go on."""
+    """Raised when another rank has ended and this one can't continue."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"{outcome.message}\n{outcome.advice}".rstrip())

@@ -1,4 +1,4 @@
-"""Finds the micro-batch that this machine can take, by running steps of a few sizes (``wellfed fit``)."""
+"""Finds the micro-batch that fits this machine, by running steps of a few sizes (``wellfed fit``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOST_FRAC = 0.9
 
 @dataclass(frozen=True)
 class Fitting:
-    """The size that was found, and its limits."""
+    """Result of a search for the micro-batch."""
 
     found: Fit
     budget_gib: float
@@ -65,7 +65,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
         with _utilisation(facts, plan) as utilisation:
             return find_micro_batch(
                 step,
-                lambda size: step.place(make_batch(size)),
+                lambda size: step.to_device(make_batch(size)),
                 budget_gib=budget_gib,
                 max_size=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
                 min_size=2 if is_whole else 1,
@@ -80,7 +80,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
 
 @contextlib.contextmanager
 def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
-    """Gives a reader of the training card's utilisation, percent; None if NVML does not know the card."""
+    """Yields a reader of the training card's utilisation in percent; None if NVML does not list the card."""
     card = next(iter(facts.training_gpus), None) if plan.on_gpu else None
     if card is None or card.uuid is None or card.nvml_index is None:
         yield None

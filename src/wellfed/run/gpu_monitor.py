@@ -37,7 +37,7 @@ class NodeMessage:
 def _sampler(
     config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, progress: Progress, *takers: Any, **options: Any
 ) -> Sampler:
-    """Returns a sampler of this machine, which first reports what NVML can't read; the rest is for `Sampler`."""
+    """Returns a sampler of this machine, which first reports what NVML can't read. The rest is for `Sampler`."""
     sampler = Sampler(*takers, interval_s=config.interval_s, progress=progress, **options)
     failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
     sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
@@ -52,7 +52,7 @@ def node_watch(
     node: int,
     send: Callable[[NodeMessage], None],
 ) -> Sampler:
-    """Returns a sampler of this machine that sends its readings to rank 0, which is on another machine."""
+    """Returns a sampler of this machine that sends its readings to rank 0 on another machine."""
 
     def publish(samples: Sequence[Sample]) -> None:
         readings = tuple((one.step, one.phase, of_node(node, one.gpu), dict(one.values)) for one in samples)
@@ -66,7 +66,7 @@ def node_watch(
 
 
 class MachineWatch:
-    """Reads this machine for telemetry.csv and the sink, and sums up the readings for the record."""
+    """Reads this machine for telemetry.csv and the sink, and summarises the readings for the record."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
@@ -76,17 +76,16 @@ class MachineWatch:
         self._samples_before = journal.record.samples
         takers = self._take, self._event, journal.publish
         self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
-        """Reads while its ``with`` block lasts."""
 
-    def hear(self, told: NodeMessage) -> None:
-        """Takes the message of another node, at the time at which it comes."""
-        if told.event is not None:
-            kind, facts = told.event
+    def take_message(self, message: NodeMessage) -> None:
+        """Takes the message of another node, with the time of its arrival."""
+        if message.event is not None:
+            kind, facts = message.event
             self.sampler.event(kind, **facts)
 
         def stamped() -> list[Sample]:
             time_s = self._journal.time_s()
-            return [Sample(time_s, *reading) for reading in told.readings]
+            return [Sample(time_s, *reading) for reading in message.readings]
 
         self.sampler.take(stamped)
 
@@ -116,7 +115,7 @@ class Usage:
     """Memory and CPU time of training, from now on.
 
     Args:
-        ballast_bytes: held to make a card smaller; not counted.
+        ballast_bytes: bytes held to make a card smaller; not counted.
     """
 
     def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
@@ -130,11 +129,8 @@ class Usage:
         self._at_the_end = self.entries()
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
-        """Returns ``memory`` and ``host`` of the record.
-
-        On CUDA the peak is what the allocator reserved, else the growth of peak RSS. cpu_pct counts 100 for each core
-        kept busy by this process and its workers.
-        """
+        """Returns ``memory`` and ``host`` of the record. On CUDA the peak is the allocator's reservation, otherwise the
+        growth of peak RSS. cpu_pct counts 100 for each core kept busy by this process and its workers."""
         if self._at_the_end is not None:
             return self._at_the_end
         if self._plan.on_gpu:
@@ -158,7 +154,7 @@ class Usage:
 
 
 def _peak_rss() -> float:
-    """Returns the peak in bytes; without such a counter, the resident bytes. Linux counts in KiB, macOS in bytes."""
+    """Returns peak RSS in bytes, or current RSS without such a counter. Linux counts in KiB, macOS in bytes."""
     if sys.platform == "win32":
         return float(psutil.Process().memory_info().rss)
     import resource

@@ -22,10 +22,10 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     Calls the classes that ``run.json`` names, so load only runs that you trust. Weights are loaded weights-only.
 
     Args:
-        run: a run's folder, its name or the beginning of it, or ``last`` for the newest (in ``logs/*/runs``), of which
-            ``best.ckpt`` is loaded, else ``last.ckpt``; or a checkpoint file.
-        model_args: the value of `Datasets.model_args`; {} for a model that needs nothing of the data. None = the data
-            are read to get it, as in the run.
+        run: a checkpoint file; or a run's folder, its name or the beginning of it, or ``last`` for the newest (in
+            ``logs/*/runs``). Of a run, ``best.ckpt`` is loaded, else ``last.ckpt``.
+        model_args: the value of `Datasets.model_args`; {} for a model that needs nothing from the data. None = read the
+            data to get it, as in the run.
 
     Raises:
         ConfigError, DataError: there is no such run or checkpoint, or its weights don't fit its model.

@@ -53,8 +53,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     """Returns the outcome of a run that this exception ended.
 
     Args:
-        has_trained: whether the first batch was asked for; before that nothing was run.
-        way_on: advice if the card is the reason, instead of that for a training.
+        has_trained: whether the first batch was requested. Before that nothing was run.
+        way_on: advice if the card is the reason, instead of the usual advice.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
     if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
@@ -91,7 +91,7 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     gone = lost_rank(error)
     if gone is not None:
         message = f"Another rank has ended, and this one can't go on alone: {gone}"
-        return Outcome("failed", failed, "code", message, "What that rank has said comes first.", is_of_other_rank=True)
+        return Outcome("failed", failed, "code", message, "The error of that rank comes first.", is_of_other_rank=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     return Outcome("failed", failed, "code", f"{type(error).__name__}: {error}{notes}", is_expected=False)

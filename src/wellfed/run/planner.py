@@ -40,21 +40,21 @@ from wellfed.train.memory.remembered import FOREACH
 from wellfed.units import GIB
 
 HOST_SHARE = 0.5
-"""Share of the free host memory that an estimate may take if a model must be run for real."""
+"""Share of the free host memory that an estimate may use if a model must be run for real."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans one run. `plan.micro_batch` lists what decides the micro-batch, in order."""
+    """Planner of one run. `plan.micro_batch` lists what decides the micro-batch, in order."""
 
     config: RunConfig
-    """The composed configuration, with values that the data define where it is null."""
+    """The composed configuration, with nulls replaced by values that the data define."""
     choices: Mapping[str, str]
     facts: MachineFacts
     device: DevicePlan
     parts: RunObjects
     from_epoch: int | None = None
-    """First epoch of the stage of ``memory.stages`` that is planned; None: there are no stages."""
+    """First epoch of the planned stage of ``memory.stages``; None without stages."""
 
     @classmethod
     def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: RunObjects | None = None) -> Self:
@@ -85,7 +85,7 @@ class Planner:
 
     @cached_property
     def model(self) -> ModelFacts:
-        """Facts about the model that the plan needs. A ConfigError is raised if its sizes are not known yet."""
+        """Facts about the model that the plan needs. Raises a ConfigError if its sizes are still unknown."""
         model = self.parts.model
         lazy = [name for name, each in chain(model.named_parameters(), model.named_buffers()) if is_lazy(each)]
         if lazy:
@@ -95,12 +95,12 @@ class Planner:
         return models.model_facts(self.parts, self.config)
 
     def rough(self) -> RunPlan:
-        """Returns the plan by rules of thumb. Like all plans it raises a ConfigError for what is impossible."""
+        """Returns the plan by rules of thumb. Like all plans it raises a ConfigError for impossible settings."""
         return self._plan()
 
     def for_evaluation(self) -> RunPlan:
         """Returns the plan of a pass over the test data alone."""
-        # Nothing is trained: there are no gradients, and no optimizer.
+        # Without training there are no gradients and no optimizer.
         model = replace(self.model, trainable_bytes=0, optimizer_state_bytes=0)
         if not self.config.memory.stages:
             return self._plan(model=model)
@@ -108,10 +108,10 @@ class Planner:
         return replace(self, config=replace(self.config, memory=memory))._plan(model=model)
 
     def for_training(self, rank: int) -> RunPlan:
-        """Returns the plan of a run: the loader is timed, and memory is estimated if there is a budget.
+        """Returns the plan of a run. The loader is timed, and memory is estimated if there is a budget.
 
         Raises:
-            ConfigError: the configuration asks for something impossible here; a DoesNotFit if it exceeds the card.
+            ConfigError: the configuration is impossible here; a DoesNotFit if it exceeds the card.
             DataError: the first batch can't be cut into the plan's micro-batches.
         """
         rough = self.rough()
@@ -131,14 +131,14 @@ class Planner:
         return Footprints(self.config, plan, self.parts, samples=samples, host_bytes=int(host_bytes))
 
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
-        """Returns the plan by an estimate of memory, by the first batches, and by what earlier runs had to lower."""
+        """Returns the plan by an estimate of memory, by the first batches, and by values that earlier runs lowered."""
         plan = self._plan(first=first, estimate=estimate)
         if plan.predicted_peak_gib is not None and estimate.looked_at:
             plan = because_too(plan, f", {estimate.looked_at}")
         return self._as_remembered(replace(plan, footprints=estimate.known.found), estimate)
 
     def with_stages(self, plan: RunPlan) -> RunPlan:
-        """Returns the plan of the first of ``memory.stages`` with those of the others, by prediction alone."""
+        """Returns the plan of the first of ``memory.stages`` with the others' plans, by prediction alone."""
         return self._with_stages(plan, lambda later: later.estimated(later.estimate(later.rough())))
 
     def ways_that_fit(self, plan: RunPlan) -> Callable[[RanOut], list[str]]:
@@ -153,12 +153,11 @@ class Planner:
         return replace(plan, misfit=replace(plan.misfit, problem=problem))
 
     def _budget_estimate(self, rough: RunPlan) -> Footprints | None:
-        """Returns an estimate; None if there is no budget to keep."""
         return None if rough.device.memory_gib is None else self.estimate(rough)
 
     def _for_loader(self, rough: RunPlan, estimate: Footprints | None) -> RunObjects:
-        """Returns the parts with data whose batches carry what they do in training."""
-        if self.config.memory.stages:  # all share one loader, whose batches carry most in the last stage
+        """Returns the parts with data whose batches have the same content as in training."""
+        if self.config.memory.stages:  # all stages share one loader, and the last stage needs the most
             held: str | None = self.config.memory.stages[-1].features.value
         elif self.parts.data.features is not None and estimate is not None:  # the estimate may have moved features
             held = self._plan(estimate=estimate).memory.features
@@ -179,7 +178,7 @@ class Planner:
         return with_way_down(plan, self.config.memory.micro_batch_steps)
 
     def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
-        """Returns the plan with what real steps show about its micro-batch, if that is a prediction."""
+        """Returns the plan with a micro-batch measured by real steps, if it is only predicted so far."""
         asked = steps_to_run(plan, self.config.memory.plateau_frac, self.model)
         if not asked:
             return plan
@@ -188,7 +187,7 @@ class Planner:
         return measured(self.config, plan, self.parts, estimate or self.estimate(plan), asked)
 
     def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
-        """Returns the plan with what earlier runs of it had to lower, and with the file for what this run lowers."""
+        """Returns the plan with the values that earlier runs lowered, and with the file for this run's own."""
         file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
         if file is None:
             return plan
@@ -207,17 +206,15 @@ class Planner:
         return as_remembered(plan, found, step_shape(plan, self.model), known)
 
     def _remembered_in(self, plan: RunPlan, estimate: Footprints) -> Path | None:
-        """Returns the file of all runs whose steps take the same memory but for the micro-batch.
-
-        None without a budget, without a digest, and with stages, which take different memory in one run.
-        """
+        """Returns the file of all runs whose steps take the same memory apart from the micro-batch. None without a
+        budget or digest, and with stages, which take different memory in one run."""
         device, trainer, budget_gib = plan.device, plan.trainer, plan.device.memory_gib
         if budget_gib is None or plan.misfit is not None or self.from_epoch is not None:
             return None
         digest = estimate.digest(plan.memory.features, plan.memory.checkpoint_activations)
         if digest is None:
             return None
-        budget = f"{budget_gib:.2g}"  # with gpu=auto it varies with what other processes hold
+        budget = f"{budget_gib:.2g}"  # with gpu=auto it varies with the memory held by other processes
         decisive = digest, device.name, budget, trainer.accelerator, trainer.strategy, trainer.world_size
         return remembered.file_for(Path(self.config.paths.cache_dir), *decisive, self.model.average_bytes)
 
@@ -227,7 +224,7 @@ class Planner:
         try:
             for stage in stages[1:]:
                 config, parts = of_stage(self.config, self.parts, stage)
-                parts = replace(parts, footprints=None)  # they are of another stage
+                parts = replace(parts, footprints=None)  # they belong to another stage
                 plans.append(planned(replace(self, config=config, parts=parts, from_epoch=stage.from_epoch)))
         finally:
             train_encoder(self.parts, is_trained=False)
@@ -237,7 +234,7 @@ class Planner:
 def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
     """Returns the plan by prediction alone, on the named cards if this machine lacks them. Nothing is timed.
 
-    Reads the data and builds the model, on the CPU.
+    Reads the data and builds the model on the CPU.
 
     Raises:
         ConfigError, DataError: there is no such plan.

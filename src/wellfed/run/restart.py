@@ -1,7 +1,7 @@
-"""Goes on from a checkpoint with less, where memory ran out in a step that can't be done again.
+"""Restarts from a checkpoint with less memory, after an out-of-memory error in a step that can't be repeated.
 
-Data, model, optimizer and loaders are made anew in the same process, as in a run that is resumed. What the failed
-training has left in memory is freed before. Several ranks restart together.
+Data, model, optimizer and loaders are made anew in the same process, as in a resumed run. Memory of the failed training
+is freed first. Several ranks restart together.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from wellfed.run.folder.resume import latest_checkpoint
 from wellfed.units import counted
 
 MOST_RESTARTS = 12
-"""Restarts of one run: eight halve a batch of 256, four take the other fallbacks."""
+"""Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
 MOST_UNCHANGED = 2
-"""Restarts without any change, for memory that another program held for a while."""
+"""Maximum number of restarts without a change, for memory that another program held for a while."""
 _NO_CHANGE = "nothing changed"
 
 
 class Restarts:
-    """The restarts of one run, with what was changed for each."""
+    """Restarts of one run, with the changes for each."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class Restarts:
     ) -> None:
         """
         Args:
-            began_with: the checkpoint that the run goes on from, of whatever run; None = it has begun afresh.
-            all_gather: gives each rank what all ranks gave, in their order.
+            began_with: checkpoint of any run that the run started from; None = it began without one.
+            all_gather: gives each rank the objects of all ranks, in their order.
         """
         self._folder, self._began_with, self._all_gather = folder, began_with, all_gather
         self._tried: list[str] = []
         self._was_suspect = False
 
     def checkpoint_for(self, needed: RestartNeeded) -> Path | None:
-        """Returns the checkpoint to go on from, rank 0's on all ranks; None = from the beginning.
+        """Returns the checkpoint to restart from, rank 0's on all ranks; None = from the beginning.
 
         Raises:
-            OutOfMemoryExhausted: the run was restarted often enough, or not all machines have the checkpoint.
+            OutOfMemoryExhausted: the run was restarted too often, or not all machines have the checkpoint.
         """
         change = show_changes(needed.changes) or _NO_CHANGE
         is_vain = change == _NO_CHANGE and self._tried.count(change) == MOST_UNCHANGED
@@ -76,23 +76,23 @@ class Restarts:
 
 
 def may_restart(config: RunConfig, *, is_measured: bool) -> bool:
-    """Returns whether the run goes on with less; a measurement keeps the settings that were asked for."""
+    """Returns whether the run may restart with less. A measurement keeps the requested settings."""
     return config.memory.on_oom is OnOom.retry and not is_measured
 
 
 def show_changes(changes: Mapping[str, object]) -> str:
-    """Returns changes as they would be typed."""
+    """Returns changes as overrides to type."""
     return " ".join(f"{knob}={str(value).lower()}" for knob, value in changes.items())
 
 
 def with_changes(
     config: RunConfig, plan: RunPlan, changes: Mapping[str, object], why: str, *, epoch: int = 0
 ) -> tuple[RunConfig, RunPlan]:
-    """Returns configuration and plan with other values of some knobs: in the plan where it has the knob.
+    """Returns configuration and plan with other values of some knobs, in the plan if it has the knob.
 
     Args:
-        why: the reason of these numbers in the plan.
-        epoch: in which memory ran out; of ``memory.stages`` that of this epoch is changed.
+        why: reason of these values in the plan.
+        epoch: epoch that ran out of memory. Only its stage of ``memory.stages`` is changed.
     """
     changes = dict(changes)
     if "memory.micro_batch" in changes:
@@ -120,7 +120,7 @@ def with_changes(
 def _changed_stages(
     stages: tuple[PlannedStage, ...], memory: Mapping[str, Any], why: str, epoch: int
 ) -> Iterator[PlannedStage]:
-    """Yields the stages with other values in that of the epoch; later ones keep no faster way to hold features."""
+    """Yields the stages with the changes in the epoch's stage. Later stages keep no faster way to hold features."""
     current = max(number for number, stage in enumerate(stages) if stage.from_epoch <= max(epoch, 0))
     slowest = memory.get("features")
     for number, stage in enumerate(stages):

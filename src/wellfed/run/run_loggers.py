@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
-    """Returns the names of the chosen loggers, in the order of ``logger=[..]`` as it was ``typed``."""
+    """Returns the names of the chosen loggers, in the order of the ``typed`` override ``logger=[..]``."""
     names = ["wandb"] if wandb_sink.decide_mode(logger.mode.value) != "disabled" else []
     names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
     order = re.findall(r"\w+", typed)

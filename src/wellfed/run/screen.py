@@ -21,28 +21,25 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.record import RunRecord, plain
 from wellfed.units import show_bytes, show_text
 
-LEFT_BEHIND = (
+RUN_FILES = (
     *("run.json", "report.html", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
     *("tensorboard", "csv", "profile"),
 )
 
 _COLOURS = {"healthy": "green", "unknown": "magenta", "busy_machine": "yellow"}
-"""Colours of findings that are verdicts, by id."""
 _VALUE_WIDTH = 16
 """Columns of the longest value without a space."""
 
 
 class Terminal(Console):
-    """A console that goes quiet if its reader ends (``| head``) or its disk is full; the run goes on.
-
-    Text is shown without markup, with control characters written out.
-    """
+    """Console that goes quiet if its reader ends (``| head``) or its disk is full, while the run continues. Text is
+    shown without markup, with control characters escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Renders any printed string, also in tables, with control characters written out."""
+        """Renders any printed string, also in tables, with control characters escaped."""
         return super().render_str(show_text(text), **options)
 
     def show_json(self, data: Any) -> None:
@@ -54,7 +51,7 @@ class Terminal(Console):
     """The error of a failed write, unless the reader ended."""
 
     def on_broken_pipe(self) -> None:
-        """Goes quiet; rich would end the process."""
+        """Goes quiet. By default rich would end the process."""
         self._give_up()
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -104,7 +101,7 @@ def show_restart(console: Terminal, because: str, checkpoint: Path | None, step:
 
 
 def show_folder(console: Terminal, folder: Path) -> None:
-    """Shows the run folder, which stays once training has begun."""
+    """Shows the run folder, which is permanent once training has begun."""
     console.print(f"Run folder: {folder}\n", soft_wrap=True)
 
 
@@ -143,5 +140,5 @@ def show_end(console: Terminal, record: RunRecord, first: Mapping[str, float], f
         parts = shlex.join(wandb["parts"])
         line = f"wandb (offline): wandb sync {parts}; to look at it here: wandb leet {shlex.quote(wandb['path'])}"
         console.print(line, soft_wrap=True)
-    names = [name for name in LEFT_BEHIND if (folder / name).exists()]
+    names = [name for name in RUN_FILES if (folder / name).exists()]
     console.print(f"Files: {folder} ({', '.join(names)})", soft_wrap=True)

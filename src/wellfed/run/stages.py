@@ -39,7 +39,7 @@ from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.other_ranks import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.train.lightning.callbacks.pruning import Judge
+from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory import cap, oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """One run in its folder. ``go`` never raises: how the run ended is in the record and in the exit code."""
+    """One run in its folder. ``go`` never raises: the outcome is in the record and in the exit code."""
 
     composed: Composed[RunConfig]
     folder: Path
@@ -59,16 +59,15 @@ class Run:
     rank: int
     stop: StopRequest
     began_s: InitVar[float]
-    """When the command started, by the monotonic clock."""
+    """Start of the command, by the monotonic clock."""
     parts: RunObjects | None = None
-    """Data and model, where they are made already."""
     measure: Measure | None = None
     """Limits of a run that is only timed: no validation, no checkpoint, no test, no wandb."""
     others: OtherRanks | None = None
-    judge: Judge | None = None
+    pruner: Pruner | None = None
     """Pruner, called after each validation. A pruned run skips the test."""
     has_trained: bool = field(default=False, init=False)
-    """The first batch was asked for, so the folder stays."""
+    """The first batch was requested, so the folder is kept."""
     is_refused: bool = field(default=False, init=False)
     """The run has ended before anything was run."""
 
@@ -130,11 +129,11 @@ class Run:
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
         passes = self._make_passes(planner, plan)
-        checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
+        checkpoint = None if self.target is None else self._resume_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep logs its trials itself
             books.open_loggers(self.composed, plan)
         self._others.ready()
-        received = self._others.receiving(books.hear_of_node)
+        received = self._others.receiving(books.take_node_message)
         with self._others.watching(self._lost), self._watching(facts, plan), received:
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
@@ -151,7 +150,7 @@ class Run:
                 self._saved.update(passes.saved)
                 self._passes = self.parts = None
                 first = passes.figures.first
-                del passes, planner  # and with them all that the training has made
+                del passes, planner  # frees everything that the training has made
                 oom.release()
                 planner, plan = self._start_again(needed, facts, plan)
                 passes = self._make_passes(planner, plan)
@@ -168,29 +167,27 @@ class Run:
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
-        """Makes the passes, and the model as the plan has it."""
         _prepare_model(planner.config, plan, planner.parts)
-        may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
+        may_adapt = self.measure is None  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
         self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
         return self._passes
 
     def _fit(self, passes: Passes, checkpoint: Path | None, restarts: Restarts) -> RestartNeeded | None:
-        """Trains; returns what a restart changes where memory ran out in a step that can't be done again."""
+        """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
         try:
-            passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
+            passes.fit(self._console, self.stop, checkpoint, self._started, self.pruner)
         except RestartNeeded as needed:
             if not may_restart(self._config, is_measured=self.measure is not None):
                 raise
             needed.__context__ = None
-            return needed.with_traceback(None)  # whose frames hold what the failed step had made
+            return needed.with_traceback(None)  # the frames hold tensors of the failed step
         except OutOfMemoryExhausted as error:
             restarts.add_to(error)
             raise
         return None
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
-        """Makes data and model again, and the plan that needs less memory."""
         epoch = self._others.all_gather("epoch", math.floor((self._books.record.epochs or 0) + 1e-6))[0]
         config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed), epoch=epoch)
         self.composed = replace(self.composed, config=config)
@@ -200,8 +197,8 @@ class Run:
         return planner, plan
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
-        """Puts record and tables back to where training goes on, and reports the restart."""
-        step, epochs = (0, 0.0) if checkpoint is None else _place_of(load_checkpoint(checkpoint), passes)
+        """Cuts record and tables back to the restart's step, and reports the restart."""
+        step, epochs = (0, 0.0) if checkpoint is None else _progress_at(load_checkpoint(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
         self._books.journal.event(
             "restart",
@@ -213,11 +210,11 @@ class Run:
         screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Rank 0 reads its machine; the first rank of another machine reads that one for rank 0."""
+        """Returns the watching context: rank 0 reads its machine, the first rank of another machine reads that one."""
         if self.rank == 0:
             return self._books.watching(facts, plan)
         sender = self._others.sender()
-        return nullcontext() if sender is None else self._books.watched_from_afar(facts, plan, *sender)
+        return nullcontext() if sender is None else self._books.watching_node(facts, plan, *sender)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
@@ -240,17 +237,17 @@ class Run:
                 screen.show_differences(self._console, str(Path(config.rerun)), found)
         return plan
 
-    def _go_on_from(self, target: Target, passes: Passes) -> Path:
-        """Returns the checkpoint to go on from, and puts record and tables back to its step. It must fit the model."""
+    def _resume_from(self, target: Target, passes: Passes) -> Path:
+        """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint, damaged, folder = target.checkpoint, list(target.damaged), target.checkpoint.parent.parent
         while (state := self._loaded(checkpoint, target, damaged)) is None:
             damaged.append(checkpoint)
             checkpoint = next(other for other in checkpoints_of(folder) if other not in damaged)
         passes.check_fits(checkpoint, state)
-        step, epochs = _place_of(state, passes)
+        step, epochs = _progress_at(state, passes)
         self.target, self._resumed_at = replace(target, checkpoint=checkpoint), step
         self._books.record.resumed_from = str(checkpoint)
-        self._books.go_on_after(step, epochs, in_place=target.in_place)
+        self._books.resumed_after(step, epochs, in_place=target.in_place)
         for other in damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
             _LOG.warning("%s can't be read; it is passed over for %s of step %d.", other, checkpoint.name, step)
@@ -259,10 +256,8 @@ class Run:
         return checkpoint
 
     def _loaded(self, checkpoint: Path, target: Target, damaged: Sequence[Path]) -> dict[str, Any] | None:
-        """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one.
-
-        Files of earlier versions have no digest, so this may be the first check that fails.
-        """
+        """Returns the content of a checkpoint; None if it can't be loaded and the folder has another one. Files of
+        earlier versions have no digest, so this may be the first check that fails."""
         try:
             return load_checkpoint(checkpoint)
         except ConfigError:
@@ -277,24 +272,24 @@ class Run:
         self._others.met()
 
     def _ways_that_fit(self, message: str) -> str:
-        """Returns overrides that would fit, for a run that ran out of memory in training; empty without an estimate."""
+        """Returns overrides that would fit, after an out-of-memory error in training; empty without an estimate."""
         if self._planned is None or self._books.progress.phase != "train":  # there is no estimate for an evaluation
             return ""
         plan, ask = self._planned
-        if plan.stages:  # later ones need other sizes
+        if plan.stages:  # later stages need other sizes
             return ""
         events = self._books.record.events
         anew = ("resume", "restart")
         began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
         try:
             ways = ask(RanOut.of(plan, events[began:], message))
-        except Exception:  # noqa: BLE001  an error here must not replace that of the run
-            _LOG.exception("What would have fitted can't be estimated.")
+        except Exception:  # noqa: BLE001  an error here must not replace the run's own
+            _LOG.exception("Overrides that would fit can't be estimated.")
             return ""
         return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
-        """Returns the outcome, with advice on how much of the training is saved and how to go on from there."""
+        """Returns the outcome, with advice on how much of the training is saved and how to resume."""
         if self.measure is not None or self.rank > 0 or outcome.is_refusal:
             return outcome
         target = self.target
@@ -305,17 +300,17 @@ class Run:
         if not self.has_trained:
             return outcome
         reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
-        said = [outcome.advice] if outcome.advice else []
+        advice = [outcome.advice] if outcome.advice else []
         if step < reached:
-            said.append(f"last saved step {step} of {reached}.")
+            advice.append(f"last saved step {step} of {reached}.")
         if name is None and target is not None:
-            said.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
+            advice.append(f"There is no checkpoint here; resume={target.checkpoint} goes on from where this run did.")
         elif name is None:
-            said.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
+            advice.append(f"There is no checkpoint to go on from; rerun={self.folder} starts it again.")
         else:
             is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
-            said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
-        return replace(outcome, advice=" ".join(said))
+            advice.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
+        return replace(outcome, advice=" ".join(advice))
 
     @property
     def _newest_saved(self) -> Mapping[str, int]:
@@ -324,7 +319,7 @@ class Run:
         return {name: step for name, step in saved.items() if (self.folder / CHECKPOINTS / name).is_file()}
 
     def _newest_checkpoint(self) -> tuple[str | None, int]:
-        """Returns file and step of the checkpoint from which ``resume=`` would go on in this folder."""
+        """Returns file and step of the checkpoint from which ``resume=`` would continue in this folder."""
         saved, target = self._newest_saved, self.target
         if LAST in saved:
             return LAST, saved[LAST]
@@ -336,7 +331,7 @@ class Run:
         return target.checkpoint.name, self._resumed_at
 
     def _lost(self, outcome: Outcome) -> None:
-        """Writes the record from another thread, before this rank is ended, which hangs since another one failed."""
+        """Writes the record from another thread, when another rank has failed and this one hangs and will be ended."""
         self.stop.is_finishing = True
         outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
@@ -361,7 +356,7 @@ class Run:
             print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
 
 
-def _place_of(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
+def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
     """Returns the steps and epochs that were done when a checkpoint was written."""
     step, position = int(state["global_step"]), state.get("position", {})
     stream = position.get("stream")

@@ -1,6 +1,6 @@
 """Starts one run, on all of its ranks: folder, lock and first record, then its stages.
 
-`on_all_ranks` is what the command calls, `train` what a rank does then. The folder is removed if nothing was run.
+The command calls `on_all_ranks`, and each rank then calls `train`. The folder is removed if nothing was run.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ from wellfed.units import show_text
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
-    from wellfed.train.lightning.callbacks.pruning import Judge
+    from wellfed.train.lightning.callbacks.pruning import Pruner
 
 _LOG = logging.getLogger("wellfed")
 TRIAL = "WELLFED_TRIAL"
-"""Environment variable of a trial's process, and so of its other ranks: the run is only timed."""
+"""Environment variable of a trial's process and its other ranks: the run is only timed."""
 SPIN_COUNT = "10000"
-"""Turns that torch's CPU threads (GNU OpenMP) wait for work before they sleep. Its own 300,000 stall a run when another
-process wants the cores: record 2026-11-21_omp_spin_cpu."""
+"""Spins of torch's CPU threads (GNU OpenMP) before they sleep. The default of 300,000 stalls a run when another process
+needs the cores: record 2026-11-21_omp_spin_cpu."""
 _LAUNCH = ("by", "job", "attempt")
-"""Facts of the launch that the record has."""
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
@@ -57,11 +56,11 @@ _KEPT_BY_RESUME = (
 
 
 def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) -> int:
-    """Runs a command on each rank that torchrun, srun or Lightning has started; returns the exit code of this one.
+    """Runs a command on each rank that torchrun, srun or Lightning has started; returns this rank's exit code.
 
     Args:
-        main: composes what the command line says and calls its argument with that. Called on rank 0 only, and where
-            the process was started alone; other ranks train what rank 0 has composed.
+        main: composes the command line and calls its argument with the result. Called on rank 0 only, or in a single
+            process. Other ranks train what rank 0 has composed.
     """
     invited = following.invited()
     if invited is not None:
@@ -88,7 +87,7 @@ def _follow(exchange: Exchange) -> int:
     try:
         shared = following.follow(exchange, own_git_state)
     except RankEnded as ended:
-        exchange.ends.report(ended.outcome)  # rank 0 shows it, which may not know what could not be read here
+        exchange.outcomes.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
         return ended.outcome.exit_code
     except WellfedError as error:
         print(show_text(str(error)), file=sys.stderr)
@@ -102,7 +101,7 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
         code = job()
     finally:
         exchange.close(Outcome("ok" if code == EXIT_OK else "invalid", code))
-    if exchange.ends.lost:  # threads of a collective that has lost a rank may never end
+    if exchange.outcomes.lost:  # threads of a collective that has lost a rank may never end
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -112,7 +111,7 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
 def train(
     composed: Composed[RunConfig],
     parts: RunObjects | None = None,
-    judge: Judge | None = None,
+    pruner: Pruner | None = None,
     exchange: Exchange | None = None,
     shared: SharedRun | None = None,
 ) -> int:
@@ -120,14 +119,14 @@ def train(
 
     Args:
         composed: with an option of ``sweep``, or in the process of a trial (`TRIAL`), the run is only timed.
-        parts: data and model, where they are made already.
-        judge: may end the training early; gets each validation's number, from 1, and its best metric.
-        exchange: with the other ranks, where they run already.
-        shared: what rank 0 has composed, on another rank.
+        parts: data and model, if they already exist.
+        pruner: may end the training early. Gets each validation's number, from 1, and its best metric.
+        exchange: connection to the other ranks, if they already run.
+        shared: on other ranks, the run that rank 0 has composed.
     """
     try:
         with StopRequest().listening() as stop:
-            return _Start(composed, own_rank(), stop, parts, judge, exchange, shared).run()
+            return _Start(composed, own_rank(), stop, parts, pruner, exchange, shared).run()
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -143,18 +142,18 @@ class _Start:
     rank: int
     stop: StopRequest
     parts: RunObjects | None
-    judge: Judge | None
+    pruner: Pruner | None
     exchange: Exchange | None
     shared: SharedRun | None
 
     def __post_init__(self) -> None:
         self._began_s = time.monotonic()
         self._config = self.composed.config
-        # Its record stays, however it ends.
+        # A trial's record is kept, however it ends.
         self._is_trial = "sweep" in self.composed.choices or TRIAL in os.environ
 
     def run(self) -> int:
-        """Checks what can be checked before torch is imported, opens the folder, and runs the stages."""
+        """Makes all checks that need no torch, opens the folder, and runs the stages."""
         learn(self.composed.secrets)  # another process may have composed it
         if faults := list(launch_faults(self._config.trainer, launched())):
             raise ConfigError(faults)
@@ -174,16 +173,15 @@ class _Start:
                 return self._stages(folder, record, target)
 
     def _stages(self, folder: run_folder.RunFolder, record: RunRecord, target: resume.Target | None) -> int:
-        """Runs the stages, and notes whether the folder stays."""
         if self.rank == 0 and not self._is_trial:
-            from wellfed.run import screen  # which imports numpy, and this module is imported before torch
+            from wellfed.run import screen  # imports numpy, but this module is imported before torch
 
             origin = None if target is None else target.checkpoint.parent.parent
             screen.show_start(screen.Terminal(), self._config.workload.name, origin)
         run, exit_code = None, EXIT_FAILED
         try:
             from wellfed.run.passes.passes import Measure
-            from wellfed.run.ranks.other_ranks import OtherRanks  # torch and Lightning from here on
+            from wellfed.run.ranks.other_ranks import OtherRanks  # imports torch and Lightning
             from wellfed.run.stages import Run
 
             shared = self.shared or self._to_share(folder.path, target)
@@ -193,7 +191,7 @@ class _Start:
             measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
             run = Run(
                 self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,
-                self.parts, measure, others, self.judge,
+                self.parts, measure, others, self.pruner,
             )  # fmt: skip
             try:
                 exit_code = run.go()
@@ -212,9 +210,9 @@ class _Start:
 
     @contextmanager
     def _folder(self, target: resume.Target | None) -> Iterator[run_folder.RunFolder]:
-        """The folder of this rank, locked. It is put back to how it was unless the block notes that it stays."""
+        """Locks this rank's folder for the block, then restores its earlier state unless the block marks it as kept."""
         composed = self.composed
-        if self.rank > 0:  # rank 0 writes down what all of them do
+        if self.rank > 0:  # rank 0 records for all ranks
             folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
         elif composed.run_dir is not None:
             folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
@@ -242,25 +240,25 @@ class _Start:
 
 
 def spin_less(environ: MutableMapping[str, str]) -> None:
-    """Lets torch's CPU threads wait less actively. To be called before torch is imported."""
+    """Lets torch's CPU threads wait less actively. Call it before torch is imported."""
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def _quiet_torch(environ: MutableMapping[str, str]) -> None:
-    """Keeps torch from printing frames of C++ where rank 0 is gone, on other ranks. Called before torch is imported."""
+    """Stops torch from printing C++ frames on other ranks when rank 0 is gone. Call it before torch is imported."""
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
-    """Sets what torch reads once, when it is imported or CUDA starts; what the user has set stays."""
+    """Sets what torch reads once, when it is imported or CUDA starts. The user's own values are kept."""
     spin_less(environ)
     if config.gpu.allocator is Allocator.expandable:
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
-    """Writes the first record, and keeps some bytes of the disk for the last one."""
+    """Writes the first record, and reserves disk space for the last one."""
     try:
         composed.write_hydra_files(folder)
         run_record.write(folder)
@@ -273,7 +271,7 @@ def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRec
 def begin_record(
     composed: Composed[RunConfig], folder: run_folder.RunFolder, target: resume.Target | None
 ) -> RunRecord:
-    """Returns the record of a run that starts now, or goes on in its own folder."""
+    """Returns the record of a run that starts now, or resumes in its own folder."""
     launch = launched()
     started = replace(
         RunRecord.start(folder.path.name),
@@ -281,7 +279,7 @@ def begin_record(
         workload=composed.config.workload.name,
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
-        git=_git_state(composed.config) if own_rank() == 0 else None,  # the record of another rank goes nowhere
+        git=_git_state(composed.config) if own_rank() == 0 else None,  # another rank's record is not written
         engine=engine_state(),
         launch=None if launch is None else cast("LaunchEntry", {name: getattr(launch, name) for name in _LAUNCH}),
         resumed_from=None if target is None else str(target.checkpoint),
@@ -298,5 +296,5 @@ def _git_state(config: RunConfig) -> GitState | None:
 
 @cache
 def own_git_state() -> GitState | None:
-    """Returns the state of the project's checkout; git is asked once, which takes 50 ms."""
+    """Returns the state of the project's checkout, cached, since git takes 50 ms."""
     return git_state(project.root())

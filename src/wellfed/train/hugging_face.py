@@ -1,4 +1,4 @@
-"""Wraps a Hugging Face model as a workload's model, whose batches are weighed by their tokens."""
+"""Wraps a Hugging Face model as a workload's model, with batches weighted by tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _BY_LOSS: Mapping[str | None, Weight] = {
 }
 """Entries that the loss is a mean over, by ``PreTrainedModel.loss_type``."""
 _LABELS = ("label", "label_ids")
-"""Columns that collators of transformers rename to ``labels``."""
+"""Columns that transformers' collators rename to ``labels``."""
 IGNORED = -100
-"""Label of entries that are no target, in all of transformers but segmentation."""
+"""Label of entries without a target, everywhere in transformers except segmentation."""
 
 
 def from_transformers(
@@ -41,16 +41,16 @@ def from_transformers(
     remove_unused_columns: bool = True,
     **options: Any,
 ) -> TransformersModel:
-    """Returns a model whose ``loss(batch)`` calls it with the batch's entries and takes the returned loss.
+    """Returns a model whose ``loss(batch)`` passes the batch's entries to ``model`` and returns its loss.
 
     Args:
         model: a model, also of peft, or the name of a class of transformers (``AutoModelForCausalLM``).
-        path: folder of weights and configuration for that class; a name on the hub is downloaded.
-        config: configuration of a new model instead of ``path``; an Auto class needs ``model_type`` in it.
-        weight: what its loss is a mean over: rows, tokens with a label, or these without the first of each row. None =
-            the usual weight of its class.
-        remove_unused_columns: False leaves all columns of the samples to the collator and the model; True drops those
-            that the model's ``forward`` does not name, as the Trainer of transformers does.
+        path: folder of weights and configuration for that class. A name on the hub is downloaded.
+        config: configuration of a new model instead of ``path``. An Auto class needs ``model_type`` in it.
+        weight: entries that the loss is a mean over: rows, tokens with a label, or these without the first of each row.
+            None = the usual weight of its class.
+        remove_unused_columns: True drops columns that the model's ``forward`` does not name, as the Trainer of
+            transformers does. False passes all columns to collator and model.
         options: for ``from_pretrained``.
 
     Raises:
@@ -118,11 +118,11 @@ class TransformersModel(nn.Module):
         )
 
     def collating(self, collate: Callable[[list[Any]], Batch] | None) -> Callable[[list[Any]], Batch] | None:
-        """Returns a collator of samples without the columns that the model does not take."""
+        """Returns a collator that drops columns that the model does not take."""
         return collate if self._columns is None else ColumnsDropped(self._columns, collate or default_collate)
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the model's loss, with logits and labels for metrics where each logit has a label."""
+        """Returns the model's loss, with logits and labels for metrics if each logit has a label."""
         output = self(batch)
         if getattr(output, "loss", None) is None:
             found = ", ".join(batch)
@@ -146,7 +146,7 @@ class TransformersModel(nn.Module):
 
 @dataclass(frozen=True)
 class ColumnsDropped:
-    """A collator that keeps some columns of the samples. Can be pickled, for worker processes."""
+    """Collator that keeps only some columns of the samples. Can be pickled for worker processes."""
 
     columns: frozenset[str]
     collate: Callable[[list[Any]], Batch]
@@ -159,7 +159,6 @@ class ColumnsDropped:
 
 
 def _weight_of(model: Any) -> Weight:
-    """Returns the weight by the loss type of the class."""
     name, kind = type(model).__name__, getattr(model, "loss_type", None)
     if kind is None and "LMHead" in name:
         kind = model.loss_type = "ForCausalLM"  # the type that transformers assumes, with a warning

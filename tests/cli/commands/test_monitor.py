@@ -25,7 +25,7 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
 from tests.kit.watched import a100, h200
 from wellfed.cli import main as cli
 from wellfed.cli.commands import monitor
-from wellfed.monitor.seen_gpus import Sight
+from wellfed.monitor.seen_gpus import FoundGpus
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 TWO = Scenario([h200("GPU-1", power_limit_w=700, processes=[(4711, 5.0, "/bin/train")]), a100("GPU-2", util=90)])
@@ -33,7 +33,7 @@ TWO = Scenario([h200("GPU-1", power_limit_w=700, processes=[(4711, 5.0, "/bin/tr
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "look_around", lambda: Sight((), "library not found"))
+    monkeypatch.setattr(monitor, "find_gpus", lambda: FoundGpus((), "library not found"))
 
 
 def test_without_nvml_it_watches_the_host_and_says_why(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_without_nvml_it_watches_the_host_and_says_why(no_gpu: None, capsys: pyt
     ]
     assert re.fullmatch(r"\d\d:\d\d:\d\d host CPU \d+ % of \d+ cores, memory [\d.]+/[\d.]+ GiB", lines[2])
     assert re.fullmatch(r"Watched for 1\.\d s\.", lines[3])
-    assert lines[4] == "How busy a GPU was is not known (NVML: library not found)."
+    assert lines[4] == "GPU utilisation is unknown (NVML: library not found)."
     assert lines[-1] == "What is missing: python -m wellfed doctor"
 
 
@@ -116,12 +116,12 @@ def test_a_signal_ends_it_with_the_summary(
 def test_a_signal_while_it_looks_for_gpus_ends_it_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def waits() -> Sight:
+    def waits() -> FoundGpus:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(30)
-        return Sight((), "late")
+        return FoundGpus((), "late")
 
-    monkeypatch.setattr(monitor, "look_around", waits)
+    monkeypatch.setattr(monitor, "find_gpus", waits)
     assert cli.main(["monitor"]) == 143
     assert capsys.readouterr().out == ""
 
@@ -129,12 +129,12 @@ def test_a_signal_while_it_looks_for_gpus_ends_it_at_once(
 def test_a_driver_that_takes_its_time_is_worth_a_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def waits() -> Sight:
+    def waits() -> FoundGpus:
         time.sleep(0.05)
-        return Sight((), "library not found")
+        return FoundGpus((), "library not found")
 
     monkeypatch.setattr(monitor, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(monitor, "look_around", waits)
+    monkeypatch.setattr(monitor, "find_gpus", waits)
     assert cli.main(["monitor", "--seconds", "0.1"]) == 0
     assert capsys.readouterr().out.startswith("Looking for GPUs ...\n")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.device_load import device_load
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 LINE = [{"place": "model.py:7", "per_step": 3.0}]
 OF_THE_DEVICE = {
@@ -55,7 +55,7 @@ def test_a_little_waiting_that_the_ceiling_denies_hides_no_idle_card():
     load = device_load(found)
     assert load is not None
     assert load.limit == "launches"
-    assert "launch_bound" in [finding.id for finding in judge(found)]
+    assert "launch_bound" in [finding.id for finding in run_rules(found)]
 
 
 def test_an_instance_of_a_card_has_no_utilisation():
@@ -83,7 +83,7 @@ def test_copies_between_steps_are_no_idle_time_within_them():
     capability=st.sampled_from(["6.1", "7.5", "9.0"]),
 )
 def test_one_cause_has_one_finding(util, sm, tensor, dram, launch, lines, num_micro, used, precision, capability):
-    found = judge(
+    found = run_rules(
         on_card(
             card={"util_pct": util, "sm_active_pct": sm, "tensor_active_pct": tensor, "dram_active_pct": dram},
             launch_frac=launch,

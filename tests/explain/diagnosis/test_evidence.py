@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.record import RunRecord
 
@@ -49,7 +49,7 @@ def test_another_schema_is_said_to_be_one(tmp_path):
 
 def test_a_killed_run_without_tables_is_said_to_be_too_short(tmp_path):
     RunRecord("run", pid=2**22 + 1, host_name=RunRecord.start("x").host_name, boot_id="gone").write(tmp_path)
-    (finding,) = judge(Evidence.read(tmp_path))
+    (finding,) = run_rules(Evidence.read(tmp_path))
     assert finding.id == "too_few_steps"
     assert "No step was measured" in finding.message
 
@@ -64,7 +64,7 @@ def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
     assert found.util_pct == 90
     assert found.mean("sm_active_pct", 0) is None
     assert found.swings_of_gpus == {}
-    assert [finding.id for finding in judge(found) if not finding.is_note] == []
+    assert [finding.id for finding in run_rules(found) if not finding.is_note] == []
 
 
 def test_nothing_of_what_is_not_there_is_a_figure():
@@ -94,7 +94,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_pat
     assert found.record.throughput["samples_per_s"] == pytest.approx(32 / 0.0401)
     assert found.wait_frac == pytest.approx(30 / 40.1)
     assert found.record.steps == 100
-    first = judge(found)[0]
+    first = run_rules(found)[0]
     assert first.id == "too_few_workers"
     assert "one worker builds a batch in 40 ms" in first.message
 

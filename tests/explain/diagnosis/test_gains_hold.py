@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.made_loader import Kind, evidence_of_made, log_normal, one_in, true_step_ms
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.waiting import cause_of_waiting
 
 STEP_MS, SEEDS = 10.0, 4
@@ -29,7 +29,7 @@ NOISE = 0.02
 
 def promised(kind: Kind, workers: int, seed: int) -> tuple[float, float, float] | None:
     """Both ends of the gain that the first finding promises, and the true one; None where it advises no change."""
-    first = judge(evidence_of_made(kind, workers, step_ms=STEP_MS, seed=seed))[0]
+    first = run_rules(evidence_of_made(kind, workers, step_ms=STEP_MS, seed=seed))[0]
     if first.gain is None or not first.change:
         return None
     typed = dict(one.split("=") for one in first.change)
@@ -66,7 +66,7 @@ def test_a_promise_is_no_emptier_than_it_must_be() -> None:
 def test_workers_that_made_batches_slower_are_not_advised(kind: str) -> None:
     run = evidence_of_made(KINDS[kind], 3, step_ms=STEP_MS)
     assert cause_of_waiting(run).cause == "contended_loading"
-    first = judge(run)[0]
+    first = run_rules(run)[0]
     assert first.id == "contended_loading"
     assert (first.change, first.gain) == ((), None)
     assert "More workers don't help" in first.message

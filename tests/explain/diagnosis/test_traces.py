@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 TRACES = Path(__file__).parents[2] / "traces"
 FILES = sorted(TRACES.glob("*/*.json.gz"))
@@ -24,7 +24,7 @@ def test_what_was_planted_is_said_first(path: Path, tmp_path: Path) -> None:
     for name, text in trace["files"].items():
         (tmp_path / name).write_text(text)
     expected = trace["expected"]
-    findings = judge(Evidence.read(tmp_path))
+    findings = run_rules(Evidence.read(tmp_path))
     ids = [finding.id for finding in findings]
     if expected["is_note"] or expected["cause"] == "healthy":
         assert {expected["cause"], *expected["also"]} & {*ids}

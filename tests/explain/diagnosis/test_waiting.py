@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.waiting import cause_of_waiting
 
 EVERY_8TH = np.where(np.arange(200) % 8 == 0, 64.0, 0.5)
@@ -33,7 +33,7 @@ RUNS = {
 @pytest.mark.parametrize("cause", RUNS)
 def test_each_cause_is_told_by_its_rule_and_no_other(cause):
     assert cause_of_waiting(RUNS[cause]).cause == cause
-    assert [finding.id for finding in judge(RUNS[cause]) if not finding.is_note] == [cause]
+    assert [finding.id for finding in run_rules(RUNS[cause]) if not finding.is_note] == [cause]
 
 
 def test_few_slow_batches_are_random_latency_unless_samples_are_seen_to_be_slow():
@@ -53,7 +53,7 @@ def test_workers_are_not_said_to_contend_where_other_programs_may_have_slowed_th
 
 def test_threads_wait_for_pythons_lock():
     run = fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}, backend="threads")
-    assert "Python's own lock" in judge(run)[0].message
+    assert "Python's own lock" in run_rules(run)[0].message
 
 
 def test_a_first_epoch_that_is_far_slower_to_read_is_the_disk_s():
@@ -75,7 +75,7 @@ def test_whole_batches_are_advised_before_more_of_what_is_built_one_by_one():
 def test_where_others_have_the_cores_they_are_the_cause():
     busy = fed_by(1, build_ms=9.0, wait_ms=2.0, cpu_frac=0.6, cores=2.0, cpu_pct=60.0, others_pct=140.0)
     assert cause_of_waiting(busy) is None
-    (found,) = judge(busy)
+    (found,) = run_rules(busy)
     assert found.id == "busy_machine"
     assert "other programs took 1.4 of your 2 cores; this run got 0.6" in found.message
 

@@ -14,7 +14,7 @@ import pytest
 from tests.kit.evidence_of import evidence
 from tests.study.board.test_sweep_pictures import EVIL, QUOTE, Page
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report import comparison_page
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html

@@ -14,7 +14,7 @@ from tests.kit.browser import opened
 from tests.kit.made_run import made_run
 from tests.kit.page_reader import Page, read_page
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.pictures import metric_pictures
 from wellfed.explain.report.run_page import gain_of, tiles, to_html
 from wellfed.explain.report.write import write_reports

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from tests.run.ranks.processes import launch
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.ending import OK, Outcome, RankEnded
-from wellfed.run.ranks import ends, exchange, store
+from wellfed.run.ranks import exchange, rank_outcomes, store
 from wellfed.run.ranks.exchange import Exchange
 
 FAILED = Outcome("failed", EXIT_NOTHING_RUN, "data", "no such file", "Bring it.")
@@ -73,7 +73,7 @@ def test_messages_are_handled_until_the_block_ends_though_one_fails(exchanges):
 
 def test_a_rank_that_waits_learns_how_another_has_ended(exchanges):
     joined(exchanges)
-    exchanges[2].ends.report(FAILED)
+    exchanges[2].outcomes.report(FAILED)
     outcomes = raised_on_all(exchanges[:2], lambda one: one.all_gather("ready", None))
     for outcome in outcomes:
         assert outcome.message.startswith("Rank 2 on node 2 (")
@@ -82,7 +82,7 @@ def test_a_rank_that_waits_learns_how_another_has_ended(exchanges):
 
 def test_a_rank_that_has_ended_well_is_not_waited_for(exchanges):
     joined(exchanges)
-    exchanges[0].ends.report(OK)
+    exchanges[0].outcomes.report(OK)
     assert raised_on_all(exchanges[1:], lambda one: one.broadcast("run")) == [OK, OK]
 
 
@@ -150,32 +150,32 @@ def test_a_store_that_can_not_be_opened_is_reported(launcher, monkeypatch):
 def test_its_own_reason_counts_more_than_that_of_a_rank_that_lost_it(exchanges):
     joined(exchanges)
     lost = Outcome("failed", EXIT_FAILED, "code", "a connection is broken", is_of_other_rank=True)
-    exchanges[1].ends.report(lost)
-    threading.Timer(1, exchanges[2].ends.report, [FAILED]).start()
-    assert exchanges[0].ends.reason(lost).message.endswith("no such file")
+    exchanges[1].outcomes.report(lost)
+    threading.Timer(1, exchanges[2].outcomes.report, [FAILED]).start()
+    assert exchanges[0].outcomes.reason(lost).message.endswith("no such file")
 
 
 def test_a_failure_counts_more_than_the_stop_that_it_caused(exchanges):
     joined(exchanges)
-    exchanges[1].ends.report(STOPPED)
-    exchanges[2].ends.report(FAILED)
-    assert exchanges[0].ends.reason(STOPPED).message.endswith("no such file")
+    exchanges[1].outcomes.report(STOPPED)
+    exchanges[2].outcomes.report(FAILED)
+    assert exchanges[0].outcomes.reason(STOPPED).message.endswith("no such file")
 
 
 def test_where_all_ranks_were_stopped_none_is_to_blame(exchanges):
     joined(exchanges)
     for one in exchanges[1:]:
-        one.ends.report(STOPPED)
-    assert exchanges[0].ends.reason(STOPPED).status == "interrupted"
+        one.outcomes.report(STOPPED)
+    assert exchanges[0].outcomes.reason(STOPPED).status == "interrupted"
 
 
 def test_ranks_that_report_nothing_after_a_collective_has_failed_are_gone(exchanges, monkeypatch):
     joined(exchanges)
-    monkeypatch.setattr(ends, "REPORT_S", 0.5)
+    monkeypatch.setattr(rank_outcomes, "REPORT_S", 0.5)
     lost = Outcome("failed", EXIT_FAILED, "code", "Connection closed by peer", is_of_other_rank=True)
-    exchanges[1].ends.report(lost)
-    assert exchanges[0].ends.reason(lost).message.startswith("Rank 2 on node 2 (")
-    assert exchanges[0].ends.lost == {2}
+    exchanges[1].outcomes.report(lost)
+    assert exchanges[0].outcomes.reason(lost).message.startswith("Rank 2 on node 2 (")
+    assert exchanges[0].outcomes.lost == {2}
 
 
 # Processes
@@ -198,7 +198,7 @@ def meet_and(job):
 
 @pytest.mark.parametrize("on_one_machine", [True, False])
 def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_machine):
-    monkeypatch.setattr(ends, "GONE_S", 3.0)
+    monkeypatch.setattr(rank_outcomes, "GONE_S", 3.0)
     killed = meet_and(lambda one: os.kill(os.getpid(), signal.SIGKILL))
     for rank in range(3):
         which = launch(rank, 3, on_one_machine=on_one_machine)
@@ -207,11 +207,11 @@ def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_mac
     for rank in (0, 2):
         message = ranks.result(rank)
         assert message.startswith("Rank 1 is gone" if on_one_machine else "Rank 1 on node 1 (")
-        assert "is gone without a word: it was killed, or its machine is gone." in message
+        assert "is gone without a report: it was killed, or its machine is gone." in message
 
 
 def test_a_machine_that_gives_no_sign_of_life_is_gone(ranks, monkeypatch):
-    monkeypatch.setattr(ends, "GONE_S", 3.0)
+    monkeypatch.setattr(rank_outcomes, "GONE_S", 3.0)
     stops = meet_and(lambda one: os.kill(os.getpid(), signal.SIGSTOP))
     for rank in range(2):
         ranks.start(launch(rank, 2), stops if rank else meet_and(wait))
@@ -238,11 +238,11 @@ def test_that_rank_0_is_killed_is_noticed_once(ranks, tmp_path):
         if one.launch.rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         noticed = []
-        one.ends.on_rank_0_gone = noticed.append
+        one.outcomes.on_rank_0_gone = noticed.append
         try:
             wait(one)
         except RankEnded as ended:
-            return str(ended), [outcome.message for outcome in noticed], one.ends.lost
+            return str(ended), [outcome.message for outcome in noticed], one.outcomes.lost
 
     for rank in range(3):
         ranks.start(launch(rank, 3), meet_and(job))
@@ -261,8 +261,8 @@ def test_the_record_of_a_rank_0_that_is_gone_is_written_before_another_rank_ends
             time.sleep(1)
             (tmp_path / "record").write_text(outcome.message)
 
-        one.ends.on_rank_0_gone = write
-        while 0 not in one.ends.lost:
+        one.outcomes.on_rank_0_gone = write
+        while 0 not in one.outcomes.lost:
             time.sleep(0.01)
 
     for rank in range(2):
@@ -272,13 +272,13 @@ def test_the_record_of_a_rank_0_that_is_gone_is_written_before_another_rank_ends
 
 
 def test_a_rank_that_hangs_when_another_fails_is_ended_after_its_record(ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(ends, "GRACE_S", 0.5)
+    monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.5)
 
     def job(one):
         if one.launch.rank == 1:
-            one.ends.report(replace(FAILED, exit_code=3))
+            one.outcomes.report(replace(FAILED, exit_code=3))
             return
-        with one.ends.watching(lambda outcome: (tmp_path / f"record{one.launch.rank}").write_text(outcome.message)):
+        with one.outcomes.watching(lambda outcome: (tmp_path / f"record{one.launch.rank}").write_text(outcome.message)):
             time.sleep(50)
 
     for rank in range(3):
@@ -288,18 +288,18 @@ def test_a_rank_that_hangs_when_another_fails_is_ended_after_its_record(ranks, m
 
 
 def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
-    monkeypatch.setattr(ends, "GRACE_S", 0.5)
-    monkeypatch.setattr(ends, "LAST_RECORD_S", 8.0)
+    monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.5)
+    monkeypatch.setattr(rank_outcomes, "LAST_RECORD_S", 8.0)
 
     def job(one):
         if one.launch.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         began_s = time.monotonic()
-        with one.ends.watching(lambda outcome: time.sleep(20) if one.launch.rank == 0 else None):
+        with one.outcomes.watching(lambda outcome: time.sleep(20) if one.launch.rank == 0 else None):
             wait(one) if one.launch.rank else time.sleep(50)
         return time.monotonic() - began_s
 
-    monkeypatch.setattr(ends, "GONE_S", 2.0)
+    monkeypatch.setattr(rank_outcomes, "GONE_S", 2.0)
     for rank in range(3):
         ranks.start(launch(rank, 3), meet_and(job))
     assert "Rank 1 on node 1" in ranks.result(2)
@@ -307,15 +307,15 @@ def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
 
 
 def test_a_stop_of_all_ranks_ends_none_that_writes_its_checkpoint(ranks, monkeypatch):
-    monkeypatch.setattr(ends, "GRACE_S", 0.2)
+    monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.2)
 
     def job(one):
         if one.launch.rank == 1:
-            one.ends.report(replace(STOPPED, is_of_all=True))
+            one.outcomes.report(replace(STOPPED, is_of_all=True))
             return None
-        with one.ends.watching(lambda outcome: None):
+        with one.outcomes.watching(lambda outcome: None):
             time.sleep(3)
-        return one.ends.failure().status
+        return one.outcomes.failure().status
 
     for rank in range(2):
         ranks.start(launch(rank, 2), meet_and(job))
@@ -323,13 +323,13 @@ def test_a_stop_of_all_ranks_ends_none_that_writes_its_checkpoint(ranks, monkeyp
 
 
 def test_a_rank_that_ends_by_itself_is_left_to_it(ranks, monkeypatch):
-    monkeypatch.setattr(ends, "GRACE_S", 1.5)
+    monkeypatch.setattr(rank_outcomes, "GRACE_S", 1.5)
 
     def job(one):
         if one.launch.rank == 1:
-            one.ends.report(FAILED)
+            one.outcomes.report(FAILED)
             return None
-        with pytest.raises(RankEnded), one.ends.watching(lambda outcome: None):
+        with pytest.raises(RankEnded), one.outcomes.watching(lambda outcome: None):
             wait(one)
         time.sleep(2.5)
         return "ended by itself"

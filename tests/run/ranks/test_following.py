@@ -44,7 +44,7 @@ def followed(exchanges, folder, git=GIT):
             lead(exchanges[0], shared_in(folder), GIT)
         except ConfigError as raised:
             error = str(raised)
-            exchanges[0].ends.report(Outcome("invalid", 2))
+            exchanges[0].outcomes.report(Outcome("invalid", 2))
         return error, [each.result() for each in found]
 
 
@@ -148,7 +148,7 @@ def test_ranks_of_lightning_find_the_run_by_a_file_that_this_user_alone_can_read
 )
 def test_the_record_of_a_rank_0_that_is_gone_is_completed(tmp_path, capsys, status, pid, after):
     replace(RunRecord("mine"), status=status, pid=pid, host_name=socket.gethostname()).write(tmp_path)
-    gone = Outcome("failed", 1, "code", "Rank 0 is gone without a word.", "Go on.")
+    gone = Outcome("failed", 1, "code", "Rank 0 is gone without a report.", "Go on.")
     following._complete_record(launch(2, 4), shared_in(tmp_path), gone)
     record = json.loads((tmp_path / FILE_NAME).read_text())
     assert record["status"] == after

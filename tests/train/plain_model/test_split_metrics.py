@@ -169,7 +169,7 @@ def test_a_split_of_another_kind_has_no_loss(model: Classes, caplog: pytest.LogC
     metrics.update({"x": torch.ones(4, 1)}, 4, None)
     assert metrics.compute() == {"mean": 1.0}
     (record,) = caplog.records
-    assert "no loss beside Evaluated: Classes.loss can't take its batches" in record.message
+    assert "no loss besides Evaluated: Classes.loss can't take its batches" in record.message
     caplog.clear()
 
     class Quiet(Evaluated):

@@ -19,7 +19,7 @@ from wellfed.errors import EXIT_OK, NotShown
 from wellfed.monitor.curve_file import CurveFile
 from wellfed.monitor.monitor import Monitor
 from wellfed.monitor.screens import LiveScreen, PlainScreen
-from wellfed.monitor.seen_gpus import look_around
+from wellfed.monitor.seen_gpus import find_gpus
 from wellfed.observe.telemetry.ticker import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.screen import Terminal
@@ -80,24 +80,24 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
     until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
     is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
     screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
-    still_looking = threading.Timer(PATIENCE_S, screen.say, ("Looking for GPUs ...",))
+    still_looking = threading.Timer(PATIENCE_S, screen.print_line, ("Looking for GPUs ...",))
     still_looking.start()
     try:
-        sight = look_around()
+        found = find_gpus()
     finally:
         still_looking.cancel()
     if asked.gpus is not None:
-        sight = sight.only(asked.gpus)
-    monitor = Monitor(sight, interval_s=asked.interval)
+        found = found.only(asked.gpus)
+    monitor = Monitor(found, interval_s=asked.interval)
     table = None
     if asked.csv is not None:
-        table = CurveFile(asked.csv, monitor.tell)
-        monitor.also(table.add)
-    what = counted(len(sight.gpus), "GPU") + " and the host" if sight.gpus else "the host alone"
+        table = CurveFile(asked.csv, monitor.add_line)
+        monitor.add_receiver(table.add)
+    what = counted(len(found.gpus), "GPU") + " and the host" if found.gpus else "the host alone"
     how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
-    screen.say(f"Watching {what} {how_long}.")
-    if sight.problem is not None:
-        screen.say(f"No GPU figures (NVML: {sight.problem}). {command('doctor')} says what is missing.")
+    screen.print_line(f"Watching {what} {how_long}.")
+    if found.problem is not None:
+        screen.print_line(f"No GPU figures (NVML: {found.problem}). {command('doctor')} says what is missing.")
     with monitor:
         stop.is_stepping = True
         try:
@@ -107,12 +107,12 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
             screen.close()
     if table is not None:
         table.close()
-    for line in [*monitor.told(), *monitor.summary()]:
-        screen.say(line)
-    if table is not None and sight.gpus:
-        screen.say(f"The curves again: {command('diagnose')} {shlex.quote(str(asked.csv))}")
+    for line in [*monitor.new_lines(), *monitor.summary()]:
+        screen.print_line(line)
+    if table is not None and found.gpus:
+        screen.print_line(f"The curves again: {command('diagnose')} {shlex.quote(str(asked.csv))}")
     elif table is not None:
-        screen.say(f"{asked.csv} has the readings of the host alone.")
+        screen.print_line(f"{asked.csv} has the readings of the host alone.")
 
 
 def _show(
@@ -128,8 +128,8 @@ def _show(
     next_s = min(first_s, period_s)
     while stop.signum is None and not terminal.quiet:
         _sleep(min(MOST_S, min(next_s, end_s) - monitor.time_s()), stop)
-        for line in monitor.told():
-            screen.say(line)
+        for line in monitor.new_lines():
+            screen.print_line(line)
         now_s = monitor.time_s()
         if now_s >= next_s and stop.signum is None:
             screen.show(monitor.board, now_s)

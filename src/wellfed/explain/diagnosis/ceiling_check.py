@@ -1,7 +1,7 @@
 """Compares the ceiling of a run with the time that the run waited for data.
 
-The ceiling is measured at another time than training. If the machine was slower in one of the two, their ratio is no
-gain that a better loader could bring. The share of time in waiting shows this.
+The ceiling is measured at another time than training. If the machine was slower at one of the two, their ratio is not
+the gain of a better loader. The share of time spent waiting shows this.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from wellfed.record import LongestWaitEntry, RunRecord, Throughput, TimeEntry
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1
-"""Minimum difference for a contradiction, as the ceiling is measured over some 20 steps."""
+"""Minimum relative difference for a contradiction, since the ceiling covers only some 20 steps."""
 _EXPLAINED_FRAC = 0.5
-"""Minimum ratio of the time that the ceiling would save and the time in data, for both to agree."""
+"""Minimum ratio of the time that the ceiling would save to the time spent on data, for both to agree."""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """Contradiction of rate, ceiling and waiting, which a machine of constant speed can't have."""
+    """Contradiction of rate, ceiling and waiting, which is impossible at constant speed of the machine."""
 
     slower: Literal["steps", "loop", "ceiling", "rank"]
-    """The part that took longer than the other figures predict: steps of training, loop, ceiling, or data
-    of another rank, for which this one waited within its steps."""
+    """Part that took longer than the other figures predict. ``rank``: another rank, which this one waited for in its
+    steps."""
     data_frac: float
-    """Share of training's time that went into data: waiting for it and copying it."""
+    """Share of training's time spent on data: waiting for it and copying it."""
     without_data_per_s: float
-    """Samples/s of training without its waiting, by its own steps."""
+    """Samples/s of training without its waiting, from its own steps."""
     hooks_frac: float = 0.0
-    """Share of training's time in callbacks and hooks within the steps, which the ceiling goes without."""
+    """Share of training's time in callbacks and hooks within the steps, which the ceiling does not run."""
     rank: LongestWaitEntry | None = None
-    """The other rank."""
 
 
 def contradiction(record: RunRecord) -> Contradiction | None:
@@ -45,7 +44,7 @@ def contradiction(record: RunRecord) -> Contradiction | None:
     low, high = throughput["ci95"] or (rate, rate)
     data, without_data, hooks = _data_frac(time), _without_data(throughput, time), _hooks_frac(record)
     known = min(data + hooks, 0.999)
-    gap = 1 - rate / top  # of training's time: what it would save at the ceiling
+    gap = 1 - rate / top  # share of training's time saved at the ceiling's rate
     noise = 1 + _NOISE_FRAC
     if known < _EXPLAINED_FRAC * gap and top > noise * high / (1 - known):
         longest = record.loading.get("longest_wait")
@@ -59,10 +58,8 @@ def contradiction(record: RunRecord) -> Contradiction | None:
 
 
 def ceiling_line(record: RunRecord) -> str | None:
-    """Returns a line on the ceiling and what it means for this run; None if there is nothing to report.
-
-    Without a ceiling a prediction stands in, where there is something to win.
-    """
+    """Returns a line on the ceiling and what it means for this run; None if there is nothing to report. Without a
+    ceiling, a prediction is shown if time could be won."""
     throughput = record.throughput
     if not throughput:
         return None
@@ -81,8 +78,8 @@ def ceiling_line(record: RunRecord) -> str | None:
     line += f"reached {show_percent(share)} of it" if share < 1 else "was no slower"
     found = contradiction(record)
     if found is not None:
-        is_told = any(finding["id"] == "machine_was_slower" for finding in record.findings)
-        return line if is_told or is_busy else f"{line}. {explanation(found, unit)}"
+        is_reported = any(finding["id"] == "machine_was_slower" for finding in record.findings)
+        return line if is_reported or is_busy else f"{line}. {explanation(found, unit)}"
     return line if share < 1 else f"{line}, so data cost it nothing"
 
 
@@ -111,7 +108,7 @@ def explanation(found: Contradiction, unit: str) -> str:
 
 
 def _data_frac(time: TimeEntry) -> float:
-    """Returns the share of training's time that went into data, < 1."""
+    """Returns the share of training's time spent on data, < 1."""
     return min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
 
 

@@ -1,7 +1,7 @@
 """Computes how busy the card was within the steps of a run, and what limited it.
 
-On a GPU the time of a step runs from its first kernel to its last, gaps for a late host included. So a step that waits
-for nothing may still leave the card idle. The time the host took to launch the step shows the cause.
+On a GPU the time of a step runs from its first kernel to its last, gaps for a late host included. So a step may leave
+the card idle without waiting for data. The time that the host took to launch the step shows the cause.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from wellfed.explain.diagnosis.finding import Gain
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]
-"""The limit of a card, one at a time: the host waits for it, the host launches too
-slowly for it, its memory's bandwidth, kernels that fill a part of it."""
+"""Limit of a card: waits of the host for the card, slow launches by the host, memory bandwidth, or kernels that fill
+only a part of the card."""
 
 
 FP16_SINCE, BF16_SINCE = 7.0, 8.0
-"""Capabilities of cards whose tensor cores take float16, and bfloat16 and TF32 (CUDA C++ Programming Guide)."""
+"""Capabilities from which tensor cores support float16, and bfloat16 and TF32 (CUDA C++ Programming Guide)."""
 
 
 @dataclass(frozen=True)
 class DeviceLoad:
-    """Shares of the time in which a run computed; None where the card lacks the figure."""
+    """Shares of the compute time of a run; None where the card lacks the figure."""
 
     busy_frac: float
-    """Any kernel ran, as the driver counts it: on a real card an upper bound."""
+    """Share with any kernel running, as the driver counts it. An upper bound on a real card."""
     sm_frac: float | None
-    """Share of the multiprocessors at work; None without GPM."""
+    """Share of active multiprocessors; None without GPM."""
     tensor_frac: float | None
     dram_frac: float | None
     launch_frac: float | None
-    """Time the host took to launch a step over the compute time; near 1 = the host was never ahead."""
+    """Time the host took to launch a step over the compute time. Near 1 the host was never ahead."""
     synchronisations: tuple[SynchronisationEntry, ...]
-    """Lines that wait for the device in every other step and more, the most frequent first."""
+    """Lines that wait for the device at least in every other step, the most frequent first."""
 
     @property
     def full_frac(self) -> float:
-        """How full the card was: multiprocessors at work, else the share of time with any kernel."""
+        """Use of the whole card: active multiprocessors, or else the share of time with any kernel."""
         return self.busy_frac if self.sm_frac is None else min(self.busy_frac, self.sm_frac)
 
     @property
     def without_synchronisation(self) -> Gain:
-        """Host and card alternate where one waits for the other; else the slower of the two sets the pace."""
+        """Gain without synchronisation: host and card run in parallel, and the slower one sets the pace."""
         high = 1 / max(self.full_frac, 1 - self.busy_frac)
         return Gain(1 / max(self.busy_frac, 1 - self.busy_frac), 1.0, max(high, 1.0))
 
@@ -74,9 +74,8 @@ class DeviceLoad:
 
 
 def device_load(evidence: Evidence) -> DeviceLoad | None:
-    """Returns the load of the least busy card; None if it has another cause (a batch that is not there, replicas in one
-    process), or nobody knows: on a CPU, with too few steps or readings.
-    """
+    """Returns the load of the least busy card. None on a CPU, with too few steps or readings, or if it has another
+    cause (late batches, `DataParallel`)."""
     time = evidence.time
     if time is None or not evidence.on_gpu or evidence.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
@@ -108,7 +107,7 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
 
 
 def _share(evidence: Evidence, name: str) -> float | None:
-    """Returns the least median over the cards: the first readings belong to the start."""
+    """Returns the lowest median over the cards. The median ignores first readings, which belong to the start."""
     readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
     return min((float(np.median(one)) / 100 for one in readings if len(one) >= limits.FEWEST_OF_CARD), default=None)
 

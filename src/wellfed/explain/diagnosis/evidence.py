@@ -30,14 +30,14 @@ _OF_GPUS = (
 )
 _OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
 _PARTS_MS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
-"""Columns that a step's time adds up from."""
+"""Columns whose sum is a step's time."""
 _PAUSES = ("validate", "checkpoint")
 """Phases that interrupt training."""
 _EMPTY = np.empty(0)
 _WARMUP = 3
 """Warm-up steps of a process, as in `wellfed.train.lightning.callbacks.clock`."""
 _LATEST = 10_000
-"""Steps behind the figures of a record that has none yet."""
+"""Number of latest steps used for a record without figures."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,22 @@ class Evidence:
 
     record: RunRecord
     all_steps: Mapping[str, Series] = field(default_factory=dict)
-    """Columns of steps.csv, warm-up included; all as long as each other, or empty."""
+    """Columns of steps.csv, warm-up included; all equally long, or empty."""
     curves: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
-    """Columns of telemetry.csv while the run trained, with ``time_s`` and ``step``; by GPU, and ``HOST``."""
+    """Columns of telemetry.csv during training, with ``time_s`` and ``step``, by GPU and ``HOST``."""
     losses: tuple[Series, Series] = (_EMPTY, _EMPTY)
-    """Steps and values of the training loss, as often as it was logged."""
+    """Steps and values of the logged training loss."""
     watched: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
-    """`curves` of all phases, with ``phase`` (an index of `PHASES`): for pictures, not for rules."""
+    """`curves` of all phases, with ``phase`` (an index of `PHASES`). For pictures, not for rules."""
     metrics: Mapping[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
     """Steps and values of all metrics, by split and name."""
     ended: Mapping[str, Series] = field(default_factory=dict)
-    """When each pass over ``val`` and ``test`` had its figures, seconds since the run started."""
+    """End of each pass over ``val`` and ``test``, seconds since the run started."""
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
-        """Reads the tables beside a record; unreadable ones are left out.
-
-        A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
-        """
+        """Reads the tables beside a record; unreadable ones are left out. A run without a checkpoint yet, or killed
+        before it, has its figures only in steps.csv."""
         table = columns(folder / "steps.csv", _OF_STEPS)
         in_training = PHASES.index("train")
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
@@ -86,10 +84,10 @@ class Evidence:
         """Reads a run folder. Raises as `wellfed.record.read` does."""
         return cls.of(RunRecord.read(folder), folder)
 
-    # What was asked for
+    # Requested settings
 
     def value(self, knob: str) -> Any:
-        """Returns a knob as the plan decided it, else as configured; None if neither has it."""
+        """Returns a knob as planned, else as configured; None if neither has it."""
         if knob in self.record.plan:
             return self.record.plan[knob]["value"]
         found: Any = self.record.config
@@ -99,7 +97,7 @@ class Evidence:
 
     @cached_property
     def first_metrics(self) -> Mapping[str, float]:
-        """The first value of each metric that has several, as ``split/name``."""
+        """First value of each metric that has several, as ``split/name``."""
         return {"/".join(key): float(values[0]) for key, (_, values) in self.metrics.items() if len(values) > 1}
 
     @property
@@ -114,14 +112,14 @@ class Evidence:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it trained on one."""
+        """Whether the run trained on a GPU."""
         return self.record.time is not None and self.record.time["copy_frac"] is not None
 
-    # What was measured of steps, the warm-up left out
+    # Measured steps, without the warm-up
 
     @cached_property
     def num_measured(self) -> int:
-        """Steps behind the figures of the record; 0 where there are none."""
+        """Number of steps behind the figures of the record; 0 without figures."""
         return self.record.throughput["steps"] if self.record.throughput else 0
 
     @cached_property
@@ -141,7 +139,7 @@ class Evidence:
 
     @cached_property
     def rest_ms(self) -> Series:
-        """The rest of each step: copy, compute and host."""
+        """Milliseconds of the rest of each step: copy, compute and host."""
         return _took_ms(self.steps, _PARTS_MS[1:])
 
     @cached_property
@@ -153,8 +151,8 @@ class Evidence:
     def gap_ms(self) -> Series:
         """Milliseconds before each step outside of all steps: a validation, a checkpoint, the end of an epoch.
 
-        A step's ``time_s`` is the host's, which runs ahead of a GPU: the clock is behind the sum of the steps then, and
-        is back when the host has waited for the device. Only what it is ahead by more than ever before is a gap.
+        A step's ``time_s`` is the host's, which runs ahead of a GPU. So this clock lags behind the sum of the steps
+        until the host waits for the device. Only a lead beyond the largest so far is a gap.
         """
         ended_at_ms, number = 1e3 * self.column("time_s"), len(self.wait_ms)
         if number == 0 or len(ended_at_ms) != number:
@@ -164,8 +162,7 @@ class Evidence:
 
     @cached_property
     def wall(self) -> WallEntry | None:
-        """Wall time of training by kind. If the record lacks it, what its tables show between the first
-        step and the last; None if they show nothing."""
+        """Wall time of training by kind, from the record or else derived from the tables; None if both are empty."""
         if self.record.wall is not None or not len(self.all_steps.get("wait_ms", ())):
             return self.record.wall
         steps_s, between_s = float(self.all_ms.sum()) / 1e3, float(self.gap_ms.sum()) / 1e3
@@ -187,7 +184,7 @@ class Evidence:
 
     @cached_property
     def once_s(self) -> float:
-        """Seconds that a run loses once, however long it is: start, end, and the first steps beyond a usual one."""
+        """Seconds that a run loses once, whatever its length: start, end, and the excess of the first steps."""
         wall, throughput = self.wall, self.record.throughput
         if wall is None:
             return 0.0
@@ -197,10 +194,8 @@ class Evidence:
 
     @cached_property
     def steps_frac(self) -> float | None:
-        """Share of the wall time of training that went into steps; None if that is not known.
-
-        A loss at start and end below `SLOW_START_S` is left out: no setting changes it.
-        """
+        """Share of the wall time of training spent in steps; None if unknown. A loss at start and end below
+        `SLOW_START_S` is left out, since no setting changes it."""
         wall = self.wall
         if wall is None:
             return None
@@ -212,28 +207,28 @@ class Evidence:
 
     @property
     def at_ceiling_frac(self) -> float | None:
-        """Share of the wall time of training that went into steps at the ceiling's rate; None if that is not known."""
+        """Share of the wall time of training that the same steps would take at the ceiling's rate; None if unknown."""
         frac, factor = self.steps_frac, self.ceiling_factor
         return None if frac is None or factor is None else min(1.0, frac / max(1.0, factor))
 
     @property
     def time(self) -> TimeEntry | None:
-        """Shares and length of a step, as the record has them."""
+        """Shares and length of a step, from the record."""
         return self.record.time
 
     @property
     def wait_frac(self) -> float:
-        """Share of training's time in waiting for batches; 0 if not measured."""
+        """Share of training's time spent waiting for batches; 0 if not measured."""
         return self.record.time["wait_frac"] if self.record.time else 0.0
 
     @property
     def copy_frac(self) -> float:
-        """Share of training's time in copies that nothing hid; 0 on a CPU."""
+        """Share of training's time in copies that no computation hid; 0 on a CPU."""
         return (self.record.time["copy_frac"] or 0.0) if self.record.time else 0.0
 
     @cached_property
     def step_ms(self) -> float | None:
-        """Mean time of a step, all of it."""
+        """Mean milliseconds of a whole step."""
         if len(self.wait_ms):
             return float(np.mean(self.wait_ms + self.rest_ms))
         throughput = self.record.throughput
@@ -242,7 +237,7 @@ class Evidence:
         return None
 
     def period_s(self, lag: int) -> float | None:
-        """Returns the mean time from a step to the one ``lag`` steps later, with all time between them."""
+        """Returns the mean seconds from a step to the one ``lag`` steps later, gaps included."""
         ended_at_s = self.column("time_s")
         if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
             return None if self.step_ms is None else lag * self.step_ms / 1e3
@@ -250,7 +245,7 @@ class Evidence:
 
     @cached_property
     def ceiling_factor(self) -> float | None:
-        """The ceiling over the rate: by what factor the run would be faster if data cost nothing."""
+        """The ceiling over the rate: the speed-up if data cost nothing."""
         throughput, ceiling = self.record.throughput, self.record.ceiling
         if not (throughput and ceiling) or throughput["samples_per_s"] <= 0:
             return None
@@ -258,19 +253,19 @@ class Evidence:
 
     @cached_property
     def build_ms(self) -> float | None:
-        """Mean time to build one batch, in any process."""
+        """Mean milliseconds to build one batch, in any process."""
         return self.record.loading.get("build_ms_mean")
 
     @cached_property
     def build_cpu_ms(self) -> float | None:
-        """CPU time of that."""
+        """CPU milliseconds to build one batch."""
         share = self.record.loading.get("cpu_frac")
         return None if share is None or self.build_ms is None else share * self.build_ms
 
-    # What was watched
+    # Telemetry
 
     def curve(self, name: str, gpu: int = HOST) -> Series:
-        """Readings of a figure while the run trained, those that are missing left out."""
+        """Returns the readings of a figure during training, without missing ones."""
         found = self.curves.get(gpu, {}).get(name, _EMPTY)
         return found[np.isfinite(found)]
 
@@ -281,17 +276,14 @@ class Evidence:
 
     @cached_property
     def others_cores(self) -> Series:
-        """Cores of this run that other programs took, by reading; nan if not measured.
-
-        A run that may use a part of the machine has the rest of it between itself and others: what fits in there took
-        nothing from the run.
-        """
+        """Cores of this run that other programs took, by reading; nan if not measured. Other programs that fit on the
+        machine's remaining cores take nothing from the run."""
         taken = self.curves.get(HOST, {}).get("others_cpu_pct", _EMPTY) / 100
         cores = self.cores
         if cores is None:
             return taken
-        elsewhere = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
-        return np.clip(taken - elsewhere, 0.0, cores)
+        other_cores = max(0.0, (self.record.machine.get("host_cores") or cores) - cores)
+        return np.clip(taken - other_cores, 0.0, cores)
 
     @property
     def mean_others_cores(self) -> float | None:
@@ -301,12 +293,12 @@ class Evidence:
 
     @property
     def gpus(self) -> list[int]:
-        """Numbers of the GPUs that were watched."""
+        """Numbers of the watched GPUs."""
         return sorted(gpu for gpu in self.curves if not is_host(gpu))
 
     @cached_property
     def util_pct(self) -> float | None:
-        """Mean utilisation while the run trained, of the GPU that was idle most; None without NVML."""
+        """Mean utilisation during training of the least busy GPU; None without NVML."""
         found = [self.mean("util_pct", gpu) for gpu in self.gpus]
         return min((one for one in found if one is not None), default=None)
 
@@ -346,7 +338,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
     if any(len(table[name]) != number for name in names):
         return record
     latest = range(max(0, number - _LATEST), number)
-    summary = summarise([_row(table, place, is_warmup=place < _WARMUP) for place in latest])
+    summary = summarise([_row(table, index, is_warmup=index < _WARMUP) for index in latest])
     if summary is None:
         return record
     unit = record.config.get("workload", {}).get("sample_unit", "samples")
@@ -363,7 +355,7 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
 
 
 def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
-    """Returns the record with figures of GPUs and host while training, where it lacks them."""
+    """Returns the record with figures of GPUs and host during training, where it lacks them."""
     found: dict[int, dict[str, Any]] = {}
     for gpu, curve in watched.items():
         in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
@@ -381,11 +373,11 @@ def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]
     return replace(record, gpus=record.gpus or gpus)
 
 
-def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:
+def _row(table: Mapping[str, Series], index: int, *, is_warmup: bool) -> StepRow:
     cells: dict[str, Any] = {
-        name: float(column[place])
+        name: float(column[index])
         for name, column in table.items()
-        if len(column) > place and np.isfinite(column[place])
+        if len(column) > index and np.isfinite(column[index])
     }
     counts: dict[str, Any] = {name: int(cells.get(name, 0)) for name in ("step", "epoch", "samples", "micro_batch")}
     times: dict[str, Any] = {name: cells.get(name, 0.0) for name in ("time_s", "wait_ms", "compute_ms", "host_ms")}

@@ -1,12 +1,12 @@
-"""Predicts how long a step takes with another number of workers, from what a run has recorded of steps and batches.
+"""Predicts the time of a step with another number of workers, from the recorded steps and batches.
 
-A step can't be shorter than its fed part (all but waiting), than a batch's time to build over the workers that build at
-the same time, nor than all CPU time of a step over the cores. What a batch waits for while it is built (disk, network)
-is not CPU time: there more workers than cores are of use.
+A step takes at least: its time without waiting, the time to build a batch over the number of workers, and all CPU time
+of a step over the cores. Waiting for disk or network while building is not CPU time, so there more workers than cores
+help.
 
-Batches take unequal times, and a queue of few batches bridges few slow ones. So a gain is simulated: workers build
-batches whose times are drawn from the recorded ones. Its lower end takes all waiting within a build for one shared
-resource (a lock, a rate limit, a store at its limit), which serves no more batches to more workers.
+Batches take unequal times, and a short queue bridges few slow ones. So a gain is simulated with build times drawn from
+the recorded ones. Its lower end assumes that all waiting within a build is for one shared resource (a lock, a rate
+limit, a saturated store). Such a resource serves no more batches to more workers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from wellfed.explain.diagnosis.finding import Figures, Gain
 from wellfed.units import GIB, MIB, counted, show_percent
 
 _SLACK = 1.25
-"""Factor on the time to build for the lower end of a gain: workers disturb each other and the step."""
+"""Factor on the build time for the lower end of a gain, since workers disturb each other and the step."""
 _MOST_WORKERS = 32
 _PREFETCH = 2
 """torch's default."""
 _REPLICATES, _MOST_SIMULATED, _BLOCK = 40, 512, 8
-"""Simulated runs, most steps of each, and successive steps that are drawn together."""
+"""Simulated runs, maximum steps of each, and successive steps that are drawn together."""
 _TAIL = 0.025
-"""Share of the simulated runs that lie below the lower end of a gain."""
+"""Share of the simulated runs below the lower end of a gain."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,23 @@ class Feeding:
     """Milliseconds of a step without waiting for data."""
     build_ms: float
     build_cpu_ms: float
-    """CPU time of building a batch."""
     cpu_ms: float
-    """CPU time of a step in all processes of the run, building included."""
+    """CPU milliseconds of a step in all processes of the run, building included."""
     cores: float
     others: float
-    """Cores that other processes keep at work, of those this run may use."""
+    """Cores kept busy by other processes, among those that this run may use."""
     num_workers: int
     most_workers: int
-    """Most workers for which memory and data suffice."""
+    """Maximum number of workers, by memory and data."""
     bound: float
-    """The run can't become faster than by this factor."""
+    """Maximum speed-up of the run."""
     is_estimate: bool
-    """Whether the time to build a batch is concluded from how long steps waited."""
+    """Whether the build time is derived from the waiting of the steps."""
     alone_ms: float | None = None
-    """Time to build a batch before training, by one worker with no other beside it; None where it was not timed."""
+    """Milliseconds to build a batch before training, by a single worker; None if not timed."""
     builds: tuple[float, ...] = ()
-    """Milliseconds that single batches took, in order; empty: only the mean is known."""
+    """Milliseconds of single batches, in order; empty if only the mean is known."""
     prefetch: int = _PREFETCH
-    """Batches that each worker keeps ready."""
 
     @property
     def cpu_frac(self) -> float:
@@ -69,10 +67,10 @@ class Feeding:
         return self.build_cpu_ms / self.build_ms
 
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
-        """Returns the predicted time of a step with this number of workers.
+        """Returns the predicted milliseconds of a step with this number of workers.
 
         Args:
-            slack: factor on the recorded time to build.
+            slack: factor on the recorded build time.
         """
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         free_cores = max(1.0, self.cores - self.others)  # one core is always available
@@ -80,11 +78,11 @@ class Feeding:
 
     @property
     def is_cpu_full(self) -> bool:
-        """Whether all cores are busy, or nearly, with any process."""
+        """Whether nearly all cores are busy, with any process."""
         return self.cpu_ms / self.step_ms + self.others >= limits.CPU_FULL_FRAC * self.cores
 
     @property
-    def has_company(self) -> bool:
+    def has_other_load(self) -> bool:
         """Whether other processes keep many cores busy."""
         return self.others >= limits.OTHERS_FRAC * self.cores
 
@@ -99,13 +97,11 @@ class Feeding:
 
     @property
     def contention(self) -> float | None:
-        """Time to build a batch beside other workers over the time alone, if waiting explains it; else None.
-
-        Even the quickest tenth of the batches must take longer, since single slow ones show no shared resource.
-        """
+        """Time to build a batch beside other workers over the time alone; None if waiting does not explain it. Even the
+        fastest tenth of the batches must take longer, since single slow ones show no shared resource."""
         if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
             return None
-        if self.has_company and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
+        if self.has_other_load and self.build_cpu_ms > limits.HARDLY_WORK_FRAC * self.alone_ms:
             return None  # the workers may wait for cores that other processes use
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
@@ -118,7 +114,7 @@ class Feeding:
 
     @cached_property
     def workers_needed(self) -> int:
-        """Smallest number of workers that more do not improve, if all batches took equally long."""
+        """Smallest sufficient number of workers, if all batches took equally long."""
         enough = self.step_ms_with(self.most_workers) / (1 - limits.WAIT_FRAC)
         return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
 
@@ -129,18 +125,18 @@ class Feeding:
 
     @property
     def workers_advised(self) -> int:
-        """One worker more than needed, as batches take unequal times, unless it would take a core from the step."""
+        """Workers to advise: one more than needed since batches take unequal times, unless the step needs that core."""
         has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
         return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
 
     def show_need(self) -> str:
-        """Returns how many workers are needed, in words."""
+        """Returns how many workers are needed, as text."""
         needed, about = self.workers_needed, "about " if self.is_estimate else ""
-        said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
-        return f"{said} and one to spare" if self.workers_advised > needed else said
+        text = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
+        return f"{text} and one to spare" if self.workers_advised > needed else text
 
     def show_doubt(self) -> str:
-        """Returns why the gain of more workers may be low, in words; empty if building is mostly work."""
+        """Returns why the gain of more workers may be low, as text; empty if building is mostly work."""
         if self.waits_for_core or self.cpu_frac >= limits.BUILD_WAITS_FRAC:
             return ""
         return (
@@ -162,7 +158,7 @@ class Feeding:
         }
 
     def gain(self, workers: int, prefetch: int | None = None) -> Gain:
-        """Predicts the gain of ``workers``, each with ``prefetch`` batches ready; None = as many as now."""
+        """Predicts the gain of ``workers`` with ``prefetch`` batches each; None = the current number."""
         if workers > self.num_workers and self.contention is not None:
             return Gain(1.0, 1.0, 1.0)
         prefetch = prefetch or self.prefetch
@@ -177,7 +173,7 @@ class Feeding:
         return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
 
     def _simulated(self, workers: int, prefetch: int, slack: float) -> npt.NDArray[np.float64]:
-        """Returns the mean time of a step in each of the simulated runs."""
+        """Returns the mean milliseconds of a step in each of the simulated runs."""
         mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
         builds = self.builds or (self.build_ms,)
         scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
@@ -188,17 +184,17 @@ class Feeding:
 def simulated_steps(
     builds: tuple[float, ...], scale: float, fed_ms: float, workers: int, prefetch: int
 ) -> npt.NDArray[np.float64]:
-    """Simulates runs whose batches take times drawn from ``builds``; returns the mean step of each.
+    """Simulates runs with build times drawn from ``builds``; returns the mean milliseconds of a step in each run.
 
-    Batches are handed to workers in turn and arrive in order, as in torch's DataLoader: a batch is requested when the
+    As in torch's DataLoader, workers get batches in turn, and batches arrive in order. A batch is requested when the
     one ``workers * prefetch`` before it was taken.
     """
     ahead = workers * prefetch
     length = min(_MOST_SIMULATED, max(len(builds), 4 * ahead, 64))
     draw = np.random.default_rng(0)
     starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
-    places = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
-    takes_ms = scale * np.asarray(builds)[places]
+    indices = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
+    takes_ms = scale * np.asarray(builds)[indices]
     steps_ms: npt.NDArray[np.float64]
     if not workers:
         steps_ms = takes_ms.mean(axis=0) + fed_ms
@@ -228,7 +224,7 @@ def is_starved(evidence: Evidence) -> bool:
 
 
 def steady_wait_frac(evidence: Evidence) -> float:
-    """Returns the share of time in waiting, without the first steps of epochs, which may start workers."""
+    """Returns the share of time spent waiting, without the first steps of epochs, which may start workers."""
     steady = steady_steps(evidence)
     total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
     return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
@@ -249,12 +245,12 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
     cpu_pct = evidence.mean("cpu_pct")
     cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
     is_estimate = build_ms is None
-    if build_ms is None:  # each worker is at its next batch all the time, where steps wait
+    if build_ms is None:  # while steps wait, each worker is always busy
         build_ms = workers * step_ms if workers else wait_ms
     if build_ms <= 0:
         return None
     of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores or 1.0)
-    if build_cpu_ms is None:  # the training process takes what the step takes, the rest is building
+    if build_cpu_ms is None:  # the training process uses what the step takes, the rest is building
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
@@ -273,7 +269,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
-        # Without readings of other programs, these may have slowed down building since.
+        # Without readings of other programs, these may have slowed building since.
         alone_ms=None if evidence.mean_others_cores is None else evidence.record.loading.get("build_ms_alone"),
         builds=tuple(builds.tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
@@ -281,21 +277,21 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
 
 
 def ready_mib(evidence: Evidence, workers: int, prefetch: int | None = None) -> float | None:
-    """Returns the host memory of the batches that ``workers`` keep ready; None if a batch's size is unknown."""
+    """Returns the MiB of the batches that ``workers`` keep ready; None if a batch's size is unknown."""
     batch_mib = evidence.record.loading.get("batch_mib")
     prefetch = prefetch or evidence.value("loader.prefetch_factor") or _PREFETCH
     return None if batch_mib is None else workers * prefetch * batch_mib
 
 
 def room_mib(evidence: Evidence) -> float:
-    """Returns the MiB that batches may take of host memory, and of /dev/shm between worker processes."""
+    """Returns the MiB of host memory, and of /dev/shm between worker processes, that batches may take."""
     machine = evidence.record.machine
     sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
     return limits.MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
 
 
 def has_unused_fetch(evidence: Evidence) -> bool:
-    """Returns whether the data can fetch whole batches, but torch's DataLoader asks for single samples."""
+    """Returns whether the data can fetch whole batches, but torch's DataLoader requests single samples."""
     return evidence.value("loader.backend") == "torch" and evidence.record.loading.get("has_fetch", False)
 
 
@@ -319,8 +315,8 @@ def planned_anew(evidence: Evidence) -> tuple[str, ...]:
     return change + (knobs(evidence, persistent_workers=None) if has_false else ())
 
 
-def workers_crowd(evidence: Evidence) -> bool:
-    """Returns whether workers took CPU from the steps: all cores are full, and steps slower than the ceiling."""
+def workers_take_cores(evidence: Evidence) -> bool:
+    """Returns whether workers took CPU from the steps: all cores are full, and steps are slower than the ceiling."""
     cores, found = evidence.cores, contradiction(evidence.record)
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
@@ -342,7 +338,7 @@ def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:
-    """Returns the largest factor of a gain, by the run's own steps and by its ceiling."""
+    """Returns the maximum factor of a gain, by the run's own steps and by its ceiling."""
     factor, found = evidence.ceiling_factor, contradiction(evidence.record)
     if factor is None or (found is not None and found.slower == "ceiling"):
         return without_wait

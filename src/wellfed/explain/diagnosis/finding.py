@@ -10,15 +10,15 @@ from wellfed.record import FindingEntry
 from wellfed.units import show_factor, show_percent
 
 Figures = dict[str, float | int | str]
-"""Figures that decided on a finding, by name; units in the names."""
+"""Figures behind a finding, by name, with units in the names."""
 Severity = Literal["high", "medium", "low", "info"]
-"""Share of time lost: at least a third, at least a tenth, less; ``info`` = none known."""
+"""Share of time lost: at least a third, at least a tenth, less. ``info`` = no time lost."""
 _HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Factor by which the rate is expected to rise, with its bounds; 1 = not at all."""
+    """Expected factor on the rate, with its bounds; 1 = no gain."""
 
     factor: float
     low: float
@@ -30,7 +30,7 @@ class Gain:
 
     @property
     def lost_frac(self) -> float:
-        """Share of the time as it is that would be won back."""
+        """Share of the current time that would be won back."""
         return max(0.0, 1 - 1 / self.factor)
 
 
@@ -39,23 +39,22 @@ class Finding:
     """Cause of lost time, or a note."""
 
     id: str
-    """Name of the rule: its file in `wellfed.explain.diagnosis.rules`."""
+    """Id of the rule: its file name in `wellfed.explain.diagnosis.rules`."""
     message: str
-    """One or two sentences with the figures in them, without the overrides and the gain."""
+    """One or two sentences with the figures in them, without overrides and gain."""
     evidence: Mapping[str, float | int | str]
-    """The figures that decided, by name; units in the names."""
     change: tuple[str, ...] = ()
-    """Overrides that remove the cause, to type after those of the run; empty if no knob does."""
+    """Overrides that remove the cause, to add after those of the run; empty if no knob does."""
     changes_learning: bool = False
-    """Whether the overrides change what is learned; such advice is never applied automatically."""
+    """Whether the overrides change what is learned. Such advice is never applied automatically."""
     gain: Gain | None = None
     """Predicted gain; None if unknown, or if there is none."""
     lost_frac: float | None = None
     """Share of training's time that the cause costs; None = by the gain, or unknown."""
     is_note: bool = field(default=False, kw_only=True)
-    """Whether it is information, and no cause of lost time."""
+    """Whether it is information instead of a cause of lost time."""
     steps_frac: float | None = field(default=None, kw_only=True)
-    """Share of the wall time of training that its steps take, if gain and loss are of these alone; None: of all."""
+    """Share of the steps in the wall time of training, if gain and loss refer to steps alone; None = to all of it."""
 
     @property
     def time_lost_frac(self) -> float:

@@ -14,7 +14,7 @@ from wellfed.explain.diagnosis.thresholds import TENSOR_IDLE_FRAC
 from wellfed.ranks import largest_share
 
 _TENSOR_FULL_FRAC, _SM_FULL_FRAC = 0.5, 0.9
-"""Tensor cores and multiprocessors of a card that larger passes don't fill further."""
+"""Activity of tensor cores and multiprocessors from which larger passes do not help."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,8 @@ class Merge:
         return self.parts_before / self.parts
 
     def gain(self, load: DeviceLoad) -> Gain:
-        """Returns the gain: the fixed cost of a pass (launches, reading weights, idle multiprocessors) is paid less
-        often, until the card is full.
-        """
+        """Returns the gain. The fixed cost of a pass (launches, reading weights, idle multiprocessors) is paid less
+        often, until the card is full."""
         full = min(1.0, load.full_frac / _SM_FULL_FRAC)
         if load.tensor_frac is not None and load.tensor_frac >= TENSOR_IDLE_FRAC:
             full = min(full, load.tensor_frac / _TENSOR_FULL_FRAC)
@@ -43,7 +42,7 @@ class Merge:
 
     @property
     def change(self) -> tuple[str, ...]:
-        """Overrides; the effective batch stays."""
+        """Overrides; the effective batch stays the same."""
         return f"memory.micro_batch={self.micro_batch}", "memory.accumulate=null"
 
 
@@ -54,7 +53,7 @@ def memory_frac(evidence: Evidence) -> float | None:
 
 
 def has_run_out(evidence: Evidence) -> bool:
-    """Returns whether device memory did not suffice at least once."""
+    """Returns whether device memory ran out at least once."""
     kinds = {event["kind"] for event in evidence.record.events}
     return evidence.record.status == "oom" or bool(kinds & {"oom", "step_down", "thrash", "ladder"})
 

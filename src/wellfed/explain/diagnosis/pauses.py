@@ -1,4 +1,4 @@
-"""Computes what pauses of training cost: validations and checkpoints, and the gain of fewer of them."""
+"""Computes the cost of pauses of training (validations, checkpoints), and the gain of fewer pauses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wellfed.explain.diagnosis.finding import Gain
 from wellfed.units import counted, show_duration, show_percent
 
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
-"""Phases that make up the time of a training without a measured wall time."""
+"""Phases whose sum is the time of a training without a measured wall time."""
 _IN_WALL = {"validate": "validation_s", "checkpoint": "checkpoint_s"}
 
 
@@ -24,8 +24,8 @@ class Pauses:
     frac: float
     """Share of the wall time of training."""
 
-    def said(self, noun: str) -> str:
-        """Returns the begin of a message: the share of the time, and how many pauses of what length."""
+    def describe(self, noun: str) -> str:
+        """Returns the beginning of a message: share of the time, number and length of the pauses."""
         spent = f"{counted(self.times, noun)} of {show_duration(self.each_s)}"
         return f"{show_percent(self.frac)} of the wall time of training went into {spent}"
 
@@ -35,13 +35,13 @@ class Pauses:
         return self.total_s / self.times
 
     def gain(self, times: float) -> Gain:
-        """Returns the gain of the whole run with ``times`` pauses, by the time of one."""
+        """Returns the gain of the whole run with ``times`` pauses."""
         won_frac = self.frac * max(0.0, 1 - times / self.times)
         return gain_of(won_frac, 0.85 * won_frac, self.frac)
 
 
 def pauses(evidence: Evidence, phase: str) -> Pauses | None:
-    """Returns the pauses for a phase; None if there were none, or they were not timed."""
+    """Returns the pauses of a phase; None if there were none, or they were not timed."""
     phases, wall = evidence.record.phases, evidence.record.wall
     if wall is not None and wall["total_s"] > 0:
         total_s: float = wall[_IN_WALL[phase]]  # type: ignore[literal-required]

@@ -17,46 +17,43 @@ from wellfed.observe.telemetry.series import Phase
 
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
-"""Text that is held at a time."""
 _MOST = 1e18
-"""No figure of a run is larger: a damaged cell is, and is not known."""
+"""Maximum plausible figure of a run. Larger ones are damaged cells and count as missing."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""The column ``phase`` of `curves` holds places in it."""
-_NO_WORDS: Mapping[str, int] = MappingProxyType({})
-_PHASE_WORDS: Mapping[str, int] = {phase: place for place, phase in enumerate(PHASES)}
+"""Phases by the index that the column ``phase`` of `curves` has."""
+_NO_CODES: Mapping[str, int] = MappingProxyType({})
+_PHASE_CODES: Mapping[str, int] = {phase: index for index, phase in enumerate(PHASES)}
 
 
-def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_WORDS) -> dict[str, Series]:
-    """Columns of a table of numbers, ``nan`` for an empty cell; a column that the file lacks, and any of no file, is
+def columns(path: Path, names: Collection[str], codes: Mapping[str, int] = _NO_CODES) -> dict[str, Series]:
+    """Returns columns of a table of numbers, ``nan`` for an empty cell. Missing columns, and all of a missing file, are
     empty.
 
-    A last row that a killed run left incomplete is left out.
+    An incomplete last row of a killed run is left out.
 
     Args:
-        words: numbers that stand for cells of text, neither first nor last in their rows.
+        codes: text -> number, for cells of text that are neither first nor last in their rows.
     """
-    spelt = {f",{word},".encode(): f",{number},".encode() for word, number in words.items()}
+    spelt = {f",{label},".encode(): f",{number},".encode() for label, number in codes.items()}
     parts: dict[str, list[Series]] = {name: [] for name in names}
     try:
         with path.open("rb") as stream:
             head = _cells(stream.readline())
-            places = {name: head.index(name) for name in names if name in head}
-            while places and (lines := stream.readlines(_CHUNK_BYTES)):
+            indices = {name: head.index(name) for name in names if name in head}
+            while indices and (lines := stream.readlines(_CHUNK_BYTES)):
                 rows = _rows(lines, len(head), spelt)
                 rows[~(np.abs(rows) < _MOST)] = np.nan
-                for name, place in places.items():
-                    parts[name].append(rows[:, place].copy())
+                for name, index in indices.items():
+                    parts[name].append(rows[:, index].copy())
     except OSError:
         pass
     return {name: np.concatenate(found) if found else np.empty(0) for name, found in parts.items()}
 
 
 def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
-    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run.
-
-    Numbers are those of `wellfed.observe.telemetry.machines`.
-    """
-    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_WORDS)
+    """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run. GPUs are numbered
+    as in `wellfed.observe.telemetry.machines`."""
+    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"}, _PHASE_CODES)
     found = {name: column for name, column in found.items() if len(column)}
     if not {"phase", "gpu"} <= found.keys():
         return {}
@@ -69,7 +66,7 @@ def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]
 
 
 def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
-    """Steps and values of each metric of metrics.csv, by split and name, in order."""
+    """Returns steps and values of each metric of metrics.csv, by split and name, in order."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for split, name, step, value in _metric_rows(folder, ("split", "name", "step", "value")):
         found.setdefault((split, name), []).append((_number(step), _number(value)))
@@ -87,14 +84,14 @@ def passes_ended(folder: Path) -> dict[str, Series]:
 
 
 def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
-    """Yields these cells of each whole row of metrics.csv."""
+    """Yields these cells of each complete row of metrics.csv."""
     try:
         with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
             rows = csv.reader(stream)
             head = next(rows, [])
             if set(names) <= set(head):
-                places = [head.index(name) for name in names]
-                yield from ([row[place] for place in places] for row in rows if len(row) == len(head))
+                indices = [head.index(name) for name in names]
+                yield from ([row[index] for index in indices] for row in rows if len(row) == len(head))
     except (OSError, csv.Error):
         pass
 
@@ -106,16 +103,16 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
     if b",node" in text:
         text = numbered(text)
         whole = text.splitlines(keepends=True)
-    for word, number in spelt.items():
-        text = text.replace(word, number)
+    for label, number in spelt.items():
+        text = text.replace(label, number)
     text = text.replace(b"\r", b"").replace(b"\n", b",").replace(b",,", b",nan,").replace(b",,", b",nan,")
     text = b"nan" + text if text.startswith(b",") else text
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # what an older numpy does at a cell that is no number
+            warnings.simplefilter("error", DeprecationWarning)  # older numpy, for cells without a number
             return np.fromstring(text.removesuffix(b",").decode("ascii", "replace"), sep=",").reshape(-1, width)
     except (ValueError, DeprecationWarning):
-        numbers = {word.decode()[1:-1]: float(number[1:-1]) for word, number in spelt.items()}
+        numbers = {label.decode()[1:-1]: float(number[1:-1]) for label, number in spelt.items()}
         cells = [[numbers.get(cell, _number(cell)) for cell in _cells(line)] for line in whole]
         return np.array([row for row in cells if len(row) == width]).reshape(-1, width)
 

@@ -50,8 +50,8 @@ class CauseOfWaiting:
     feeding: Feeding
 
     @property
-    def said(self) -> str:
-        """Begin of the message: the share of a step that waits."""
+    def share_text(self) -> str:
+        """Beginning of the message: the share of a step that waits."""
         return f"{show_percent(self.frac)} of each step waits for data"
 
 
@@ -71,16 +71,16 @@ def waiting_for(evidence: Evidence, cause: Cause) -> CauseOfWaiting | None:
 
 
 def latency_of(evidence: Evidence, waiting: CauseOfWaiting) -> tuple[str, Figures, float]:
-    """Returns the waiting in single slow steps: begin of the message, figures, and share of the time lost."""
+    """Returns the waiting in single slow steps: beginning of the message, figures, and share of the time lost."""
     slow = slow_steps(evidence, waiting.feeding)
     waited_ms = evidence.wait_ms[slow]
     share, longest_ms = float(waited_ms.sum() / evidence.wait_ms.sum()), float(waited_ms.max())
-    said = (
+    text = (
         f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
         f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(longest_ms / 1e3)} each"
     )
     figures: Figures = {"slow_steps": len(slow), "slowest_wait_ms": longest_ms, "share_of_waiting_frac": share}
-    return said, figures, waiting.frac * share
+    return text, figures, waiting.frac * share
 
 
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
@@ -108,7 +108,7 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "workers_take_the_cpu"
     # Other processes delay the batches if all cores would build one in a small part of a step.
     is_little = feeding.build_cpu_ms / feeding.cores < limits.LITTLE_FRAC * feeding.fed_ms
-    return None if feeding.has_company and is_little else "cpu_bound_loading"
+    return None if feeding.has_other_load and is_little else "cpu_bound_loading"
 
 
 def handover_ms(evidence: Evidence) -> float:
@@ -119,7 +119,7 @@ def handover_ms(evidence: Evidence) -> float:
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
-    """Returns the places of steps that waited far longer than others, without the first steps of epochs."""
+    """Returns the indices of steps that waited far longer than others, without the first steps of epochs."""
     return np.flatnonzero((evidence.wait_ms > limits.SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
@@ -134,10 +134,8 @@ def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
 
 
 def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
-    """Returns the samples that took very long in two epochs or more, with their milliseconds in each.
-
-    Empty where no sample was read twice, where whole batches are fetched, and where chance might repeat as many.
-    """
+    """Returns the samples that took very long in at least two epochs, with their milliseconds in each. Empty if no
+    sample was read twice, if whole batches are fetched, or if chance might repeat as many."""
     columns = ("epoch", "build_ms", "slowest_ms", "slowest_index", "samples")
     epoch, build_ms, slowest_ms, index, samples = map(evidence.column, columns)
     if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:
@@ -156,7 +154,7 @@ def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
 
 
 def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
-    """Returns the seconds between slow steps if they are periodic, which slow samples are not; else None."""
+    """Returns the seconds between slow steps if they are periodic, unlike those of slow samples; else None."""
     ended_at_s = evidence.column("time_s")
     apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
     if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
@@ -165,13 +163,13 @@ def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
 
 
 def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
-    """Batches that each worker must keep ready so that none of the slowest is waited for; None where it is not their
-    unevenness, or nothing can bridge it.
+    """Returns the batches that each worker must keep ready to bridge the slowest; None if unevenness is not the cause,
+    or nothing helps.
 
-    A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
-    less the time of n - 1 others.
+    A worker builds batches in the order of requests. So n requests ahead give it n x workers steps, minus the time of
+    n - 1 other batches.
     """
-    if feeding.waits_for_core:  # then batches are slow that wait for one
+    if feeding.waits_for_core:  # then batches are late that wait for a core
         return None
     workers, mean_ms = feeding.num_workers, feeding.build_ms
     builds = evidence.column("build_ms")
@@ -180,33 +178,37 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     if len(builds) < limits.FEWEST_STEPS or mean_ms > limits.CAPACITY_FRAC * workers * feeding.fed_ms:
         return None
     slowest_ms = float(np.quantile(builds, 0.99))
-    # Among others' processes any batch may be late.
-    if slowest_ms < limits.UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
+    # With many other processes any batch may be late.
+    if slowest_ms < limits.UNEVEN_FACTOR * mean_ms * (2 if feeding.has_other_load else 1):
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
-    of_each = ready_mib(evidence, workers, 1)
-    most = limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
+    most = _most_prefetch(evidence, workers)
     return min(needed, most) if most > now else None
 
 
 def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] | None:
-    """Returns the workers and batches ready of each that bridge batches which are late by chance; None if nothing does.
+    """Returns the number of workers, and ready batches of each, that bridge random delays; None if nothing does.
 
-    Workers where the present ones can't keep up on average, and then the smallest queue that does nearly as well as
-    any for which there is room.
+    More workers if the present ones can't keep up on average. Then the smallest queue that does nearly as well as the
+    largest that memory allows.
     """
     workers = feeding.num_workers
     if not (workers and feeding.has_enough) and feeding.contention is None:
         workers = max(workers, feeding.workers_advised)
-    of_each = ready_mib(evidence, workers, 1)
-    most = limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
+    most = _most_prefetch(evidence, workers)
     sizes = [feeding.prefetch, *(size for size in (4, 8, 16, 32) if feeding.prefetch < size <= most)]
     gains = {size: feeding.gain(workers, size).factor for size in sizes}
     best = max(gains.values())
     if best < limits.LEAST_GAIN:
         return None
     return workers, next(size for size in sizes if gains[size] >= best / limits.LEAST_GAIN)
+
+
+def _most_prefetch(evidence: Evidence, workers: int) -> int:
+    """Returns the ready batches of each worker for which there is memory."""
+    of_each = ready_mib(evidence, workers, 1)
+    return limits.MOST_PREFETCH if not of_each else int(min(limits.MOST_PREFETCH, room_mib(evidence) / of_each))
 
 
 def reads_slowly(evidence: Evidence) -> bool:

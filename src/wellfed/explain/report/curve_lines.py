@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wellfed.command_line import command
-from wellfed.explain.diagnosis.curves.level import CurveVerdict, verdict_of
+from wellfed.explain.diagnosis.curves.curve_verdict import CurveVerdict, verdict_of
 from wellfed.explain.diagnosis.curves.recorded_curves import GpuCurve, RecordedCurves
 from wellfed.explain.diagnosis.curves.swing import MIN_SAMPLES
 from wellfed.units import counted, show_duration
@@ -65,7 +65,7 @@ def _said(found: CurveVerdict) -> str:
     if found.whole is None:
         return f"{found.message}; some cards, and instances of a card (MIG), do not tell it"
     over = f"over {show_duration(found.whole.span_s)}"
-    if found.judged is None:
+    if found.rated is None:
         return f"{found.message} ({over})" if found.whole.is_idle else found.message
     level = found.whole
     figures = f"p5 {level.p5_pct:.0f} %, p95 {level.p95_pct:.0f} %, peak {level.peak_pct:.0f} %"
@@ -74,7 +74,7 @@ def _said(found: CurveVerdict) -> str:
 
 def _limits(file: RecordedCurves, verdicts: list[tuple[GpuCurve, CurveVerdict]]) -> list[str]:
     """Returns which curves are too short, or read too rarely, to show a swing."""
-    judged = [found.judged for _, found in verdicts if found.judged is not None]
+    judged = [found.rated for _, found in verdicts if found.rated is not None]
     doubtful = [level for level in judged if level.verdict != "well used"]
     if not doubtful or not file.interval_s:
         return []

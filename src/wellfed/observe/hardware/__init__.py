@@ -1,8 +1,8 @@
-"""Finds out what the machine is, and what follows from it: memory budget, profile and precision.
+"""Finds out what the machine is, and derives from it the memory budget, profile and precision.
 
-Knows cards, the CPU quota (cgroup, affinity), RAM and /dev/shm. It must not know the configuration (callers pass plain
-values) and imports torch only inside ``torch_cuda.torch_cuda()``, which is called only by who wants torch's view.
-``facts`` and ``profiles`` are pure: they run on facts recorded on another machine.
+Covers cards, CPU quota (cgroup, affinity), RAM and /dev/shm. Callers pass plain values instead of a configuration.
+torch is imported only inside ``torch_cuda.torch_cuda()``. ``facts`` and ``profiles`` are pure, so they also work on
+facts recorded on another machine.
 
 Start from ``detect.machine`` and ``profiles.resolve_budget``.
 """

@@ -1,4 +1,4 @@
-"""Asks this machine what it is. Never raises for what is missing: the facts say so instead."""
+"""Detects this machine's hardware. Missing parts are noted in the facts and never raise."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def machine(
     environ: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> MachineFacts:
-    """Returns the facts of this machine. Takes milliseconds; reads files and NVML, starts no process.
+    """Returns the facts of this machine. Takes milliseconds: reads files and NVML, starts no process.
 
     Args:
-        torch_cuda: torch's view, from ``torch_cuda.torch_cuda()``; None = torch is not asked and NVML's cards count.
+        torch_cuda: result of ``torch_cuda.torch_cuda()``; None = NVML's cards alone.
         nvml: a session not yet entered; None = the real one.
-        nvml_deadline_s: a driver that takes longer counts as absent.
-        environ: where CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read; None = this process's.
+        nvml_deadline_s: seconds after which the driver counts as absent.
+        environ: source of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; None = this process's environment.
         root: folder that holds proc, sys and dev.
     """
     environ = os.environ if environ is None else environ
@@ -93,7 +93,7 @@ def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:
 
 
 def _affinity_cores() -> int:
-    # os.cpu_count() is the host's number, whatever a container or taskset leaves of it.
+    # os.cpu_count() ignores the limits of containers and taskset.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return psutil.cpu_count(logical=True) or 1  # macOS, Windows
@@ -110,13 +110,13 @@ def ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlErro
     try:
         within(deadline_s, ask)
     except NvmlError as error:
-        if not found:  # else it hangs in closing, after the list
+        if not found:  # otherwise only closing hangs, after the list
             return Devices(()), error
     return found[0], None
 
 
 def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None) -> Devices:
-    """Returns the cards that CUDA shows, in CUDA's order. The environment decides without all UUIDs of torch."""
+    """Returns the cards that CUDA shows, in CUDA's order. The environment decides unless torch gives all UUIDs."""
     devices = torch.devices if torch else ()
     uuids = [device.uuid for device in devices if device.uuid is not None]
     return visible_devices(
@@ -129,7 +129,7 @@ def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None
 
 def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int) -> str | None:
     """Returns a warning if CUDA_VISIBLE_DEVICES names cards and none of them exists."""
-    # Empty or -1 it hides all, which is meant so; and a torch that is built for no GPU has another reason.
+    # An empty value or -1 hides all cards on purpose. A torch built without CUDA has another reason.
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if torch is None or torch.cuda is None or torch.devices or visible in ("", "-1"):
         return None
@@ -142,7 +142,7 @@ def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int)
 
 
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
-    """Returns torch's devices, if any, each with the facts of NVML; else NVML's."""
+    """Returns torch's devices with NVML's facts added, or NVML's cards if torch has none."""
     if torch is None or not torch.devices:
         return tuple(_gpu(card.index or 0, card, card, card.memory_free_bytes) for card in cards)
     gpus = []
@@ -186,7 +186,7 @@ def _rlimit_bytes() -> int | None:
 
 
 def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:
-    """Returns size and free space of /dev/shm."""
+    """Returns size and free space of /dev/shm in GiB."""
     try:
         status = os.statvfs(root / "dev/shm")
     except (AttributeError, OSError):  # Windows, macOS
@@ -215,7 +215,7 @@ def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, s
 
 @cache
 def _installed() -> dict[str, str]:
-    """Returns installed versions; cached, since finding them reads a dozen files."""
+    """Returns installed versions, cached, since finding them reads a dozen files."""
     found = {}
     for name in _DISTRIBUTIONS.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -224,5 +224,4 @@ def _installed() -> dict[str, str]:
 
 
 def _least(first: float, *others: float | None) -> float:
-    """Returns the least of the known values."""
     return min([first, *(each for each in others if each is not None)])

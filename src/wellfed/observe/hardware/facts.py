@@ -1,4 +1,4 @@
-"""Describes a machine by plain values that go into run.json and come back from it."""
+"""Defines the facts of a machine as plain values, stored in run.json and loaded from it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from wellfed.observe.nvml.devices import Holder
 
 SIMULATED = "Simulated "
-"""How the name of a card begins that is no real GPU."""
+"""Prefix of the name of a card that is not real."""
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One card or MIG instance; None marks unknown facts."""
+    """One card or MIG instance. None = unknown."""
 
     index: int
     """CUDA-visible number: torch's ``cuda:<index>``."""
@@ -22,28 +22,28 @@ class GpuFacts:
     """UUID as NVML writes it, ``GPU-...`` or ``MIG-...``."""
     name: str
     memory_gib: float | None
-    """Memory for programs: torch's total if torch sees the card, else NVML's total less the driver's reserve."""
+    """Memory for programs. torch's total if torch sees the card, else NVML's total minus the driver's reserve."""
     capability: str | None
     """CUDA compute capability, e.g. "9.0"."""
     free_gib: float | None = None
-    """Not held by any process when asked, at most ``memory_gib``."""
+    """Memory that no process held when queried, at most ``memory_gib``."""
     nvml_index: int | None = None
-    """None where NVML does not know the card: no utilisation, power or temperature."""
+    """None where NVML does not list the card: no utilisation, power or temperature."""
     is_mig: bool = False
     is_simulated: bool = False
-    """No real GPU (tests/fake_cuda): every figure of it is for learning and demonstration."""
+    """Not a real GPU (tests/fake_cuda). All its figures are for demonstration."""
     holders: tuple[Holder, ...] = ()
-    """Other processes with memory here, the largest first; empty where the driver does not tell."""
+    """Other processes with memory here, largest first. Empty where the driver lists none."""
 
     @property
     def others_gib(self) -> float:
-        """Returns the memory held by other processes when asked; 0 if unknown."""
+        """Memory held by other processes when queried; 0 if unknown."""
         if self.memory_gib is None or self.free_gib is None:
             return 0.0
         return max(0.0, self.memory_gib - self.free_gib)
 
     def held_by(self, most: int = 3) -> str:
-        """Returns the processes that hold the most, for messages, also if the driver names none."""
+        """Returns the processes that hold the most, as text for messages."""
         if not self.holders:
             return "processes that the driver does not name"
         rest = len(self.holders) - most
@@ -60,32 +60,32 @@ class MachineFacts:
 
     cpu: str
     cpu_quota_cores: float
-    """Cores this process may use: the least of affinity and every cgroup limit above it. May be a fraction."""
+    """Cores this process may use: the minimum of affinity and every cgroup limit above it. May be a fraction."""
     ram_gib: float
-    """The host's memory, or the smallest limit on it: of a cgroup, RLIMIT_AS or RLIMIT_DATA."""
+    """The host's memory, or the smallest limit on it (cgroup, RLIMIT_AS, RLIMIT_DATA)."""
     ram_available_gib: float
     shm_gib: float | None = None
     """Size of /dev/shm; None where the system has none."""
     shm_free_gib: float | None = None
     gpus: tuple[GpuFacts, ...] = ()
-    """In CUDA's order. NVML's view where torch was not asked or can't use them."""
+    """Cards in CUDA's order. NVML's view if torch was not queried or can't use them."""
     nvml_problem: str | None = None
-    """Why NVML shows no card, short: "driver not loaded"; None when it does."""
+    """Short reason why NVML shows no card, e.g. "driver not loaded"; None if it shows some."""
     nvml_failed: bool = False
-    """NVML is installed here and did not work; without NVIDIA's driver a machine is normal, and this is false."""
+    """NVML is installed and failed. False on a machine without NVIDIA's driver."""
     cards_left_out: tuple[str, ...] = ()
-    """A sentence for each card or MIG instance that NVML counts and could not read."""
+    """One sentence for each card or MIG instance that NVML counts but can't read."""
     torch_problem: str | None = None
-    """Why torch can't use a GPU; None when it can, or was not asked."""
+    """Reason why torch can't use a GPU; None if it can, or was not queried."""
     warnings: tuple[str, ...] = ()
-    """Warnings to be shown once: what could not be read, or is uncertain."""
+    """Warnings to show once, about values that are unreadable or uncertain."""
     versions: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
     os: str = ""
 
     @property
     def training_gpus(self) -> tuple[GpuFacts, ...]:
-        """Returns the cards that training can run on: none if torch can't use them, whatever NVML shows."""
+        """Cards that training can use: none if torch can't use them, whatever NVML shows."""
         return () if self.torch_problem is not None else self.gpus
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,10 +94,10 @@ class MachineFacts:
 
     @classmethod
     def from_dict(cls, recorded: Mapping[str, Any]) -> MachineFacts:
-        """Returns the facts that :meth:`to_dict` wrote.
+        """Returns the facts that `to_dict` wrote.
 
         Raises:
-            TypeError: a field is missing, or is not one of this version.
+            TypeError: a field is missing, or unknown to this version.
         """
         lists = {name: tuple(recorded.get(name, ())) for name in ("warnings", "cards_left_out")}
         gpus = (

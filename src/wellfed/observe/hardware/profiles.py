@@ -1,7 +1,4 @@
-"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do.
-
-Plans may also be made for cards that this machine does not have.
-"""
+"""Decides a card's profile, the memory budget of a run, and its precision. Also plans for cards not in this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import GpuFacts, MachineFacts
 
 BUDGET_FRAC = 0.9
-"""Share of a card that a run plans with; the rest is CUDA's context, fragmentation and kernels' workspace."""
+"""Share of a card's memory that a run plans with. CUDA's context, fragmentation and workspaces need the rest."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Profile:
     name: str
     nominal_gib: float
     below_gib: float
-    """Cards of less than this, and not less than the profile before, belong to it."""
+    """Exclusive upper limit on card memory. The profile before gives the lower limit."""
 
     @property
     def budget_gib(self) -> float:
@@ -35,7 +32,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         each.name: each
         for each in (
-            Profile("8gb", 8, 14.5),  # a 16 GB card shows from 14.6 GiB (T4) to 15.9: 14.5 keeps them together
+            Profile("8gb", 8, 14.5),  # 16 GB cards show 14.6 (T4) to 15.9 GiB
             Profile("16gb", 16, 22),
             Profile("24gb", 24, 75),  # an 80 GB card shows 79.2 GiB
             Profile("80gb", 80, float("inf")),
@@ -43,9 +40,9 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
     }
 )
 SMALLEST_CARD_GIB = 7.5
-"""An 8 GB card shows 7.6 to 8.0 GiB; a smaller one still gets the 8gb profile, with a warning."""
+"""Below this a card gets the 8gb profile with a warning. An 8 GB card shows 7.6 to 8.0 GiB."""
 ASSUMED_CAPABILITY = "8.0"
-"""Taken where no card tells: from 8.0 on there is bf16, which all cards of the last years have."""
+"""Assumed where no card gives its capability. From 8.0 on, cards support bf16."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,12 @@ class Budget:
     """GPU memory that a run may plan with."""
 
     budget_gib: float | None
-    """None: trains on the CPU and no card was named."""
+    """None if training on the CPU and no card was named."""
     profile: str
     device_name: str | None
-    """None: trains on the CPU."""
+    """None if training on the CPU."""
     cap: bool
-    """Whether the allocator is to be held to the budget (``torch.cuda`` memory fraction)."""
+    """Whether the allocator is limited to the budget (``torch.cuda`` memory fraction)."""
     because: str
     warnings: tuple[str, ...] = ()
 
@@ -72,7 +69,7 @@ class PrecisionChoice:
 
 
 def pick_profile(card_total_gib: float) -> Profile:
-    """The largest profile that a card of this size holds."""
+    """Returns the largest profile that fits a card of this size."""
     return next(profile for profile in PROFILES.values() if card_total_gib < profile.below_gib)
 
 
@@ -84,13 +81,13 @@ def resolve_budget(
     *,
     num_devices: int = 1,
 ) -> Budget:
-    """The memory a run plans with, per device.
+    """Returns the memory that a run plans with, per device.
 
     Args:
-        profile_name: the ``gpu=`` option: auto, cpu, a key of PROFILES, or an option of the user's own.
-        memory_gib: the knob; None = the profile's budget, or what the card has.
-        enforce: the knob; None = cap where a budget was named and the card is larger.
-        num_devices: cards the run uses; the one with the least memory decides.
+        profile_name: value of ``gpu=``: auto, cpu, a key of PROFILES, or a user's own option.
+        memory_gib: knob gpu.memory_gib; None = the profile's budget, or what the card has.
+        enforce: knob gpu.enforce; None = limit the allocator if a budget was named and the card is larger.
+        num_devices: cards used. The one with the least memory decides.
     """
     if profile_name == "cpu":
         chosen = Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU")
@@ -110,11 +107,11 @@ def resolve_budget(
 
 
 def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | Fault:
-    """The precision a run uses, or the fault when one was typed that the device can't do.
+    """Returns the precision of a run, or a fault if the device can't do the one that was set.
 
     Args:
-        asked: the gpu.precision knob: auto, 32-true, bf16-mixed, 16-mixed or bf16-true.
-        device: the card to train on; None = the CPU.
+        asked: knob gpu.precision: auto, 32-true, bf16-mixed, 16-mixed or bf16-true.
+        device: card to train on; None = the CPU.
     """
     where = "the CPU" if device is None else device.name
     capability = None
@@ -145,11 +142,8 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
 def with_cards(
     facts: MachineFacts, profile: str, memory_gib: float | None, devices: int
 ) -> tuple[MachineFacts, str | None]:
-    """The machine with as many cards as a plan asks for, and a sentence about those that are not there.
-
-    Cards that are there and large enough stay. Without a profile or a budget there is nothing to imagine a card by,
-    and the machine stays as it is.
-    """
+    """Returns the machine with the cards that a plan assumes, and a sentence about cards that are missing. Real cards
+    that are large enough are kept. Without a profile or a budget the machine is returned unchanged."""
     named, real = PROFILES.get(profile), facts.training_gpus
     needed_gib = memory_gib if memory_gib is not None else named.budget_gib if named else 0.0
     if profile == "cpu" or not (needed_gib or real):
@@ -172,13 +166,13 @@ def with_cards(
 
 
 def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFacts) -> Budget:
-    """No card that training could use: a named budget is still planned with, not enforced."""
+    """Returns a budget without a usable card. A named budget is planned with but not enforced."""
     why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
     if facts.gpus:
         why = f"torch can't use {facts.gpus[0].describe()} ({facts.torch_problem})"
     named = PROFILES.get(profile_name)
     if memory_gib is None and named is None:
-        # Nothing was asked for that is not given; only a card that lies idle is worth a warning.
+        # No GPU was requested. Warn only about a card that can't be used.
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
         return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
     if named is not None and memory_gib in (None, named.budget_gib):
@@ -196,7 +190,7 @@ def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFact
 
 
 def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
-    """gpu=auto: what the card has beside what others hold."""
+    """Returns the budget for gpu=auto: the card's memory minus that of other processes."""
     if card.memory_gib is None:
         smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read"
         plans = f"planning for {smallest.budget_gib:g} GiB. Set gpu.memory_gib to what a run may use."
@@ -218,7 +212,7 @@ def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budg
 
 
 def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
-    """A budget that the user named, by profile or by gpu.memory_gib."""
+    """Returns a budget that the user named, by profile or by gpu.memory_gib."""
     named = PROFILES.get(profile_name)
     is_profiles_own = named is not None and wanted_gib == named.budget_gib
     source = f"gpu={profile_name}" if is_profiles_own else f"gpu.memory_gib={wanted_gib:g}"

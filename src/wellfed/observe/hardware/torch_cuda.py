@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from wellfed.errors import first_line
 
 IMPORT_FAILED = "torch can't be imported"
-"""How ``TorchCuda.problem`` begins when there is no torch at all, GPU or not."""
+"""Start of ``TorchCuda.problem`` if torch is missing."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class TorchCuda:
 
     devices: tuple[TorchDevice, ...] = ()
     problem: str | None = None
-    """Why there are no devices, without a full stop: it goes into other messages."""
+    """Reason for no devices, without a full stop, for use inside other messages."""
     cuda: str | None = None
     """Platform that torch was built for: ``CUDA 12.8`` or ``ROCm 6.4``."""
     notes: tuple[str, ...] = ()
-    """Warnings of torch while looking, e.g. a card that this build has no kernels for."""
+    """torch's warnings while listing, e.g. a card without kernels in this build."""
     free_bytes: Callable[[int], int | None] = field(default=lambda index: None, compare=False)
-    """Free memory of a device; creates a CUDA context (0.3-0.5 GiB), so it is asked only where NVML can't tell."""
+    """Free memory of a device. Creates a CUDA context (0.3-0.5 GiB), so it is used only where NVML gives no figure."""
 
 
 def torch_cuda() -> TorchCuda:
@@ -77,6 +77,6 @@ def torch_cuda() -> TorchCuda:
         try:
             return int(torch.cuda.mem_get_info(index)[0])
         except RuntimeError:
-            return None  # another process holds all of it, or the card is in exclusive mode
+            return None  # another process holds all memory, or the card is in exclusive mode
 
     return TorchCuda(devices, cuda=built_for, notes=notes, free_bytes=free_bytes)

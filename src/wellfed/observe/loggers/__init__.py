@@ -1,5 +1,5 @@
-"""Writes the metrics of a run: always to files, and to the chosen loggers. A failing logger never ends a run.
+"""Writes the metrics of a run to files and to the chosen loggers. A failing logger never ends a run.
 
-Start from `journal.Journal`, which writes the files of a run, and `sink.Sink`, the interface of loggers. `csv_table`
-writes tables, `wandb_sink` and `lightning_loggers` open wandb, TensorBoard, mlflow and csv.
+Start from `journal.Journal`, which writes the files, and `sink.Sink`, the interface of loggers. `csv_table` writes
+tables. `wandb_sink` and `lightning_loggers` open wandb, TensorBoard, mlflow and csv.
 """

@@ -1,4 +1,4 @@
-"""Writes the csv tables of a run folder; a killed run loses at most one second of rows."""
+"""Writes the csv tables of a run folder. A killed run loses at most one second of rows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from wellfed.record import write_atomically
 
 FLUSH_S = 1.0
 LONGEST_PAUSE_S = 60.0
-"""Maximum seconds between attempts to write to a full disk; each may use space that another file needs."""
+"""Maximum seconds between attempts to write to a full disk. Each may use space that another file needs."""
 MOST_ROWS = 20_000
-"""Maximum number of rows held back; then the oldest are dropped."""
+"""Maximum number of rows held back. Beyond it the oldest are dropped."""
 
 
 class CsvTable:
-    """One csv file, for several threads. A failed write (disk full) is reported, and tried again later.
-
-    ``on_error`` is called by the writing thread, and must not use the table.
-    """
+    """One csv file, safe for several threads. A failed write (disk full) is reported and retried later. The writing
+    thread calls ``on_error``, which must not use the table."""
 
     def __init__(
         self,
@@ -40,31 +38,31 @@ class CsvTable:
     ) -> None:
         """
         Args:
-            cells: returns a row's cells in the order of the columns; None = rows are mappings, with empty cells for
-                missing columns.
+            cells: returns a row's cells in the order of the columns; None = rows are
+                mappings, with empty cells for missing columns.
             flush_s: seconds for which rows may be held back; 0 = each `append` writes before it returns.
         """
         self.path, self._columns, self._on_error, self._flush_s = path, tuple(columns), on_error, flush_s
         self._lock = threading.Lock()  # rows appended during a write must not be lost or written twice
         self._cells = cells or (lambda row: [row.get(column) for column in self._columns])
-        # Rows are formatted many at a time, at a third of the cost.
+        # Formatting many rows at once costs a third.
         self._rows: deque[Any] = deque(maxlen=MOST_ROWS)
         self._flushed_at_s, self._pause_s = time.monotonic(), 0.0
 
     def append(self, *rows: Any) -> None:
-        """Adds rows, which are written together and must not change from here on."""
+        """Adds rows, written together. They must not change afterwards."""
         with self._lock:
             self._rows += rows
             if time.monotonic() - self._flushed_at_s >= max(self._flush_s, self._pause_s):
                 self._flush()
 
     def flush(self) -> None:
-        """Writes the rows held back; after a failure they are kept for the next try."""
+        """Writes the rows held back. After a failure they are kept for the next try."""
         with self._lock:
             self._flush()
 
     def cut_after(self, column: str, last: float) -> int:
-        """Calls `cut_after` for this file; rows added meanwhile are written after it."""
+        """Calls the function `cut_after` for this file, under the lock."""
         with self._lock:
             return cut_after(self.path, column, last, self._columns)
 
@@ -82,7 +80,7 @@ class CsvTable:
             self._pause_s = 0.0
 
     def _write(self) -> None:
-        # Without Python's buffers, which would keep unwritten rows and write them at close.
+        # Python's buffered files would keep unwritten rows and write them at close.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         try:
             start = os.fstat(descriptor).st_size
@@ -93,7 +91,7 @@ class CsvTable:
                 while left:
                     left = left[os.write(descriptor, left) :]
             except OSError:
-                # A half row must not stay: the next try would append to it.
+                # Remove a half-written row, or the next try would append to it.
                 with contextlib.suppress(OSError):  # the first error is reported
                     os.ftruncate(descriptor, start)
                 raise
@@ -102,11 +100,10 @@ class CsvTable:
 
 
 def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> int:
-    """Drops the rows whose ``column`` is above ``last``, which a resumed run writes again, and a torn last line.
+    """Drops rows whose ``column`` is above ``last``, and an incomplete last line. A resumed run writes them again.
 
-    Returns the number of other damaged lines, which are dropped too.
-
-    With ``columns`` the table has these from here on: a table of an earlier version may have others.
+    Returns the number of other damaged lines, which are dropped too. With ``columns``, a table of an earlier version is
+    rewritten with these columns.
     """
     if not path.exists():
         return 0
@@ -118,10 +115,10 @@ def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | Non
         return 0
     if columns is not None and _is_damaged(names, columns, column):
         damaged, names = 1, list(columns)
-    place = names.index(column)
-    whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[place]) is not None]
+    index = names.index(column)
+    whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[index]) is not None]
     damaged += len(lines) - 1 - len(whole)
-    kept = [line for line in whole if (_figure(line[place]) or 0) <= last]
+    kept = [line for line in whole if (_figure(line[index]) or 0) <= last]
     if columns is not None and names != list(columns):
         rows = [dict(zip(names, line, strict=True)) for line in kept]
         names, kept = list(columns), [[row.get(name, "") for name in columns] for row in rows]
@@ -131,7 +128,7 @@ def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | Non
 
 
 def column(path: Path, name: str) -> list[float]:
-    """Returns a column's figures, without lines that have none; empty where there is no such file or column.
+    """Returns a column's finite numbers; empty if the file or column is missing.
 
     Raises:
         OSError: the file can't be read.
@@ -141,21 +138,21 @@ def column(path: Path, name: str) -> list[float]:
     lines, _ = _cells_of(path)
     if not lines or name not in lines[0]:
         return []
-    place = lines[0].index(name)
-    figures = (_figure(line[place]) for line in lines[1:] if len(line) == len(lines[0]))
+    index = lines[0].index(name)
+    figures = (_figure(line[index]) for line in lines[1:] if len(line) == len(lines[0]))
     return [figure for figure in figures if figure is not None]
 
 
 def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bool:
-    """Returns whether a first line is a damaged copy of these columns, not the columns of another version."""
+    """Returns whether a header is a damaged copy of these columns, not the columns of another version."""
     alike = sum(one == other for one, other in zip(names, columns, strict=False))
     return needed not in names or (names != list(columns) and len(names) == len(columns) and 2 * alike >= len(columns))
 
 
 def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
-    """Returns the cells of each whole line, and whether a torn line follows. A line with an open quote has none."""
+    """Returns the cells of each complete line (none with an open quote), and whether an incomplete line follows."""
     text = path.read_bytes().decode("utf-8", errors="replace")
-    *lines, torn = text.split("\n")  # without its end a line may lack digits
+    *lines, torn = text.split("\n")  # an incomplete line may lack digits
     return [_cells(line) for line in lines], bool(torn)
 
 
@@ -166,7 +163,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _figure(cell: str) -> float | None:
-    """Returns the number; None if it is not finite, or no number, as after a power cut."""
+    """Returns the number; None if it is not finite or not a number, as after a power cut."""
     try:
         value = float(cell)
     except ValueError:
@@ -186,6 +183,6 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, float):
-        # Times keep their milliseconds in long runs.
+        # .3f keeps milliseconds in long runs.
         return f"{value:.6g}" if abs(value) < 1e3 else f"{value:.3f}"
     return str(value)

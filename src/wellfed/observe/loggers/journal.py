@@ -1,4 +1,4 @@
-"""Writes record, tables and events of a run while it runs, and hands rows to a sink."""
+"""Writes record, tables and events of a run while it runs, and passes rows to a sink."""
 
 from __future__ import annotations
 
@@ -27,36 +27,34 @@ from wellfed.record import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
 _SHARES = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
-"""Columns into which the time of a step is divided."""
+"""Columns that divide the time of a step."""
 STEP_COLUMNS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", *_SHARES, "ready"),
     *("build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 MOST_OF_A_KIND = 500
-"""Maximum number of events of a kind: the first half and the latest; ``left_out`` counts those between."""
+"""Maximum number of events of a kind. The first half and the latest are kept, ``left_out`` counts the rest."""
 _LONGEST_FACT = 10_000
 """Maximum number of characters of a text in an event."""
 KEPT_STEPS = 100_000
-"""Number of latest steps that the figures at the end cover; steps.csv has all steps."""
+"""Number of latest steps that the final figures cover; steps.csv has all steps."""
 
 
 class Journal:
-    """Record and files of one run. A disk error is an event of the run, and does not end it.
-
-    `event`, `disk_full`, `telemetry` and `publish` may be called from any thread, all others from the training thread.
-    """
+    """Record and files of one run. A disk error becomes an event and does not end the run. `event`, `disk_full`,
+    `telemetry` and `publish` are safe from any thread, all others only from the training thread."""
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
-        """``earlier_s``: seconds of earlier parts of a resumed run, at which ``time_s`` starts."""
+        """``earlier_s``: seconds of earlier processes of a resumed run, where ``time_s`` starts."""
         self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, cells=attrgetter(*STEP_COLUMNS))
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self.disk_full)
-        # Written at once: the last seconds show why a run was killed.
+        # Unbuffered, since the last seconds show why a run was killed.
         self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self.disk_full, flush_s=0)
-        # Guards the record's events, also while the record is written. No table's lock is acquired within it.
+        # Guards the record's events, also while the record is written. Acquire no table's lock inside it.
         self._lock = threading.RLock()
 
     def time_s(self) -> float:
@@ -64,10 +62,8 @@ class Journal:
         return time.monotonic() - self.origin_s
 
     def cut_after(self, step: int) -> None:
-        """Drops table rows beyond a step, from which training resumes and writes them again.
-
-        Also drops telemetry of the future: a killed run's clock goes on from its last save.
-        """
+        """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
+        last save, where a killed run's clock resumes."""
         for table in (self._steps, self._metrics, self._telemetry):
             try:
                 damaged = table.cut_after("step", step)
@@ -80,14 +76,11 @@ class Journal:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
     def rewind(self, step: int, time_s: float) -> None:
-        """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
-
-        Telemetry stays.
-        """
+        """Drops steps and metrics after a step, and those written after ``time_s``. Telemetry is kept."""
         while self.rows and self.rows[-1].step > step:
             self.rows.pop()
         for table in (self._steps, self._metrics):
-            table.flush()  # rows held back would be written later
+            table.flush()  # otherwise they would be written later
             for column_, last in (("step", step), ("time_s", time_s)):
                 try:
                     table.cut_after(column_, last)
@@ -116,7 +109,7 @@ class Journal:
         with self._lock:
             facts = {name: _shortened(fact) for name, fact in hidden_in(facts).items()}
             events = self.record.events
-            alike = [place for place, event in enumerate(events) if event["kind"] == kind]
+            alike = [index for index, event in enumerate(events) if event["kind"] == kind]
             if len(alike) >= MOST_OF_A_KIND:  # keeps the first half and the latest
                 left_out = events.pop(alike[MOST_OF_A_KIND // 2])
                 events[alike[MOST_OF_A_KIND // 2 - 1]]["left_out"] = (
@@ -140,11 +133,8 @@ class Journal:
         epoch: int,
         throughput: Mapping[str, float] | None = None,
     ) -> None:
-        """Writes metrics of a split at a step; the names in ``values`` lack the split.
-
-        ``throughput`` and the time shares of the latest steps go into the same row of the sink, since a row costs wandb
-        half a millisecond.
-        """
+        """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``throughput`` and recent time
+        shares join the same row of the sink, since each row costs wandb half a millisecond."""
         at = {"step": step, "epoch": epoch}
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
@@ -163,7 +153,7 @@ class Journal:
         )
 
     def publish(self, samples: Sequence[Sample]) -> None:
-        """Hands at least one sample to the sink, as one row. May block as long as the sink does."""
+        """Passes at least one sample to the sink, as one row. May block as long as the sink does."""
         figures = {f"{prefix(one.gpu)}/{name}": value for one in samples for name, value in one.values.items()}
         self.sink.log({TIME_AXIS: samples[0].time_s, **figures})
 
@@ -172,13 +162,13 @@ class Journal:
         return summarise(self.rows)
 
     def recent_throughput(self) -> dict[str, float]:
-        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up, if there are any."""
+        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty without any."""
         rows = self._recent()
         rate = _rate(rows)
         return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}
 
     def _recent_times(self) -> dict[str, float]:
-        """Returns ``step/wait_ms`` and so on: means over the same steps."""
+        """Returns ``step/wait_ms`` and so on: means over the same steps as `recent_throughput`."""
         rows = self._recent()
         times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _SHARES}
         return {f"step/{name}": fmean(of_steps) for name, of_steps in times.items() if of_steps}
@@ -202,7 +192,7 @@ class Journal:
             self.disk_full(error)
 
     def disk_full(self, error: BaseException, step: int | None = None) -> None:
-        """Records that a file of the run could not be written, once."""
+        """Records once that a file of the run could not be written."""
         with self._lock:
             if any(event["kind"] == "disk_full" for event in self.record.events):
                 return

@@ -1,7 +1,7 @@
-"""Opens Lightning's loggers for a run: each is `self.logger` of a user's module, and gets the run's metrics.
+"""Opens Lightning's loggers for a run. A user's module sees each as `self.logger`, and each gets the run's metrics.
 
-Metrics that a LightningModule or a callback logs go to the journal first, under the names of metrics.csv, and from
-there to every logger. Pictures, texts and tables go directly to the logger they are given to.
+Metrics that a LightningModule or a callback logs pass through the journal to every logger, under the names of
+metrics.csv. Pictures, texts and tables go only to the logger that gets them.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from wellfed.masking import masked
 from wellfed.observe.loggers.sink import GuardedSink
 
 _LOG = logging.getLogger(__name__)
-Take = Callable[[Mapping[str, float]], None]
+Forward = Callable[[Mapping[str, float]], None]
 _FLUSH_S = 2
-"""Maximum seconds that TensorBoard holds values back from its file."""
+"""Maximum seconds that TensorBoard buffers values."""
 _NOT_FOR_MLFLOW = re.compile(r"[^\w/. -]", re.ASCII)
 """Characters that mlflow refuses in a metric's name, such as in ``val/ndcg@10``."""
 _RETRIES, _TIMEOUT_S = "1", "10"
-"""Retries and timeout of calls to an mlflow server; its defaults, 7 and 120 s, block a run for minutes."""
+"""Retries and timeout of calls to an mlflow server. Its defaults (7 and 120 s) block a run for minutes."""
 
 
 class _OfRun(Logger):
-    """Mixin before a logger class of Lightning: a Trainer's numbers go to the run, not to the logger itself."""
+    """Mixin before a Lightning logger class. Sends a Trainer's numbers to the run instead of the logger."""
 
-    hand_on: Take | None = None
-    """Receives numbers; None = another logger of the same Trainer passes them on."""
+    forward: Forward | None = None
+    """Receives numbers; None = another logger of the same Trainer forwards them."""
     report: Callable[[str], None] = staticmethod(lambda reason: None)
     """Called with the reason of a failed call."""
     _config: Mapping[str, Any] = MappingProxyType({})
     _experiment_shown: _Lenient | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Passes numbers and tensors of one number to the run, anything else to this logger."""
+        """Sends numbers and one-element tensors to the run, anything else to this logger."""
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        if self.hand_on is not None:
-            self.hand_on(numbers)
+        if self.forward is not None:
+            self.forward(numbers)
         if rest := {name: value for name, value in metrics.items() if name not in numbers}:
             self._try(super().log_metrics, rest, step)
 
     def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
-        """Logs a user's hyper-parameters, under ``hparams`` if the configuration has the same name."""
+        """Logs a user's hyper-parameters. Names that the configuration has, too, go under ``hparams``."""
         own = masked(dict(params if isinstance(params, Mapping) else vars(params)))
         taken = {name: own.pop(name) for name in self._config if name in own}
         params = {**own, "hparams": taken} if taken else own
@@ -63,14 +63,12 @@ class _OfRun(Logger):
         self._try(super().save)
 
     def finalize(self, status: str) -> None:
-        """Does nothing: `close` ends the logger, after the Trainers of training and test."""
+        """Does nothing: `close` ends the logger after the Trainers of training and test."""
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
-        """Logs numbers of the run."""
         super().log_metrics(figures, step)
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
-        """Logs the configuration of a run that begins or is resumed."""
         self._config = config
         super().log_hyperparams(config)
         super().save()
@@ -82,7 +80,6 @@ class _OfRun(Logger):
         """Logs an HTML page, if the logger takes files."""
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
-        """Logs the last values and closes the logger."""
         self.write(summary, step)
         super().finalize("success" if is_ok else "failed")
 
@@ -94,7 +91,7 @@ class _OfRun(Logger):
     def _try(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
         try:
             call(*arguments, **named)
-        except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
+        except Exception as error:  # noqa: BLE001  a failing logger must not end a run
             self.report(text_of(error))
 
 
@@ -122,9 +119,9 @@ class Quiet(_OfRun):
         return getattr(vars(self).get("_experiment"), name)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Passes on numbers and tensors of one number."""
-        if self.hand_on is not None:
-            self.hand_on({name: float(value) for name, value in metrics.items() if _is_number(value)})
+        """Forwards numbers and one-element tensors."""
+        if self.forward is not None:
+            self.forward({name: float(value) for name, value in metrics.items() if _is_number(value)})
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
         """Does nothing: the record has the configuration."""
@@ -136,7 +133,7 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         self.write(summary, step)
-        self.hand_on = None
+        self.forward = None
         # Adds the run to TensorBoard's table of hyper-parameters.
         TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
         super().close({}, step, is_ok=is_ok)
@@ -175,10 +172,9 @@ class _Wandb(_OfRun, WandbLogger):
 
 
 class LoggerSink(GuardedSink):
-    """A logger of Lightning as a sink. Its axis is the optimizer step, also for readings between two steps."""
+    """Adapts a Lightning logger to a sink. Its axis is the optimizer step, also for readings between two steps."""
 
     def __init__(self, name: str, logger: Any, step: Callable[[], int], on_lost: Callable[[str], None]) -> None:
-        """``step`` returns the run's latest step."""
         super().__init__(name, on_lost)
         self.logger, self._step = logger, step
         logger.report = self.lose
@@ -186,7 +182,7 @@ class LoggerSink(GuardedSink):
     def _take(self, row: dict[str, float | int]) -> None:
         is_of_step = "step" in row
         self.logger.write(row, int(row.pop("step")) if is_of_step else self._step())
-        if is_of_step:  # with all readings since: a killed run loses no more than of metrics.csv
+        if is_of_step:  # saves earlier readings too, so a killed run loses no more than in metrics.csv
             self.logger.save()
 
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -200,23 +196,23 @@ class LoggerSink(GuardedSink):
 
 
 def open_tensorboard(folder: Path, *, resumed_at: int | None) -> Any:
-    """Returns a logger to ``tensorboard/`` of the run folder; events beyond the resumed step are hidden."""
+    """Returns a logger to ``tensorboard/`` of the run folder. Events beyond the resumed step are hidden."""
     purge_step = None if resumed_at is None else resumed_at + 1
     return _TensorBoard(folder, "tensorboard", "", default_hp_metric=False, purge_step=purge_step, flush_secs=_FLUSH_S)
 
 
 def open_csv(folder: Path) -> Any:
-    """Returns a logger to ``csv/version_<n>/`` of the run folder, one for each part of a resumed run."""
+    """Returns a logger to ``csv/version_<n>/`` of the run folder, a new one for each resume."""
     return _Csv(folder, "csv")
 
 
 def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None) -> Any:
-    """Returns a logger to a run in the store at ``uri``: a new one, or the one with this id."""
+    """Returns a logger to a new run in the store at ``uri``, or to the run with this id."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
     if uri.startswith("file:"):  # mlflow 3 prefers a database, which its small package can't write
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # a note that it makes the experiment
+    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it notes the new experiment
     return _Mlflow(experiment, name, uri, run_id=run_id)
 
 
@@ -227,10 +223,10 @@ def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:
     return logger
 
 
-def for_trainer(loggers: list[Any], hand_on: Take, folder: Path) -> list[Any]:
-    """Returns the loggers of a Trainer, at least a `Quiet` one. The first passes on what is logged."""
+def for_trainer(loggers: list[Any], forward: Forward, folder: Path) -> list[Any]:
+    """Returns the loggers of a Trainer, at least a `Quiet` one. The first forwards what is logged."""
     found = loggers or [Quiet(folder)]
-    found[0].hand_on = hand_on
+    found[0].forward = forward
     return found
 
 
@@ -245,7 +241,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Lenient:
-    """A logger's ``experiment`` on which missing methods can be called; the first such call warns."""
+    """Wrapper of a logger's ``experiment`` that ignores calls of missing methods. The first such call warns."""
 
     _has_warned = False
 

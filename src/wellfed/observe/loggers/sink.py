@@ -1,4 +1,4 @@
-"""Defines what takes metrics beside the files, and guards the run against loggers that fail or hang."""
+"""Defines the interface of loggers, and protects the run from loggers that fail or hang."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _PATIENCE_S = 10.0
 
 
 class Sink:
-    """Receiver of rows from several threads, which passes them to other sinks. It never raises an error of a logger."""
+    """Receiver of rows from several threads, forwarded to other sinks. Never raises an error of a logger."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = sinks
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
-        """Takes a row, whose axis (``step`` or ``telemetry/time_s``) is among its keys."""
+        """Takes a row, which includes its axis (``step`` or ``telemetry/time_s``)."""
         for sink in self._sinks:
             sink.log(row)
 
@@ -43,42 +43,42 @@ class Sink:
 
 
 class GuardedSink(Sink):
-    """Sink of a logger. Its first error is reported, and no thread waits for it twice.
+    """Sink of a logger that may fail or hang. Its first error is reported.
 
-    One thread calls the logger at a time. If another waits longer than `_PATIENCE_S`, the logger counts as hung: that
-    is reported, later rows are dropped, and ``finish`` returns without closing it. The thread inside the logger stays.
+    One thread calls the logger at a time. If another waits longer than `_PATIENCE_S`, the logger counts as hung. This
+    is reported, later rows are dropped, and ``finish`` returns without closing it.
     """
 
     def __init__(self, name: str, on_lost: Callable[[str], None]) -> None:
-        """``on_lost`` is called once with the reason why the logger ``name`` can't be written."""
+        """``on_lost`` is called once with the reason if the logger can't be written."""
         super().__init__()
         self.name, self._on_lost = name, on_lost
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._is_finished = self._is_hung = False
         self._lost_once = threading.Lock()  # acquired once, by the thread that reports the loss
 
     def _take(self, row: dict[str, float | int]) -> None:
-        """Hands a row to the logger; may raise anything."""
+        """Passes a row to the logger; may raise anything."""
 
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Hands a table to the logger; may raise anything."""
+        """Passes a table to the logger; may raise anything."""
 
     def _take_page(self, name: str, path: Path) -> None:
-        """Hands a file to the logger; may raise anything."""
+        """Passes a file to the logger; may raise anything."""
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the logger; may raise anything."""
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
-        """Hands a row to the logger, unless it is finished."""
+        """Passes a row to the logger."""
         self._hand(lambda: self._take({key: value for key, value in row.items() if value is not None}))
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Hands over a table."""
+        """Passes a table to the logger."""
         self._hand(lambda: self._take_table(name, columns, rows))
 
     def page(self, name: str, path: Path) -> None:
-        """Hands over an HTML page."""
+        """Passes an HTML page to the logger."""
         self._hand(lambda: self._take_page(name, path))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -91,14 +91,14 @@ class GuardedSink(Sink):
         self._guard(close)
 
     def _hand(self, call: Callable[[], None]) -> None:
-        """Calls in turn, unless the logger hangs or is closed."""
+        """Runs a call under the lock, unless the logger hangs or is closed."""
         if not (self._is_hung or self._is_finished):
             self._guard(call)
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Calls in turn, unless the logger is closed."""
-        if not self._turn.acquire(timeout=_PATIENCE_S):
-            if not self._is_finished:  # while it closes, an upload may take minutes
+        """Runs a call under the lock, unless the logger is closed."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            if not self._is_finished:  # closing may take minutes for an upload
                 self._is_hung = True
                 self.lose(f"no answer for {_PATIENCE_S:g} s")
             return
@@ -106,10 +106,10 @@ class GuardedSink(Sink):
         try:
             if not self._is_finished:
                 call()
-        except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
+        except Exception as error:  # noqa: BLE001  a failing logger must not end a run
             reason = text_of(error)
         finally:
-            self._turn.release()
+            self._lock.release()
         if reason is not None:
             self.lose(reason)
 

@@ -1,4 +1,4 @@
-"""Sends metrics to wandb, as the only user of it: offline unless logged in or asked for, and always finished."""
+"""Sends metrics to wandb: offline unless logged in or requested. The only file that uses wandb directly."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
 _SLOW_S = 5.0
 _FLUSH_S = 0.1
-"""Maximum seconds that wandb holds rows back; a killed run loses its default of 15 s (wandb PR 12742)."""
+"""Maximum seconds that wandb buffers rows. With its default, a killed run loses 15 s (wandb PR 12742)."""
 _AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
-"""Axis of each group of metrics; wandb takes ``*`` at the end only."""
-# wandb 0.31 treats these as one deployment, and `wandb login` may have written either (sdk/lib/urls.py there).
+"""Axis of each group of metrics. wandb takes ``*`` at the end only."""
+# wandb 0.31 treats these as one deployment; `wandb login` may have written either (sdk/lib/urls.py).
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})
 
 
 def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
-    """Returns whether wandb would find a key, by the places of wandb 0.31, without importing it."""
+    """Returns whether wandb 0.31 would find a key, without importing it."""
     environ = os.environ if environ is None else environ
     home = Path.home() if home is None else home
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -39,7 +39,7 @@ def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = N
     named = environ.get("NETRC")
     for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
         try:
-            # wandb ignores `default` entries.
+            # wandb ignores `default` entries
             return not wanted.isdisjoint(netrc.netrc(str(path)).hosts)
         except FileNotFoundError:
             continue
@@ -49,7 +49,7 @@ def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = N
 
 
 def decide_mode(asked: str) -> str:
-    """Returns ``online``, ``offline`` or ``disabled``; logger.mode=auto takes WANDB_MODE, then checks for a login."""
+    """Returns ``online``, ``offline`` or ``disabled``. logger.mode=auto takes WANDB_MODE, then checks for a login."""
     if asked != "auto":
         return asked
     from_environment = os.environ.get("WANDB_MODE", "")
@@ -59,11 +59,8 @@ def decide_mode(asked: str) -> str:
 
 
 class WandbSink(GuardedSink):
-    """An open wandb run. Rows contain their axes, so wandb's step counter has no meaning here.
-
-    wandb 0.31 makes one row of each ``run.log(row)``. A row sent while the run is being finished is lost, or raises; so
-    one thread calls at a time.
-    """
+    """Sink of an open wandb run. Rows contain their axes, so wandb's step counter is unused. wandb 0.31 makes one row
+    of each ``run.log(row)``. A row sent while the run closes is lost or raises, so one thread calls at a time."""
 
     def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
         super().__init__("wandb", on_lost)
@@ -71,12 +68,12 @@ class WandbSink(GuardedSink):
 
     @property
     def id(self) -> str:
-        """Id of the run in wandb, which a resumed run keeps."""
+        """Id of the run in wandb; a resumed run keeps it."""
         return str(self.run.id)
 
     @property
     def folder(self) -> Path:
-        """Folder of this part of the run."""
+        """Folder that wandb writes this process's files to."""
         return Path(self.run.dir).parent
 
     def _take(self, row: dict[str, float | int]) -> None:
@@ -107,7 +104,7 @@ class WandbSink(GuardedSink):
 
 @contextmanager
 def _warning_if_slow(what: str) -> Iterator[None]:
-    """Logs a warning if the context takes more than `_SLOW_S`."""
+    """Logs a warning if the block takes more than `_SLOW_S`."""
     timer = threading.Timer(_SLOW_S, _LOG.warning, ("%s; waiting for it.", what))
     timer.daemon = True
     timer.start()
@@ -118,7 +115,7 @@ def _warning_if_slow(what: str) -> Iterator[None]:
 
 
 def _forget_service(exit_code: int) -> None:
-    """Closes a dead service, for which wandb would raise at the end of the process."""
+    """Closes a dead service. Otherwise wandb would raise at the end of the process."""
     import wandb
 
     with suppress(Exception):
@@ -142,7 +139,7 @@ def open_run(
     Args:
         mode: online or offline.
         run_id: id of the run to continue; None = a new one.
-        on_lost: called once with the reason if wandb can't be reached or written; the run goes on.
+        on_lost: called once with the reason if wandb can't be reached or written. The run continues.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
@@ -151,7 +148,7 @@ def open_run(
     import wandb
 
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
-    if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
+    if hasattr(settings, "x_transaction_log_flush_interval"):  # missing before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
 
     def start(mode: Any) -> Any:
@@ -193,7 +190,7 @@ def open_run(
     except Exception as error:
         raise RuntimeError(f"wandb can't be started: {error}") from error
     for axis, patterns in _AXES.items():
-        run.define_metric(axis, hidden=True)  # draws no curve of the axis
+        run.define_metric(axis, hidden=True)  # hides the curve of the axis itself
         for pattern in patterns:
             run.define_metric(pattern, step_metric=axis)
     return WandbSink(run, mode, on_lost)

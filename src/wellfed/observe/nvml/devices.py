@@ -26,10 +26,10 @@ _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphics
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that had memory of a device when asked."""
+    """A process that held memory of a device when queried."""
 
     pid: int
-    """Process number on the host; inside a container another process may have that number."""
+    """Process id on the host. Inside a container another process may have that id."""
     name: str | None
     """None if neither driver nor system reports it, as for a process of another container."""
     memory_gib: float | None
@@ -43,7 +43,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Device:
-    """One card or MIG instance when asked; None marks what this device does not report."""
+    """One card or MIG instance when queried. None = not reported by this device."""
 
     nvml_index: int
     """Number of the (parent) card in NVML's order."""
@@ -51,7 +51,7 @@ class Device:
     """``GPU-...`` or ``MIG-...``."""
     name: str
     memory_total_bytes: int | None
-    """Memory for programs: physical memory less the driver's reserve, close to torch's figure."""
+    """Memory for programs: physical memory minus the driver's reserve, close to torch's figure."""
     memory_used_bytes: int | None
     """Held by all processes, without the driver's reserve."""
     memory_free_bytes: int | None
@@ -59,24 +59,24 @@ class Device:
     """CUDA compute capability (major, minor)."""
     driver_version: str | None
     power_limit_w: float | None = None
-    """Power limit of the board as it is set now."""
+    """Current power limit of the board."""
     is_mig: bool = False
-    """This is an instance of a split card."""
+    """An instance of a split card."""
     has_mig_mode: bool = False
-    """A physical card in MIG mode: CUDA shows its instances in its place."""
+    """A physical card in MIG mode. CUDA shows its instances instead."""
     index: int | None = None
-    """CUDA-visible number; None until mapped, or where CUDA does not see it."""
+    """CUDA-visible number; None until mapped, or if CUDA does not see it."""
     holders: tuple[Holder, ...] = ()
-    """Processes that have memory here, the largest first."""
+    """Processes with memory here, largest first."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices in an order that the function giving them names."""
+    """A list of devices. Its order is documented by the function that returns it."""
 
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
-    """Remarks on figures that could not be read or are uncertain, one sentence each."""
+    """Remarks on unreadable or uncertain figures, one sentence each."""
 
 
 class Memory(NamedTuple):
@@ -120,7 +120,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
 
 
 def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) -> Device:
-    """Returns a card or an instance; ``known`` are fields that it is not asked for."""
+    """Returns a card or an instance; ``known`` are fields that need no query."""
     total, used, free = memory_bytes(nvml, handle)
     return Device(
         uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
@@ -142,7 +142,7 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
                 nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot),
                 default_name=f"{card.name} MIG",
                 nvml_index=card.nvml_index,
-                capability=card.capability,  # NVML answers this for the parent only
+                capability=card.capability,  # NVML gives this for the parent only
                 driver_version=card.driver_version,
                 is_mig=True,
             )
@@ -158,13 +158,13 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
     """Returns the memory of a device; all None on cards that share the host's memory.
 
     Raises:
-        NvmlError: the device failed, which is more than not offering the figure.
+        NvmlError: the query failed for another reason than a missing figure.
     """
     try:
         info = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2"))
         return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
     except (FunctionNotFoundError, VersionMismatchError):
-        pass  # drivers before 510 know version 1 only, where `used` includes the reserve
+        pass  # drivers before 510 have version 1 only, where `used` includes the reserve
     except NvmlAbsentError:
         return Memory(None, None, None)
     info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
@@ -172,9 +172,9 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
 
 
 def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
-    """Returns the processes on a device, the largest first; one that computes and draws is listed once.
+    """Returns the processes on a device, largest first. A process that computes and draws is listed once.
 
-    If the driver refuses or fails, the list is empty, and the card is kept.
+    The list is empty if the driver refuses or fails.
 
     Raises:
         GpuLostError: the device is gone.
@@ -196,7 +196,6 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
 
 
 def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
-    """Returns the power limit; None if it can't be read."""
     try:
         return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
     except GpuLostError:
@@ -206,7 +205,7 @@ def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
 
 
 def _process_name(nvml: NvmlSession, pid: int) -> str | None:
-    with contextlib.suppress(NvmlError):  # ended since, of another container, or not allowed
+    with contextlib.suppress(NvmlError):  # ended since, in another container, or not allowed
         name = nvml.ask("nvmlSystemGetProcessName", pid)
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         if found := text.replace("\\", "/").rpartition("/")[2]:

@@ -1,4 +1,4 @@
-"""Reads GPU performance monitoring (Hopper and later): what the multiprocessors did between two samples.
+"""Reads GPU performance monitoring (Hopper and later): activity of the multiprocessors between two samples.
 
 Needs no root and no daemon. https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 """
@@ -17,7 +17,7 @@ from wellfed.observe.nvml.session import NoDataError, NotSupportedError, NvmlErr
 from wellfed.units import MIB
 
 SHORTEST_S = 0.09
-"""The counters are gathered ten times a second at most; a shorter window is meaningless
+"""Minimum seconds between two samples. The counters update at most ten times a second
 (https://github.com/NVIDIA/DCGM/issues/310)."""
 FIGURES: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
@@ -29,7 +29,7 @@ FIGURES: Mapping[str, tuple[str, float]] = MappingProxyType(
         "pcie_tx_mb_s": ("NVML_GPM_METRIC_PCIE_TX_PER_SEC", MIB / 1e6),
     }
 )
-"""Our name -> the driver's, and the factor from its unit (percent, MiB/s) to ours (percent, 10^6 bytes/s)."""
+"""Our name -> the driver's name, and the factor from its unit (percent, MiB/s) to ours (percent, 10^6 bytes/s)."""
 
 
 class Gpm:
@@ -41,11 +41,11 @@ class Gpm:
         self._begun_at_s: float | None = None
 
     def read(self) -> dict[str, float]:
-        """Returns the figures by the names of `FIGURES`; absent ones are left out.
+        """Returns the figures named in `FIGURES`; absent ones are left out.
 
         Raises:
-            NoDataError: there is no earlier sample yet, or it is too recent.
-            NvmlAbsentError: no such counters on this device or in this driver.
+            NoDataError: there is no earlier sample, or it is too recent.
+            NvmlAbsentError: this device or driver has no such counters.
         """
         nvml = self._device.session
         if not self._samples and not nvml.ask("nvmlGpmQueryDeviceSupport", self._card()).isSupportedDevice:
@@ -55,7 +55,7 @@ class Gpm:
         before, after = self._samples
         if self._begun_at_s is None:
             self._take(before)
-            # Taken after the call, since the driver may be slow.
+            # Timed after the call, since the driver may be slow.
             self._begun_at_s = self._now_s()
         if self._now_s() - self._begun_at_s < SHORTEST_S:
             raise NoDataError("nvmlGpmMetricsGet")
@@ -64,14 +64,14 @@ class Gpm:
         return self._between(before, after)
 
     def close(self) -> None:
-        """Frees the samples of the driver; after a loss of the device there may be none."""
+        """Frees the driver's samples. Errors are ignored, since the device may be lost."""
         samples, self._samples, self._begun_at_s = self._samples, [], None
         for sample in samples:
             with contextlib.suppress(NvmlError):
                 self._device.session.ask("nvmlGpmSampleFree", sample)
 
     def _card(self) -> Any:
-        """Returns the card itself, which has the counters of its instances, too."""
+        """Returns the physical card, which also has the counters of its instances."""
         if self._is_mig:
             return self._device.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
         return self._device.handle
@@ -89,12 +89,12 @@ class Gpm:
         request.version = nvml.constant("NVML_GPM_METRICS_GET_VERSION")
         request.numMetrics = len(FIGURES)
         request.sample1, request.sample2 = before, after
-        for place, (metric, _) in enumerate(FIGURES.values()):
-            request.metrics[place].metricId = nvml.constant(metric)
+        for index, (metric, _) in enumerate(FIGURES.values()):
+            request.metrics[index].metricId = nvml.constant(metric)
         answer = nvml.ask("nvmlGpmMetricsGet", request)
         found = {}
-        for place, (name, (_, factor)) in enumerate(FIGURES.items()):
-            figure = answer.metrics[place]
+        for index, (name, (_, factor)) in enumerate(FIGURES.items()):
+            figure = answer.metrics[index]
             if figure.nvmlReturn == 0 and math.isfinite(figure.value):
                 found[name] = float(figure.value) * factor
         if not found:

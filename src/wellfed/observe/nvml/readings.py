@@ -1,4 +1,4 @@
-"""Reads figures of one device in our units. Each asks the driver as rarely as it can; what is refused raises.
+"""Reads figures of one device in our units, with few calls to the driver. Missing figures raise.
 
 Every call blocks for as long as the driver takes. Meanings: https://docs.nvidia.com/deploy/nvml-api
 """
@@ -23,17 +23,17 @@ from wellfed.observe.nvml.session import (
 from wellfed.units import gib
 
 STALE_S = 5.0
-"""The driver's buffer holds a sample at least once a second; one without news for so long is not believed."""
+"""Seconds without a new sample after which the driver's buffer is ignored. A working driver adds one each second."""
 _OTHER_EPOCH_S = 3600.0
-"""Timestamps further off than this are not of the epoch; then only their order says anything."""
+"""Timestamps further off than this do not count from the epoch. Then only their order is used."""
 POWER_WINDOW_S = 1.0
-"""The least time that a mean is taken over. The counter moves in steps, as the sensors do every 0.1 s
-(https://arxiv.org/abs/2312.02741): over a few milliseconds it shows nothing or kilowatts."""
+"""Minimum seconds that mean power is taken over. The energy counter steps every 0.1 s
+(https://arxiv.org/abs/2312.02741), so shorter windows give zero or kilowatts."""
 
 _VALUE_FIELDS = dict(enumerate(["dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"]))
 """nvmlValueType_t -> field of the value."""
 CONFIRMING_TRIES = 3
-"""Tries before an error ends the watching of a device."""
+"""Tries before an error counts as the loss of a device or figure."""
 
 
 class OpenDevice:
@@ -45,7 +45,7 @@ class OpenDevice:
         self._nvml: NvmlSession | None = None
 
     def is_there(self) -> bool:
-        """Returns whether the driver still has it; asks again if the call fails."""
+        """Returns whether the driver still has the device; retries a failed call."""
         tries, self.session.tries = self.session.tries, CONFIRMING_TRIES
         try:
             self.ask("nvmlDeviceGetUUID")
@@ -56,22 +56,22 @@ class OpenDevice:
         return True
 
     def open(self, nvml: NvmlSession) -> None:
-        """Finds it in this session.
+        """Finds the device in this session.
 
         Raises:
-            NotFoundError: it is not there.
+            NotFoundError: the device is missing.
         """
         self.handle = nvml.ask("nvmlDeviceGetHandleByUUID", self.uuid)
         self._nvml = nvml
 
     @property
     def session(self) -> NvmlSession:
-        """Returns the session it was opened in."""
+        """The session it was opened in."""
         assert self._nvml is not None
         return self._nvml
 
     def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """Returns the answer of a device function; raises as `NvmlSession.ask` does."""
+        """Returns the result of a device function; raises as `NvmlSession.ask` does."""
         return self.session.ask(function, self.handle, *args, **kwargs)
 
 
@@ -98,7 +98,7 @@ def clock_mhz(device: OpenDevice, domain: Literal["SM", "MEM"]) -> float:
 
 
 def pcie_mb_s(device: OpenDevice, direction: Literal["RX", "TX"]) -> float:
-    """Returns traffic in 10^6 bytes/s (RX = from the host); the driver blocks for 20 ms to measure it."""
+    """Returns traffic in 10^6 bytes/s (RX = from the host). The driver blocks for 20 ms to measure it."""
     counter = device.session.constant(f"NVML_PCIE_UTIL_{direction}_BYTES")
     return float(device.ask("nvmlDeviceGetPcieThroughput", counter)) / 1e3
 
@@ -109,12 +109,13 @@ def clock_limits(device: OpenDevice) -> dict[str, float]:
         bits = int(device.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except NvmlAbsentError:  # drivers before 535
         bits = int(device.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
-    # The bits have had their values since R352, under two names. HwSlowdown (0x8) has either cause: it counts as none.
+    # The bits have kept their values since R352, under two names. HwSlowdown (0x8) may have either cause and is
+    # ignored.
     return {"power_limited": float(bits & (0x4 | 0x80) != 0), "heat_limited": float(bits & (0x20 | 0x40) != 0)}
 
 
 class Utilisation:
-    """Mean utilisation since the reading before, from the samples that the driver keeps; else its latest rate."""
+    """Mean utilisation since the last reading, from the driver's samples or else its latest rate."""
 
     def __init__(
         self,
@@ -126,20 +127,20 @@ class Utilisation:
     ) -> None:
         self._device, self._of, self._now_s, self._epoch_s = device, of, now_s, epoch_s
         self._has_buffer: bool | None = None
-        """None until the driver has answered or refused; once it has answered, it has one."""
+        """None until the driver has answered or refused."""
         self._seen_us: int | None = None
         self._quiet_since_s: float | None = None
         self._is_given_up = False
         self.is_stale = False
-        """The driver's samples stood still and are no longer asked for."""
-        self.stumble: NvmlError | None = None
-        """The latest failure to get at the driver's samples; its latest rate has stood in."""
+        """The driver's samples stopped changing and are no longer read."""
+        self.last_failure: NvmlError | None = None
+        """Latest failure to read the driver's samples, if the rate was used instead."""
 
     def read(self) -> float:
         """Returns the percentage of time.
 
         Raises:
-            NoDataError: nothing new since the reading before, and no rate to fall back on.
+            NoDataError: nothing new since the last reading, and there is no rate to fall back on.
             NvmlAbsentError: not offered.
         """
         asks_buffer = not self._is_given_up and self._has_buffer is not False
@@ -161,7 +162,7 @@ class Utilisation:
         except GpuLostError:
             raise
         except NvmlError as error:
-            self.stumble = error
+            self.last_failure = error
             return []
         self._has_buffer = True
         now_s, epoch_s = self._now_s(), self._epoch_s()
@@ -174,14 +175,14 @@ class Utilisation:
             self._quiet_since_s = now_s
         elif now_s - self._quiet_since_s > STALE_S:
             self._is_given_up, self.is_stale = True, bool(samples)
-        # At first the buffer covers a time before the first reading.
+        # The first buffer covers time before the first reading, so only its latest sample counts.
         return [max(new)[1]] if new and first else [value for _, value in new]
 
     def _samples(self) -> list[tuple[int, float]]:
         kind = self._device.session.constant(f"NVML_{self._of.upper()}_UTILIZATION_SAMPLES")
         try:
             value_type, samples = self._device.ask("nvmlDeviceGetSamples", kind, self._seen_us or 0)
-        except (NotFoundError, NoDataError):  # none since
+        except (NotFoundError, NoDataError):  # no new samples
             return []
         if (field := _VALUE_FIELDS.get(value_type)) is None:
             raise NotSupportedError("nvmlDeviceGetSamples")
@@ -189,11 +190,8 @@ class Utilisation:
 
 
 class Power:
-    """Power, and the energy since the first reading.
-
-    From the energy counter where there is one: the sensors of A100 and H100 look at a quarter of the time
-    (https://arxiv.org/abs/2312.02741).
-    """
+    """Power, and the energy since the first reading. Uses the energy counter if there is one. The power sensors of A100
+    and H100 cover a quarter of the time (https://arxiv.org/abs/2312.02741)."""
 
     def __init__(self, device: OpenDevice, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._device, self._now_s = device, now_s
@@ -203,9 +201,10 @@ class Power:
         self._energy_j = 0.0
 
     def read(self) -> dict[str, float]:
-        """Returns ``{power_w, energy_j}``: mean power since the reading before, else the sensor's; then the energy.
+        """Returns ``{power_w, energy_j}``. Power is the mean since the last reading if the counter works, else the
+        sensor's.
 
-        Without power_w where there is no sensor to begin with, or the reading before was too recent.
+        power_w is left out if the first reading has no sensor, or if the last reading was too recent.
 
         Raises:
             NvmlAbsentError: neither counter nor sensor is offered.
@@ -213,7 +212,7 @@ class Power:
         counter_j, at_s = self._counter_j(), self._now_s()
         last_s, last_j = self._last or (at_s, None)
         stretch_s = at_s - last_s
-        # A counter that went back was reset with the driver; the stretch is the sensor's then.
+        # A counter that went back was reset with the driver. The sensor is used for this interval.
         if counter_j is not None and last_j is not None and counter_j >= last_j:
             spent_j = counter_j - last_j
             power_w = spent_j / stretch_s if stretch_s >= POWER_WINDOW_S else None
@@ -235,7 +234,7 @@ class Power:
         try:
             counter_j = float(self._device.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3
         except NvmlAbsentError:
-            if self._has_counter:  # it stumbled: the next reading is over a longer stretch
+            if self._has_counter:  # a passing failure: the next reading covers a longer interval
                 raise
             self._has_counter = False
             return None

@@ -1,4 +1,4 @@
-"""Opens and closes NVML, turns its error codes into exception types, and limits the wait for a driver."""
+"""Opens and closes NVML, maps its error codes to exception types, and limits the wait for a driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ seconds: https://docs.nvidia.com/deploy/driver-persistence/"""
 
 
 class NvmlError(WellfedError):
-    """NVML refused or failed; ``reason`` is the short text that goes into other messages."""
+    """Error of NVML; ``reason`` is a short text for other messages."""
 
     reason = "failed"
 
@@ -32,7 +32,7 @@ class NvmlError(WellfedError):
 
 
 class NvmlAbsentError(NvmlError):
-    """Raised for a figure that does not exist here: it is absent, not zero, and nothing is broken."""
+    """The figure does not exist here. Nothing is broken."""
 
     reason = "not offered"
 
@@ -44,13 +44,13 @@ class NotSupportedError(NvmlAbsentError):
 
 
 class FunctionNotFoundError(NvmlAbsentError):
-    """The driver, or the pynvml module, is older than the function."""
+    """The driver or the pynvml module is older than the function."""
 
     reason = "function not found in this driver"
 
 
 class LibraryNotFoundError(NvmlAbsentError):
-    """No NVML library: no NVIDIA driver is installed, or the container does not pass it through."""
+    """NVML is missing: no NVIDIA driver is installed, or the container does not pass it through."""
 
     reason = "library not found"
 
@@ -62,32 +62,32 @@ class NoDataError(NvmlAbsentError):
 
 
 class VersionMismatchError(NvmlAbsentError):
-    """The driver does not know this version of the call's argument structure."""
+    """The driver does not support this version of the call's argument structure."""
 
     reason = "argument version not known to this driver"
 
 
 class NvmlStuckError(NvmlAbsentError):
-    """A call did not come back in time."""
+    """A call did not return in time."""
 
     reason = "did not answer in time"
 
 
 class GpuLostError(NvmlError):
-    """The card fell off the bus or needs a reset; it does not come back within this process."""
+    """The card fell off the bus or needs a reset. It does not come back within this process."""
 
     reason = "GPU is lost"
 
 
 class NotFoundError(NvmlError):
-    """No card, MIG slot or process of that name or number."""
+    """No card, MIG slot or process has that name or number."""
 
     reason = "not found"
 
 
 ERRORS: Mapping[int, tuple[type[NvmlError], str | None]] = MappingProxyType(
     {  # nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-        # This process has closed NVML more often than opened it; it must be opened again, as after a loss.
+        # NVML was closed more often than opened in this process, and must be reopened as after a loss.
         1: (GpuLostError, "NVML was shut down"),
         3: (NotSupportedError, None),
         4: (NvmlAbsentError, "no permission"),
@@ -96,19 +96,19 @@ ERRORS: Mapping[int, tuple[type[NvmlError], str | None]] = MappingProxyType(
         12: (LibraryNotFoundError, None),
         13: (FunctionNotFoundError, None),
         15: (GpuLostError, None),
-        16: (GpuLostError, None),  # RESET_REQUIRED: as lost to this process as a card off the bus
+        16: (GpuLostError, None),  # RESET_REQUIRED: lost to this process, too
         18: (NvmlAbsentError, "driver and library versions differ, reboot to load the new driver"),
         21: (NoDataError, None),
         25: (VersionMismatchError, None),
         28: (NotFoundError, None),
     }
 )
-"""Driver's code -> error type, and a reason that is not the type's own."""
+"""Driver's code -> error type, and a reason if it differs from the type's own."""
 _NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 
 def load_pynvml() -> Any:
-    """Returns NVIDIA's ``pynvml`` module; nothing else imports it.
+    """Returns NVIDIA's ``pynvml`` module, which is imported only here.
 
     Raises:
         NvmlAbsentError: not installed, or the module of that name is not NVIDIA's.
@@ -117,7 +117,7 @@ def load_pynvml() -> Any:
         module = importlib.import_module("pynvml")
     except ImportError as cause:
         raise NvmlAbsentError("import", _NOT_INSTALLED) from cause
-    # The unofficial module has the same name and other signatures; this private function is only in NVIDIA's.
+    # The unofficial module has the same name and other signatures. Only NVIDIA's has this private function.
     if not hasattr(module, "_nvmlGetFunctionPointer"):
         raise NvmlAbsentError("import", unofficial_pynvml() or "the module named pynvml is not nvidia-ml-py's")
     return module
@@ -141,13 +141,12 @@ class NvmlSession:
     NVML counts its users, so sessions may overlap in threads of one process. A forked child opens its own.
 
     Raises on entering:
-        NvmlAbsentError: no library, no driver, no permission, no pynvml.
+        NvmlAbsentError: no library, driver, permission or pynvml.
         NvmlError: NVML is there and failed.
     """
 
     def __init__(self, load: Callable[[], Any] = load_pynvml, *, tries: int = 1) -> None:
-        """``tries``: how often a call that fails is made. A driver may stumble, and what is asked for once only (which
-        cards there are) must not depend on that."""
+        """``tries``: how often a failing call is made. Use several where one failure matters, e.g. to list cards."""
         self._load = load
         self._library: Any = None
         self.tries = tries
@@ -165,12 +164,12 @@ class NvmlSession:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         library, self._library = self._library, None
-        # A lost card makes the shutdown fail too; that must not hide how the block ended.
+        # A lost card makes the shutdown fail too. That must not hide how the block ended.
         with contextlib.suppress(library.NVMLError):
             library.nvmlShutdown()
 
     def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """Returns the answer of the pynvml function of that name. Blocks for as long as the driver takes.
+        """Returns the result of the pynvml function of that name. Blocks for as long as the driver takes.
 
         Raises:
             NvmlAbsentError: there is no such figure here.
@@ -182,23 +181,23 @@ class NvmlSession:
         for _ in range(self.tries):
             try:
                 return call(*args, **kwargs)
-            except UnicodeDecodeError as cause:  # a text of the driver's that is no UTF-8
+            except UnicodeDecodeError as cause:  # the driver's text is not UTF-8
                 return bytes(cause.object).decode(errors="replace")
             except getattr(self._library, "NVMLLibraryMismatchError", ()) as cause:
-                # pynvml's own way to say that the driver lacks the latest version of a function with several
+                # raised by pynvml if the driver lacks the latest version of a function
                 raise FunctionNotFoundError(function) from cause
             except self._library.NVMLError as cause:
                 kind, reason = ERRORS.get(cause.value, (NvmlError, str(cause).rstrip(".").lower()))
                 errors.append(kind(function, reason))
                 errors[-1].__cause__ = cause
-        # What is not offered, or an empty slot, is so at each try; the driver may have stumbled in between.
+        # A specific error repeats at each try; an unspecific one may have been a passing failure.
         raise next((error for error in errors if type(error) is not NvmlError), errors[0])
 
     def constant(self, name: str) -> Any:
         """Returns a constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.
 
         Raises:
-            FunctionNotFoundError: the installed nvidia-ml-py is older than it.
+            FunctionNotFoundError: the installed nvidia-ml-py lacks it.
         """
         return self._of_library("constant", name)
 
@@ -212,7 +211,7 @@ class NvmlSession:
 
 
 def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """Returns or raises as ``ask``, which runs in a thread that is abandoned when the time is over.
+    """Runs ``ask`` in a thread and returns or raises as it does. The thread is abandoned after the timeout.
 
     Raises:
         NvmlStuckError: it took longer.
@@ -222,13 +221,13 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     def run() -> None:
         try:
             future.set_result(ask())
-        except Exception as error:  # noqa: BLE001  raised again where it was asked
+        except Exception as error:  # noqa: BLE001  raised again in the caller
             future.set_exception(error)
 
     threading.Thread(target=run, name="wellfed-nvml", daemon=True).start()
     try:
         return future.result(seconds)
     except TimeoutError:
-        if future.done():  # its own
+        if future.done():  # raised by ``ask`` itself
             raise
         raise NvmlStuckError("driver", f"did not answer within {seconds:g} s") from None

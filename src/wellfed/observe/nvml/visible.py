@@ -1,7 +1,7 @@
-"""Tells which NVML device CUDA calls 0, 1, ...: by the rules of CUDA_VISIBLE_DEVICES, without asking CUDA.
+"""Finds which NVML device CUDA numbers 0, 1, ... from CUDA_VISIBLE_DEVICES, without querying CUDA.
 
-Rules: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html and, for what that
-page leaves open (repeated or malformed entries), torch.cuda._parse_visible_devices of torch 2.13.
+Rules: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html. For repeated or
+malformed entries: torch.cuda._parse_visible_devices of torch 2.13.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def visible_devices(
 
     Args:
         found: all devices in NVML's order.
-        visible: the value of CUDA_VISIBLE_DEVICES; None when it is not set, "" hides all.
-        order: the value of CUDA_DEVICE_ORDER; None when it is not set.
-        torch_uuids: ``torch.cuda.get_device_properties(i).uuid`` as text, by torch's index. Where given they decide,
-            and the two environment variables are not looked at.
+        visible: the value of CUDA_VISIBLE_DEVICES; None = not set, "" hides all.
+        order: the value of CUDA_DEVICE_ORDER; None = not set.
+        torch_uuids: ``torch.cuda.get_device_properties(i).uuid`` as text, by torch's index. If given, the
+            environment variables are ignored.
     """
     if torch_uuids is not None:
         return _by_torch(found, torch_uuids)
@@ -48,21 +48,20 @@ def visible_devices(
     numbers = {card.nvml_index for card in found.devices}
     if by_number and numbers != set(range(len(numbers))):
         notes.append("a card is left out, so CUDA's numbers may be others. Set CUDA_VISIBLE_DEVICES by UUID.")
-    # A process gets one MIG instance whatever it names:
-    # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html (CUDA Device Enumeration)
+    # A process gets one MIG instance, however many it names:
     first_mig = next((device for device in chosen if device.is_mig), None)
     kept = [device for device in chosen if not device.is_mig or device is first_mig]
     return Devices(tuple(replace(device, index=index) for index, device in enumerate(kept)), tuple(notes))
 
 
 def same_uuid(left: str, right: str) -> bool:
-    """Returns whether two UUIDs name one device; torch leaves out the ``GPU-`` that NVML writes."""
+    """Returns whether two UUIDs name one device. torch leaves out the ``GPU-`` that NVML writes."""
     one, other = (uuid.lower().removeprefix("gpu-").removeprefix("mig-") for uuid in (left, right))
     return one == other
 
 
 def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
-    # A card split into instances shows up as the card in torch builds that do not report the instance's UUID.
+    # Some torch builds report a split card itself instead of its instance.
     devices, notes = [], list(found.notes)
     for index, uuid in enumerate(torch_uuids):
         match = next((device for device in found.devices if same_uuid(device.uuid, uuid)), None)
@@ -74,10 +73,8 @@ def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
 
 
 def _ordinals(devices: Sequence[Device]) -> list[Device]:
-    """Returns the devices that plain numbers count: physical cards, one in MIG mode replaced by its first instance.
-
-    A split card without instances is no CUDA device.
-    """
+    """Returns the devices that plain numbers count. The first instance replaces a card in MIG mode. A split card
+    without instances is not a CUDA device."""
     instances = {device.nvml_index: device for device in reversed(devices) if device.is_mig}
     cards = (device for device in devices if not device.is_mig)
     stand_ins = (instances.get(card.nvml_index) if card.has_mig_mode else card for card in cards)
@@ -104,7 +101,7 @@ def _by_uuid(devices: Sequence[Device], visible: str) -> list[Device]:
             break  # kinds can't be mixed
         matches = [device for device in devices if device.uuid.startswith(entry)]
         if len(matches) != 1 or matches[0].has_mig_mode:
-            break  # unknown, ambiguous, or a split card that only its instances stand for
+            break  # unknown, ambiguous, or a split card
         if matches[0] in chosen:
             return []
         chosen.append(matches[0])

@@ -1,6 +1,7 @@
-"""Watches the GPUs and this process while a run lasts, in threads with a clock of their own.
+"""Watches the GPUs and this process during a run, in threads of its own. Training never waits for them.
 
-GPU figures come from `wellfed.observe.nvml`, host figures from psutil. It imports no torch, Lightning or wandb.
-Training never waits for it: figures that a driver refuses are absent, and a driver that hangs delays its thread alone.
-Start from `metrics.METRICS` (the published figures) and `sampler.Sampler`, the one owner of threads and sources.
+GPU figures come from `wellfed.observe.nvml`, host figures from psutil. Imports no torch, Lightning or wandb. A driver
+that hangs delays only its own thread.
+
+Start from `metrics.METRICS` (the published figures) and `sampler.Sampler`, which owns threads and sources.
 """

@@ -1,4 +1,4 @@
-"""Reads the GPUs of a run, finds the figures that each offers, and goes on when one is lost."""
+"""Reads the GPUs of a run, detects which figures each offers, and continues when one is lost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from wellfed.observe.nvml.session import (
     NvmlError,
     NvmlSession,
 )
-from wellfed.observe.telemetry.metrics import Ask, GpuReaders, Rate, gpm, gpu_questions, power
+from wellfed.observe.telemetry.metrics import GpuReaders, Query, Rate, gpm, gpu_queries, power
 from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record import EventKind, OnEvent
 
 RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
-"""Seconds until the first and between later attempts to reopen a lost GPU. The pause doubles, since each attempt
-restarts NVML and interrupts the other GPUs' figures."""
+"""Seconds until the first attempt to reopen a lost GPU, and the longest pause between attempts. The pause doubles,
+since each attempt restarts NVML and interrupts the other GPUs' figures."""
 MOST_EVENTS = 5
 """Maximum number of events of one kind for a GPU that is lost and found repeatedly."""
 
@@ -47,18 +47,18 @@ class WatchedGpu:
 
 
 @dataclass
-class _Question:
+class _GpuQuery:
     """One query of the driver, and the figures in its answer."""
 
     names: tuple[str, ...]
     rate: Rate
-    ask: Ask
+    ask: Query
     is_proven: bool = False
-    """The GPU has answered it."""
+    """The GPU has answered it at least once."""
 
 
 class GpuSource(Source):
-    """Source of readings of all GPUs of a run, for one thread, which may wait for the driver."""
+    """Source of readings of all GPUs of a run. Its thread may wait for the driver."""
 
     name = "gpu"
 
@@ -78,7 +78,7 @@ class GpuSource(Source):
 
     @property
     def waits_for_step_end(self) -> bool:
-        """Returns whether some figures are means between two readings, which are best taken as steps end."""
+        """Whether some figures are means between two readings, best taken at the end of a step."""
         return any(gpu.has_gpm for gpu in self._gpus)
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
@@ -111,7 +111,7 @@ class GpuSource(Source):
         try:
             self._session = session.__enter__()
         except NvmlError as error:
-            # While a GPU is lost the driver may refuse altogether for a while.
+            # While a GPU is lost the driver may refuse everything for a while.
             if not (self._is_refusal_reported or any(gpu.is_lost for gpu in self._gpus)):
                 self._is_refusal_reported = True
                 self._on_event("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
@@ -129,11 +129,11 @@ class _Gpu:
         self.is_lost = False
         self._readers = GpuReaders(gpu.uuid, is_mig=gpu.is_mig, now_s=now_s)
         self._device = self._readers.device
-        self._questions = [
-            _Question(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
-            for ask, metrics in gpu_questions().items()
+        self._queries = [
+            _GpuQuery(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
+            for ask, metrics in gpu_queries().items()
         ]
-        self._gpm = next(question for question in self._questions if question.ask is gpm)
+        self._gpm = next(query for query in self._queries if query.ask is gpm)
         self._was_read = False
         self._seen: set[str] = set()
         self._absent: dict[str, str] = {}
@@ -141,7 +141,6 @@ class _Gpu:
 
     @property
     def has_gpm(self) -> bool:
-        """Returns whether its multiprocessors can be watched."""
         return self._gpm.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:
@@ -152,74 +151,74 @@ class _Gpu:
         except NvmlError as error:
             self._lose(error)
             return
-        if was_lost and not self._device.is_there():  # the driver gives handles of GPUs that are still lost
+        if was_lost and not self._device.is_there():  # the driver gives handles even of lost GPUs
             return
         self.is_lost = False
         if was_lost:
             self._event("gpu_back")
 
     def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
-        """Returns values by metric name; None if the GPU is lost. The first reading asks for everything."""
+        """Returns values by metric name; None if the GPU is lost. The first reading queries everything."""
         if self.is_lost:
             return None
         values: dict[str, float] = {}
-        for question in list(self._questions):
-            is_due = question.ask is power if edge else question.rate == "fast" or slow
-            if (is_due or not self._was_read) and not self._ask(question, values):
+        for query in list(self._queries):
+            is_due = query.ask is power if edge else query.rate == "fast" or slow
+            if (is_due or not self._was_read) and not self._ask(query, values):
                 return None
         self._was_read = True
         self._report_absent()
-        if self._readers.utilisation.stumble is not None:
-            self._stumbled(self._readers.utilisation.stumble)
+        if self._readers.utilisation.last_failure is not None:
+            self._report_failure(self._readers.utilisation.last_failure)
         if self._readers.utilisation.is_stale:
             self._trouble("stale", "the driver's utilisation samples stand still; its latest rate is taken instead.")
         return values
 
     def close(self) -> None:
-        """Frees its samples; called before the session ends."""
+        """Frees its samples. Call it before the session ends."""
         self._readers.gpm.close()
 
-    def _ask(self, question: _Question, values: dict[str, float]) -> bool:
+    def _ask(self, query: _GpuQuery, values: dict[str, float]) -> bool:
         """Adds the figures of the answer; returns whether the GPU is still there."""
-        if all(name in values for name in question.names):  # GPM has answered already, and cheaper
+        if all(name in values for name in query.names):  # GPM has given them already, at lower cost
             return True
-        self._device.session.tries = 1 if question.is_proven else CONFIRMING_TRIES
+        self._device.session.tries = 1 if query.is_proven else CONFIRMING_TRIES
         try:
-            answer = question.ask(self._readers)
+            answer = query.ask(self._readers)
         except NoDataError:
             pass
         except NvmlAbsentError as error:
-            if question.is_proven:
-                self._stumbled(error)
+            if query.is_proven:
+                self._report_failure(error)
             else:
-                self._questions.remove(question)
-                self._absent.update(dict.fromkeys(question.names, error.reason))
+                self._queries.remove(query)
+                self._absent.update(dict.fromkeys(query.names, error.reason))
         except NvmlError as error:
             if isinstance(error, GpuLostError) and not self._device.is_there():
                 self._lose(error)
                 return False
-            self._stumbled(error)
+            self._report_failure(error)
         else:
-            figures = {question.names[0]: answer} if isinstance(answer, float) else answer
-            if question.ask is gpm and not question.is_proven:  # a device may lack some of them
-                lacking = [name for name in question.names if name not in figures]
+            figures = {query.names[0]: answer} if isinstance(answer, float) else answer
+            if query.ask is gpm and not query.is_proven:  # a device may lack some of them
+                lacking = [name for name in query.names if name not in figures]
                 self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
-            question.is_proven = True
+            query.is_proven = True
             values.update({name: value for name, value in figures.items() if name not in values})
             self._seen.update(figures)
         finally:
             self._device.session.tries = 1
         return True
 
-    def _stumbled(self, error: NvmlError) -> None:
+    def _report_failure(self, error: NvmlError) -> None:
         self._trouble("errors", f"{error}. Where a call fails its figure is missing.")
 
     def _trouble(self, trouble: str, message: str) -> None:
         self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
 
     def _report_absent(self) -> None:
-        """Reports absent figures once all are known; a figure that another query may still give is not absent."""
-        hoped = {name for question in self._questions if not question.is_proven for name in question.names}
+        """Reports absent figures once all queries are resolved, since a fallback query may still give a figure."""
+        hoped = {name for query in self._queries if not query.is_proven for name in query.names}
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in [name for name in self._absent if name not in hoped]:
             reason = self._absent.pop(name)

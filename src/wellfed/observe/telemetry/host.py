@@ -16,14 +16,12 @@ from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.units import gib
 
 SHORTEST_S = 0.05
-"""CPU time is counted in ticks of 10 ms: over less than this it is meaningless."""
+"""Minimum seconds between readings of CPU time, which is counted in ticks of 10 ms."""
 SEARCH_SHARE = 0.001
-"""Share of time for the search for new processes, which takes tens of milliseconds if many run."""
+"""Share of time for the search for new processes, which takes tens of milliseconds with many processes."""
 
 
 class _CpuTimes(NamedTuple):
-    """CPU seconds at one time."""
-
     at_s: float
     by_process: Mapping[int, float]
     busy: float
@@ -35,18 +33,18 @@ class _CpuTimes(NamedTuple):
 
 def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _CpuTimes:
     busy_s = sum(machine.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    # Time of virtual machines is in that of the users already.
+    # Time of virtual machines is already part of user time.
     total_s = sum(seconds for name, seconds in machine.items() if not name.startswith("guest"))
     return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
 
 
 def _started() -> set[int]:
-    """Returns processes that Python's multiprocessing has started here and not yet joined."""
+    """Returns ids of processes that multiprocessing has started here and not yet joined."""
     return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
 
 
 class HostSource(Source):
-    """Source of CPU time and resident memory by psutil; new and ended processes are noticed within seconds."""
+    """Source of CPU time and resident memory by psutil. New and ended processes are noticed within seconds."""
 
     name = "host"
 
@@ -59,8 +57,8 @@ class HostSource(Source):
     ) -> None:
         """
         Args:
-            process: whose figures; None = this one's.
-            machine: CPU times of the machine, in seconds since it was started.
+            process: process to read, with its children; None = this one.
+            machine: returns CPU seconds of the machine since it started.
         """
         self._now_s, self._own, self._machine = now_s, process or psutil.Process(os.getpid()), machine
         self._before: _CpuTimes | None = None
@@ -69,7 +67,7 @@ class HostSource(Source):
         self._search_at_s = now_s()
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
-        """Returns one reading, of the host; none at an edge, or if no process may be read."""
+        """Returns one reading of the host; none at an edge, or if no process may be read."""
         if edge:
             return []
         now_s = self._now_s()
@@ -83,7 +81,7 @@ class HostSource(Source):
                 with process.oneshot():
                     times = process.cpu_times()
                     rss_bytes += process.memory_info().rss
-            except psutil.Error:  # ended, or is not ours to look at
+            except psutil.Error:  # ended, or not readable by this user
                 continue
             cpu_s[process.pid] = times.user + times.system
         if not cpu_s:
@@ -97,13 +95,13 @@ class HostSource(Source):
         return [Reading(HOST, values)]
 
     def _spent(self, before: _CpuTimes, now: _CpuTimes) -> dict[str, float]:
-        # One that was not there before counts from now on: what it did earlier belongs to no interval.
+        # A new process counts from now on. Its earlier CPU time belongs to no interval.
         spent_s = {pid: max(0.0, total - before.by_process.get(pid, total)) for pid, total in now.by_process.items()}
         own_s, of_a_core = sum(spent_s.values()), 100 / (now.at_s - before.at_s)
         values = {"cpu_pct": own_s * of_a_core}
         values["loader_cpu_pct"] = sum(spent_s[pid] for pid in self._loaders & spent_s.keys()) * of_a_core
         passed_s = now.total - before.total
-        if passed_s > 0:  # else the system does not count, or not for us
+        if passed_s > 0:  # otherwise the system gives no counts
             values["others_cpu_pct"] = max(0.0, now.busy - before.busy - own_s) * of_a_core
             if now.iowait is not None and before.iowait is not None:
                 values["iowait_pct"] = 100 * max(0.0, now.iowait - before.iowait) / passed_s
@@ -127,10 +125,8 @@ class HostSource(Source):
         self._search_at_s = self._now_s() + (time.perf_counter() - began_s) / SEARCH_SHARE
 
     def _of_loaders(self) -> set[int]:
-        """Returns the processes that Python's multiprocessing has started, such as data workers, and their children.
-
-        A logger's service and other ranks are started in other ways. `active_children` would join ended processes.
-        """
+        """Returns the processes that multiprocessing has started, such as data workers, and their children. A logger's
+        service and other ranks are started in other ways. `active_children` would join ended processes."""
         workers = _started()
         parents = {child.pid: child.ppid() for child in self._children} if workers else {}
         found = workers & parents.keys()
@@ -140,10 +136,10 @@ class HostSource(Source):
 
 
 class WholeHostSource(HostSource):
-    """``cpu_pct`` of all processes (100 = one core), ``mem_used_gib`` of the host's memory and ``iowait_pct``."""
+    """Source of ``cpu_pct`` of all processes (100 = one core), ``mem_used_gib`` of the host and ``iowait_pct``."""
 
     def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
-        """Returns one reading, of the host; none at an edge."""
+        """Returns one reading of the host; none at an edge."""
         if edge:
             return []
         memory = psutil.virtual_memory()

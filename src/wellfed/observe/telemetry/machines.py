@@ -1,4 +1,4 @@
-"""Numbers the GPUs and hosts of all machines of a run. GPUs of node 0 have the numbers that CUDA gives them.
+"""Numbers the GPUs and hosts of all machines of a run. GPUs of node 0 keep the numbers that CUDA gives them.
 
 Files and reports show a GPU of another node as ``node1/0``, and its host as ``node1/-1``.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 
 HOST = -1
-"""The host, in place of a GPU's number."""
+"""Number of the host among the GPUs."""
 _STRIDE = 1000
-"""Distance between the numbers of two nodes: more than a machine has GPUs."""
+"""Distance between the numbers of two nodes, larger than the GPUs of a machine."""
 LABEL = re.compile(rb",node(\d{1,6})/(-?\d{1,3}),")
 """A cell of telemetry.csv with a number of another node."""
 
@@ -21,7 +21,7 @@ def of_node(node: int, gpu: int) -> int:
 
 
 def is_host(number: int) -> bool:
-    """Returns whether a number is that of a host, of any node."""
+    """Returns whether a number is the host's, of any node."""
     return (number - HOST) % _STRIDE == 0
 
 
@@ -38,5 +38,5 @@ def label_of(gpu: dict[str, object]) -> str:
 
 
 def numbered(text: bytes) -> bytes:
-    """Returns lines of telemetry.csv with numbers in place of what `named` shows."""
+    """Returns lines of telemetry.csv with labels of `named` replaced by numbers."""
     return LABEL.sub(lambda found: b",%d," % of_node(int(found[1]), int(found[2])), text)

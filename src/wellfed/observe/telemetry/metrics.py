@@ -1,6 +1,6 @@
-"""Lists every published figure, once: its name in telemetry.csv and wandb, and how a GPU is asked for it.
+"""Lists every published figure: its name in telemetry.csv and wandb, and the queries that give it.
 
-docs/telemetry.md says what each means.
+docs/telemetry.md explains each figure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wellfed.observe.telemetry.machines import is_host, named
 
 Rate = Literal["fast", "slow"]
 SLOW_S = 5.0
-"""Seconds between readings of what changes slowly or is dear to ask; never less than telemetry.interval_s."""
+"""Seconds between readings of metrics that change slowly or are expensive. At least telemetry.interval_s."""
 
 
 class GpuReaders:
@@ -31,8 +31,8 @@ class GpuReaders:
         self.power = readings.Power(self.device, now_s=now_s)
 
 
-Ask = Callable[[GpuReaders], float | Mapping[str, float]]
-"""Asks the driver for a figure, or for several by their names; raises as `wellfed.observe.nvml.readings` does."""
+Query = Callable[[GpuReaders], float | Mapping[str, float]]
+"""Query of the driver for one figure, or for several by name. Raises as `wellfed.observe.nvml.readings` does."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Metric:
     """Column of telemetry.csv; in wandb with ``gpu<number>/`` or ``host/`` before it."""
     rate: Rate
     """fast = every telemetry.interval_s, slow = every `SLOW_S`."""
-    asks: tuple[Ask, ...] = ()
-    """How a GPU is asked for it, a later one where those before it give no answer. Figures with the same one are
-    answered together."""
+    queries: tuple[Query, ...] = ()
+    """Queries of a GPU that give it, in order of preference. One query may give several figures."""
 
 
 def gpm(gpu: GpuReaders) -> Mapping[str, float]:
@@ -54,7 +53,7 @@ def gpm(gpu: GpuReaders) -> Mapping[str, float]:
 
 
 def power(gpu: GpuReaders) -> Mapping[str, float]:
-    """Returns power and energy, which are counted over time and so read at the edges of training, too."""
+    """Returns power and energy. They are counted over time, so they are also read when training begins or ends."""
     return gpu.power.read()
 
 
@@ -85,24 +84,23 @@ HOST_METRICS = tuple(
 )
 METRICS = (*GPU_METRICS, *HOST_METRICS)
 COLUMNS = ("time_s", "step", "phase", "gpu", *(metric.name for metric in METRICS))
-"""Columns of telemetry.csv."""
 TIME_AXIS = "telemetry/time_s"
 """Axis of the curves in wandb."""
 
 
 def prefix(gpu: int) -> str:
-    """Returns the prefix of a figure's name among several GPUs and the host."""
+    """Returns the prefix of a figure's name: ``gpu0``, ``host`` or ``node1/gpu0``."""
     if is_host(gpu):
         return str(named(gpu)).replace("-1", "host")
-    *node, place = str(named(gpu)).split("/")
-    return "/".join([*node, f"gpu{place}"])
+    *node, index = str(named(gpu)).split("/")
+    return "/".join([*node, f"gpu{index}"])
 
 
-def gpu_questions() -> dict[Ask, list[Metric]]:
-    """Returns the queries of a GPU, in order, with the figures of each answer; substitutes come last."""
-    questions: defaultdict[Ask, list[Metric]] = defaultdict(list)
-    for asks in zip_longest(*(metric.asks for metric in GPU_METRICS)):
-        for metric, ask in zip(GPU_METRICS, asks, strict=True):
+def gpu_queries() -> dict[Query, list[Metric]]:
+    """Returns the queries of a GPU in order, with the figures that each gives. Fallbacks come last."""
+    queries: defaultdict[Query, list[Metric]] = defaultdict(list)
+    for alternatives in zip_longest(*(metric.queries for metric in GPU_METRICS)):
+        for metric, ask in zip(GPU_METRICS, alternatives, strict=True):
             if ask is not None:
-                questions[ask].append(metric)
-    return questions
+                queries[ask].append(metric)
+    return queries

@@ -1,4 +1,4 @@
-"""Holds the step and phase of a run: the training loop writes them in passing, the threads that watch read them."""
+"""Holds step and phase of a run. The training loop writes them, the watching threads read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
         """``time_s``: the clock of the readings."""
         self._time_s = time_s
         self._trained: tuple[tuple[float, float], ...] = ()
-        """Stretches of training; the one that lasts has no end yet. Replaced as a whole: other threads read it."""
+        """Begin and end of each training interval, open for the current one. Replaced as a whole for other threads."""
         self.step = step
         """Optimizer steps done."""
         self.phase: Phase = "start"
@@ -30,7 +30,7 @@ class Progress:
         self.on_edge: Callable[[Phase], None] = lambda left: None
         """Called when training begins or ends, with the phase that is over."""
         self.around: Callable[[Phase], AbstractContextManager[Any]] = lambda phase: nullcontext()
-        """Entered around the blocks of `during`."""
+        """Context manager entered around the blocks of `during`."""
         self._is_awaited = False
         self._step_ended = threading.Event()
 
@@ -55,7 +55,7 @@ class Progress:
             else:
                 *earlier, (began_at_s, _) = self._trained
                 self._trained = (*earlier, (began_at_s, now_s))
-            self.on_edge(self.phase)  # before the new phase shows: what ends here must not count to it
+            self.on_edge(self.phase)  # before the phase changes, so that the last reading counts to the old phase
         self.phase = phase
 
     def trained_s(self, from_s: float, to_s: float) -> float:
@@ -70,7 +70,7 @@ class Progress:
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Enters a phase for the block, and then the previous one again."""
+        """Enters a phase for the block, then restores the previous one."""
         before = self.phase
         self.enter(phase)
         try:

@@ -1,4 +1,4 @@
-"""Watches a run in threads, one per source, so that a driver that hangs does not stop the rest."""
+"""Watches a run in threads, one per source, so that a hanging driver does not stop the rest."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from wellfed.record import EventKind, OnEvent
 
 _LOG = logging.getLogger(__name__)
 PATIENCE_S = 1.0
-"""Seconds that an event, or the end of a run, waits for a thread that hands over samples."""
+"""Seconds that an event or the end of a run waits for a thread that delivers samples."""
 STUCK_S = 5.0
-"""Seconds after which a reading becomes an event; nothing waits for it."""
+"""Seconds after which a reading is reported as stuck."""
 STOP_S = 1.0
-"""Seconds for which the end of a run waits for readings under way."""
+"""Seconds that the end of a run waits for readings in progress."""
 LATE_ROUNDS = 3
-"""Number of consecutive readings longer than the interval that becomes an event."""
+"""Number of consecutive readings longer than the interval that is reported."""
 STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
-"""Maximum seconds of that wait; less than the end of a run waits for a reading."""
+"""Maximum seconds of that wait. Must be less than `STOP_S`."""
 
 
 class Sampler:
-    """Reads its sources while the ``with`` block lasts, a thread each. The training loop never waits for it.
+    """Reads its sources while the ``with`` block lasts, one thread each. The training loop never waits for it.
 
     A sample describes the time that ends with it. When training begins or ends, a round is taken at once and counts to
-    the phase that is over. So does a round that is under way then. After the block nothing is handed over: a thread
-    that the driver held up may come back when the run has ended.
+    the phase that is over, as does a round then in progress. After the block no samples are delivered, even if a thread
+    is still in the driver.
     """
 
     def __init__(
@@ -55,30 +55,30 @@ class Sampler:
     ) -> None:
         """
         Args:
-            take: gets the samples, never from two threads at once; must not block.
-            publish: gets them afterwards, from any thread; may block, which delays its own source alone.
-            time_s: seconds since the run first started.
+            take: gets the samples, never from two threads at once. Must not block.
+            publish: gets them afterwards, from any thread. May block, which delays only its own source.
+            time_s: returns the seconds since the run first started.
         """
         self._take, self._on_event, self._publish = take, on_event, publish
         self.progress, self.interval_s, self.time_s, self.now_s = progress, interval_s, time_s, now_s
         self.watches: list[_Watch] = []
         self._refused: Sequence[str] = ()
-        self._turn, self._is_closed = threading.RLock(), False
+        self._lock, self._is_closed = threading.RLock(), False
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
     def watch(self, gpus: Sequence[WatchedGpu], *, host: Source | None = None, refused: Sequence[str] = ()) -> None:
-        """Adds the host, and these GPUs if there are any.
+        """Adds the host and these GPUs.
 
         Args:
             host: None = this process.
-            refused: messages about what NVML can't read, reported as the block begins.
+            refused: messages about what NVML can't read, reported when the block begins.
         """
         self._refused = refused
         self.add(host or HostSource(), *([GpuSource(gpus, self.event)] if gpus else []))
 
     def add(self, *sources: Source) -> None:
-        """Adds sources; to be called before the block."""
+        """Adds sources. Call it before the block."""
         self.watches += [_Watch(source, self) for source in sources]
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.progress.on_edge = lambda left: None
-        if self.progress.phase in TRAINING:  # an error or a signal ended it
+        if self.progress.phase in TRAINING:  # an error or a signal ended training
             self._on_edge(self.progress.phase)
         for watch in self.watches:
             watch.ticker.stop()
@@ -103,13 +103,13 @@ class Sampler:
             for watch in self.watches:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
                     watch.report_left_behind()
-        finally:  # a second signal may come while it waits
+        finally:  # a second signal may arrive during the wait
             self.close()
             self._ended_at_s = self.now_s()
 
     def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
-        """Hands over the samples of one round, stamped in turn, so that times never decrease from row to row."""
-        with self._turn:
+        """Delivers the samples of one round. The lock keeps times from decreasing between rows."""
+        with self._lock:
             samples = [] if self._is_closed else stamped()
             if samples:
                 self._take(samples)
@@ -117,19 +117,19 @@ class Sampler:
             self._publish(samples)
 
     def event(self, kind: EventKind, **facts: Any) -> None:
-        """Hands over an event of the run."""
-        if self._turn.acquire(timeout=PATIENCE_S):
+        """Delivers an event of the run."""
+        if self._lock.acquire(timeout=PATIENCE_S):
             try:
                 if not self._is_closed:
                     self._on_event(kind, **facts)
             finally:
-                self._turn.release()
+                self._lock.release()
 
     def close(self) -> None:
-        """Hands over nothing more; waits a moment for what is under way."""
+        """Stops all delivery; waits a moment for a delivery in progress."""
         self._is_closed = True
-        if self._turn.acquire(timeout=PATIENCE_S):
-            self._turn.release()
+        if self._lock.acquire(timeout=PATIENCE_S):
+            self._lock.release()
 
     def cpu_frac(self) -> float:
         """Returns the CPU time of the threads over the time they have run."""
@@ -165,17 +165,16 @@ class _Watch:
         self.ticker.nudge()
 
     def report_if_stuck(self) -> None:
-        """Reports once that the reading under way does not progress."""
+        """Reports once that the current reading makes no progress."""
         if (busy_s := self.ticker.busy_s()) >= STUCK_S:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
 
     def report_left_behind(self) -> None:
-        """Reports that a reading was under way when the run ended."""
         if "slow" not in self._reported:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
     def _round(self) -> None:
-        for watch in self._sampler.watches:  # one that hangs can't report it itself
+        for watch in self._sampler.watches:  # a hanging thread can't report itself
             watch.report_if_stuck()
         with self._guarded():
             if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
@@ -196,7 +195,7 @@ class _Watch:
                 self.ticker.nudge()
 
     def _read(self, is_slow: bool, edge: tuple[Phase, int] | None) -> None:
-        """Hands over the readings: at once, or piece by piece if the driver is slow."""
+        """Delivers the readings, at once or one by one if the driver is slow."""
         pending: list[Reading] = []
         handed_over_at_s = self._now_s()
         for reading in self._source.read(slow=is_slow, edge=edge is not None):
@@ -209,7 +208,7 @@ class _Watch:
         self._hand_over(pending, edge)
 
     def _hand_over(self, readings: Sequence[Reading], edge: tuple[Phase, int] | None) -> None:
-        # An edge that has come meanwhile has a round of its own; this one belongs before it.
+        # If training began or ended during this round, it counts to the time before.
         before = edge or (self._edges[0] if self._edges else None)
 
         def stamped() -> list[Sample]:
@@ -221,7 +220,7 @@ class _Watch:
             self._sampler.take(stamped)
 
     def _close(self) -> None:
-        while self._edges:  # training ended just now: its last stretch counts
+        while self._edges:  # training has just ended: its last interval counts
             self._round()
         with self._guarded():
             self._source.close()
@@ -238,7 +237,7 @@ class _Watch:
             self.ticker.stop()
 
     def _trouble(self, trouble: str, message: str) -> None:
-        with self._reporting:  # other threads look after this one too
+        with self._reporting:  # other threads report about this one, too
             is_new = trouble not in self._reported
             self._reported.add(trouble)
         if is_new:

@@ -1,4 +1,4 @@
-"""Holds readings of GPUs and host, the mean and quantiles of many, and their summary for run.json."""
+"""Defines readings of GPUs and host, bounded statistics over many readings, and their summary for run.json."""
 
 from __future__ import annotations
 
@@ -15,41 +15,38 @@ from wellfed.observe.telemetry.machines import HOST, is_host, named
 
 Phase = Literal["start", "train", "validate", "test", "checkpoint", "ceiling"]
 TRAINING: tuple[Phase, ...] = ("train", "validate", "checkpoint")
-"""Phases that figures of a run are over: from the first batch to the last, with what comes in between."""
+"""Phases that a run's figures cover: from the first batch to the last, with all in between."""
 KEPT = 10_000
-"""Readings that quantiles are taken from; 83 minutes at the default rate are kept whole."""
+"""Number of readings that quantiles are taken from. 83 minutes at the default rate are kept complete."""
 
 ENERGY = "energy_j"
-"""A counter, whose growth counts."""
+"""A counter; its growth is reported."""
 COVERED_FRAC = 0.95
-"""Share of training that the counter must cover before energy per sample is reported."""
+"""Minimum share of training that the counter must cover for energy per sample to be reported."""
 
 
 class Reading(NamedTuple):
-    """Figures of one GPU, or of the host, at the moment."""
+    """Current figures of one GPU, or of the host."""
 
     gpu: int
-    """CUDA-visible number, or that of the host (`telemetry.machines`)."""
+    """Number of the GPU or host (`telemetry.machines`)."""
     values: Mapping[str, float]
-    """Metric name -> value; absent or unread ones are left out."""
+    """Metric name -> value; absent ones are left out."""
 
 
 class Source(Protocol):
-    """A source of readings; always read from the one thread that the sampler gives it."""
+    """A source of readings, always read from one thread."""
 
     name: str
 
     @property
     def waits_for_step_end(self) -> bool:
-        """Returns whether figures are means since the last reading, so that readings are best taken as steps end."""
+        """Whether figures are means since the last reading, best taken at the end of a step."""
         return False
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
-        """Reads what is due.
-
-        Costly figures are read only if ``slow``; at an ``edge`` of training only those counted over time. Each reading
-        is available as soon as it is taken. May block; must not raise for a figure that is not offered.
-        """
+        """Reads what is due. May block. Must not raise for a figure that is not offered. Expensive figures are read
+        only if ``slow``. At an ``edge`` (training begins or ends) only counters are read."""
 
     def close(self) -> None:
         """Ends the readings."""
@@ -66,16 +63,13 @@ class Sample:
     """Optimizer steps done."""
     phase: Phase
     gpu: int
-    """Its number in the run (`telemetry.machines`)."""
+    """Number in the run (`telemetry.machines`)."""
     values: Mapping[str, float]
 
 
 class Series:
-    """Mean, maximum and quantiles of one figure in bounded memory, however long the run.
-
-    Exact up to `KEPT` readings; beyond, quantiles come from a uniform choice of that many (Vitter's algorithm R,
-    https://doi.org/10.1145/3147.3165) while mean and maximum stay exact.
-    """
+    """Mean, maximum and quantiles of one figure in bounded memory. Mean and maximum are exact. Beyond `KEPT` readings,
+    quantiles come from a uniform sample (Vitter's algorithm R, https://doi.org/10.1145/3147.3165)."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._values = kept, list[float]()
@@ -90,8 +84,8 @@ class Series:
         self._sum += value
         if len(self._values) < self._kept:
             self._values.append(value)
-        elif (place := self._random.randrange(self.num)) < self._kept:
-            self._values[place] = value
+        elif (index := self._random.randrange(self.num)) < self._kept:
+            self._values[index] = value
 
     def entry(self) -> dict[str, float]:
         """Returns ``{mean, p5, p50, p95, max, n}``; the series must not be empty."""
@@ -100,14 +94,14 @@ class Series:
 
 
 class Summary:
-    """Figures of GPUs and hosts while the run trained: start, test and ceiling are left out. Safe for several threads.
+    """Figures of GPUs and hosts during training, without start, test and ceiling. Safe for several threads.
 
-    Growth of the energy counter is divided by the time of training between two readings. So a late or missing reading
-    moves no energy from one phase to another.
+    Energy between two readings is divided by the training time between them. So a late or missing reading moves no
+    energy from one phase to another.
     """
 
     def __init__(self, trained_s: Callable[[float, float], float]) -> None:
-        """``trained_s``: seconds of training between two times."""
+        """``trained_s``: returns the seconds of training between two times."""
         self._trained_s = trained_s
         self._lock = threading.Lock()
         self._series: defaultdict[int, defaultdict[str, Series]] = defaultdict(lambda: defaultdict(Series))
@@ -145,7 +139,7 @@ class Summary:
         return entry
 
     def host(self) -> dict[str, Any]:
-        """Returns the same figures of the host of this machine."""
+        """Returns the same figures for this machine's host."""
         with self._lock:
             return self._figures(HOST)
 
@@ -154,7 +148,7 @@ class Summary:
 
 
 class _Energy:
-    """Growth of one GPU's energy counter while the run trained."""
+    """Growth of one GPU's energy counter during training."""
 
     def __init__(self) -> None:
         self.spent_j = self.covered_s = 0.0

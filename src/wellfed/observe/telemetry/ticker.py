@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Calls ``do_round`` every ``interval_s`` without drift. A late round does not delay the next; missed beats are
-    skipped."""
+    """Thread that calls ``do_round`` every ``interval_s`` without drift. A late round does not delay the next; missed
+    rounds are skipped."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class Ticker:
         self._wake, self._is_stopping = threading.Event(), False
         self._began_at_s: float | None = None
         self.cpu_s = 0.0
-        """CPU time of the thread so far."""
-        # A daemon, so that the process ends even if the driver never returns from a call.
+        """CPU seconds of the thread so far."""
+        # A daemon thread, so that the process ends even if a driver call never returns.
         self._thread = threading.Thread(target=self._run, name=f"wellfed-{name}", daemon=True)
 
     def start(self) -> None:
@@ -35,25 +35,25 @@ class Ticker:
         self._thread.start()
 
     def nudge(self) -> None:
-        """Begins a round now, beside the beat."""
+        """Begins an extra round now."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the thread after the round under way."""
+        """Ends the thread after the current round."""
         self._is_stopping = True
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Returns whether the thread has ended within this time."""
+        """Returns whether the thread ended within this time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def moved(self) -> None:
-        """Marks progress of the round under way: `busy_s` restarts at 0."""
+        """Marks progress of the current round: `busy_s` restarts at 0."""
         self._began_at_s = self._now_s()
 
     def busy_s(self) -> float:
-        """Returns the seconds since the round under way, or the end, began or last moved; 0 between rounds."""
+        """Returns the seconds since the current round (or the end) began or last moved; 0 between rounds."""
         began_at_s = self._began_at_s
         return 0.0 if began_at_s is None else self._now_s() - began_at_s
 
@@ -77,6 +77,6 @@ class Ticker:
 
 
 def next_beat(beat_at_s: float, now_s: float, interval_s: float) -> float:
-    """Returns the first beat after now; beats are ``beat_at_s`` and whole intervals after it."""
+    """Returns the first beat after now, where beats are ``beat_at_s`` plus whole intervals."""
     next_at_s = beat_at_s + interval_s * max(0, math.floor((now_s - beat_at_s) / interval_s) + 1)
     return next_at_s if next_at_s > now_s else next_at_s + interval_s  # the division may have been rounded up

@@ -1,15 +1,13 @@
-"""Computes the 95 % interval of a rate from steps that are not independent: a slow one often follows a slow one.
+"""Computes the 95 % interval of a rate from steps that are not independent, since slow steps often come together.
 
-The steps are put together into at most 40 blocks, so that what alternates from step to step cancels out. The blocks are
-taken for an autoregressive series of first order, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). Its
-autocorrelation is not estimated, which few blocks can't do without underrating it: all values are weighed by how well
-they explain the series and by the reference prior of such a series, 1 / sqrt(1 - a^2) (Berger and Yang, Econometric
-Theory 10, 1994), and the error of the mean is averaged over them.
+The steps form at most 40 blocks, so that alternation from step to step cancels out. The blocks are modelled as a
+first-order autoregressive series, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). Few blocks would underestimate its
+autocorrelation. So the error of the mean is averaged over all autocorrelations, weighted by likelihood and by the
+reference prior 1 / sqrt(1 - a^2) (Berger and Yang, Econometric Theory 10, 1994).
 
-Simulated, such intervals hold the truth in 95 % of the cases and more up to an autocorrelation of 0.9, and in 90 % from
-40 steps on up to 0.98, from 100 steps on up to 0.99 (record 2026-11-24_interval_coverage_cpu). They hold for
-what happened in the steps: a stall that comes every 100 steps is not in the interval of 40 steps without one. Measure
-several times as many steps as lie between such stalls.
+In simulations the intervals contain the truth in at least 95 % of cases for autocorrelations up to 0.9. At 0.98 they do
+in 90 % from 40 steps on, at 0.99 from 100 steps on (record 2026-11-24_interval_coverage_cpu). An interval covers only
+what happened in its steps. Measure several times as many steps as lie between two stalls.
 """
 
 from __future__ import annotations
@@ -20,19 +18,20 @@ from itertools import pairwise
 from statistics import NormalDist
 
 MIN_STEPS = 40
-"""With fewer there is no interval: a drift over so few steps can't be told from none."""
+"""Minimum number of steps for an interval. Over fewer, drift can't be detected."""
 _NUM_BLOCKS = 40
 _AUTOCORRELATIONS = [0.03 * number for number in range(34)]
-"""0 to 0.99. None below 0: steps that alternate would make the interval narrower than chance allows for."""
+"""Assumed autocorrelations, 0 to 0.99. Negative ones would make the interval too narrow for alternating steps."""
 
 
 def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None:
-    """Half the 95 % interval of ``sum(samples) / sum(times)``, which lies in its middle.
+    """Returns half the width of the 95 % interval around ``sum(samples) / sum(times)``.
 
-    The rate is a ratio of two sums, so its error is that of the blocks' samples about rate x time: the mean of the
-    blocks' own rates would give a stalled block the weight of a fast one, and may leave the rate out of its interval.
+    The error is taken from the blocks' samples around rate x time. Averaging the blocks' own rates would give a stalled
+    block the weight of a fast one.
 
-    Both are of each step, in order. None with fewer than `MIN_STEPS` steps, or if they took no time.
+    Both arguments have one entry per step, in order. Returns None with fewer than `MIN_STEPS` steps, or if they took no
+    time.
     """
     total = sum(times)
     if len(times) < MIN_STEPS or total <= 0:
@@ -44,10 +43,10 @@ def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None
 
 
 def error_of_mean(values: Sequence[float]) -> float:
-    """Standard error of the mean of a stationary series that may be autocorrelated.
+    """Returns the standard error of the mean of a stationary series that may be autocorrelated.
 
-    Averages the variance of the mean over the posterior of a first-order autoregression. The priors of the mean and of
-    the logarithm of the scale are flat; that of the autocorrelation is the reference prior.
+    Averages the variance of the mean over the posterior of a first-order autoregression. Priors are flat for the mean
+    and the log of the scale, and the reference prior for the autocorrelation.
     """
     k, mean = len(values), math.fsum(values) / len(values)
     series = [value - mean for value in values]
@@ -58,12 +57,12 @@ def error_of_mean(values: Sequence[float]) -> float:
     ends, end_squares = series[0] + series[-1], series[0] ** 2 + series[-1] ** 2
     log_weights, variances = [], []
     for a in _AUTOCORRELATIONS:
-        # Of the series' inverse correlation matrix, times 1 - a^2: its sum, and its products with ones and the series.
+        # Sum of the inverse correlation matrix times 1 - a^2.
         precision = (1 - a) * (k - (k - 2) * a)
-        offset = (1 - a) * a * ends / precision  # of the best mean for this autocorrelation from the plain mean
+        offset = (1 - a) * a * ends / precision  # best mean for this autocorrelation minus the plain mean
         about_mean = (1 + a * a) * squares - a * a * end_squares - 2 * a * products
         residual = max(about_mean - precision * offset * offset, 1e-12 * squares)
-        # The root of 1 - a^2 in the likelihood and the prior cancel out.
+        # sqrt(1 - a^2) of likelihood and prior cancel out.
         log_weights.append(-0.5 * math.log(precision) - 0.5 * (k - 1) * math.log(residual))
         variances.append(residual / (k - 1) / precision + offset * offset)
     best = max(log_weights)
@@ -72,13 +71,13 @@ def error_of_mean(values: Sequence[float]) -> float:
 
 
 def student_t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Returns the 97.5 % quantile of Student's t."""
     return {1: 12.706, 2: 4.303}.get(degrees) or student_t(degrees, 0.975)
 
 
 def student_t(degrees: int, part: float) -> float:
-    """A quantile of Student's t between 0.9 and 0.9975: exact at 1 and 2 degrees, within 4 % from 3 on (Cornish-Fisher
-    expansion, Abramowitz and Stegun 26.7.5)."""
+    """Returns a quantile of Student's t between 0.9 and 0.9975. Exact at 1 and 2 degrees, within 4 % from 3 on
+    (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5)."""
     if degrees == 1:
         return math.tan(math.pi * (part - 0.5))
     if degrees == 2:

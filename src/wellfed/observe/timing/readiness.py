@@ -25,7 +25,7 @@ class StepSummary:
     readiness_frac: float
     wait_frac: float
     copy_frac: float | None
-    """None where there is no copy to a device."""
+    """None where nothing is copied to a device."""
     compute_frac: float
     host_frac: float
     step_ms_mean: float
@@ -34,7 +34,7 @@ class StepSummary:
     launch_ms_p50: float | None = None
     """None on a CPU."""
     build_ms_mean: float | None = None
-    """Mean milliseconds to build a batch; None if unknown, as the next ones."""
+    """Mean milliseconds to build a batch; None if unknown, like the next three."""
     build_ms_p50: float | None = None
     build_ms_p99: float | None = None
     build_cpu_frac: float | None = None
@@ -95,7 +95,6 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
 
 
 def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Returns the figures of building from each batch's time and CPU time."""
     if not times_ms:
         return {}
     built_ms, cpu_ms = np.array(times_ms).T

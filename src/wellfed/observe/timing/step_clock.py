@@ -1,7 +1,7 @@
-"""Turns marks that the training loop sets into one row a step, also where the device works asynchronously.
+"""Turns marks of the training loop into one row per step, also for a device that works asynchronously.
 
-On a CPU the host's clock is the truth. On a GPU the host only launches work, so three events a step are recorded on
-the compute stream and read when the device has passed them, which is some steps later: nothing waits for them.
+On a CPU the host's clock gives all times. On a GPU the host only launches work. So three events per step are recorded
+on the compute stream, and read some steps later, when the device has passed them. Nothing waits for them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from wellfed.batches import BuildTime
 
 from wellfed.observe.timing.wall import STEPS, Wall
 
 WARMUP_STEPS = 3
-"""First steps of a process: allocator, thread pools and caches fill."""
+"""Number of first steps of a process, in which allocator, thread pools and caches fill."""
 
 
 class StepRow(NamedTuple):
-    """A row of steps.csv. ``wait + copy + compute + host`` is the time since the end of the step before."""
+    """A row of steps.csv. ``wait + copy + compute + host`` is the time since the end of the previous step."""
 
     step: int
     """Optimizer steps done, counted from 1 over the whole run."""
@@ -34,26 +34,25 @@ class StepRow(NamedTuple):
     micro_batch: int
     num_micro: int
     wait_ms: float
-    """The step stood still because its batch was not there yet."""
+    """Milliseconds that the step waited for its batch."""
     copy_ms: float | None
-    """Copy to the device that nothing else hid; None on a CPU."""
+    """Copy to the device that no computation hid; None on a CPU."""
     compute_ms: float
-    """Forward, backward and optimizer; on a GPU from the first of their kernels to the last, so with what the device
-    waits in between for a host that launches late."""
+    """Forward, backward and optimizer. On a GPU from their first to their last kernel, with idle time in between."""
     host_ms: float
     """The rest, between two steps: the loop, callbacks, logging."""
     asked_wait_ms: float
-    """How long the loop waited when it asked for the batch, hidden or not; decides `ready`."""
+    """Milliseconds that the loop waited for the batch, even if the device was busy; decides `ready`."""
     warmup: bool = False
-    """First steps and those that compiled or were retried: in the file, not in the figures."""
+    """First steps, and steps that compiled or were retried. Excluded from the figures."""
     build_ms: float | None = None
     """Milliseconds to build the batch, by any process or thread; None if unknown."""
     build_cpu_ms: float | None = None
-    """CPU time of that, of the thread that built it."""
+    """CPU milliseconds of the thread that built it."""
     launch_ms: float | None = None
-    """How long the host took to launch forward, backward and optimizer; None on a CPU."""
+    """Milliseconds that the host took to launch forward, backward and optimizer; None on a CPU."""
     slowest_ms: float | None = None
-    """Time to read the sample of the batch that took longest; None where nobody could know."""
+    """Milliseconds to read the slowest sample of the batch; None if unknown."""
     slowest_index: int | None = None
     """Index of that sample."""
 
@@ -64,7 +63,7 @@ class StepRow(NamedTuple):
 
     @property
     def ready(self) -> bool:
-        """The batch was waiting when it was asked for: at most 0.05 ms, or 1 % of the step."""
+        """Whether the batch was waiting when requested: after at most 0.05 ms, or 1 % of the step."""
         return self.asked_wait_ms <= max(0.05, 0.01 * self.step_ms)
 
 
@@ -72,13 +71,13 @@ class DeviceEvent(Protocol):
     """Interface of `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self) -> None:
-        """Put a mark on the current stream."""
+        """Puts a mark on the current stream."""
 
     def query(self) -> bool:
-        """Whether the device has passed the mark."""
+        """Returns whether the device has passed the mark."""
 
     def elapsed_time(self, end_event: DeviceEvent, /) -> float:
-        """Milliseconds from this mark to another; both passed."""
+        """Returns the milliseconds from this mark to another; both must be passed."""
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class _Marks:
 
     epoch: int
     begin_s: float
-    """The end of the step before."""
+    """End of the previous step."""
     previous: DeviceEvent | None
     asked_s: float
     got_s: float
@@ -101,10 +100,10 @@ class _Marks:
 
 
 class StepClock:
-    """Collects the marks of each step: ``ask -> got -> copied -> end``, in this order, once a step.
+    """Collector of the marks of each step: ``ask -> got -> copied -> end``, in this order, once a step.
 
-    Between `end` of one step and `ask` of the next lies host time; a gap in training (validation, a checkpoint) is
-    announced with `interrupt`, and the following step is timed from its own `ask`.
+    Time from `end` to the next `ask` is host time. `interrupt` announces a gap in training (validation, a checkpoint);
+    the next step is then timed from its own `ask`.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class StepClock:
         new_event: Callable[[], DeviceEvent] | None = None,
         wall: Wall | None = None,
     ) -> None:
-        """``wall``: where the time between the steps is accounted for, too."""
+        """``wall``: also accounts for the time between steps."""
         self.wall = wall or Wall()
         self._now_s, self._new_event = now_s, new_event
         self._origin_s = now_s() if origin_s is None else origin_s
@@ -130,7 +129,7 @@ class StepClock:
         return self._now_s() - self._origin_s
 
     def ask(self) -> None:
-        """Marks that the loop asks for the next batch."""
+        """Marks that the loop requests the next batch."""
         self.wall.switch(STEPS)
         self._asked_s = self._now_s()
 
@@ -139,7 +138,7 @@ class StepClock:
         self._got_s = self._now_s()
 
     def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
-        """Marks that the copy to the device is about to be launched; ``built``: what building the batch took."""
+        """Marks that the copy to the device is about to be launched; ``built``: time to build the batch."""
         begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
         self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark(), built)
 
@@ -164,10 +163,8 @@ class StepClock:
         self._last_end_s, self._last_end = None, None
 
     def rows(self, *, wait: bool = False) -> Iterator[StepRow]:
-        """Yields the steps that are finished on the device, oldest first, each once.
-
-        With ``wait`` the device is idle, and all remaining steps are yielded.
-        """
+        """Yields the steps that the device has finished, oldest first, each once. With ``wait`` yields all remaining
+        steps, and the device must be idle."""
         while self._pending:
             end = self._pending[0].end
             if end is not None and not wait and not end.query():
@@ -190,8 +187,8 @@ class StepClock:
             compute_ms = 1e3 * (marks.end_s - marks.copied_s)
             host_ms = max(0.0, 1e3 * (marks.end_s - marks.begin_s) - wait_ms - compute_ms)
         else:
-            # The device's own time line: between two steps it stood idle for `gap`. What of it the loop spent
-            # waiting for a batch is wait; the rest of the gap the host was late.
+            # The device was idle for `gap` between two steps. The part in which the loop waited for a batch is wait
+            # time, the rest is host time.
             gap_ms = asked_wait_ms if marks.previous is None else max(0.0, marks.previous.elapsed_time(marks.begin))
             wait_ms = min(gap_ms, asked_wait_ms)
             host_ms = gap_ms - wait_ms

@@ -1,4 +1,4 @@
-"""Reads a trace of torch's profiler: which operations take time, and how far the host is ahead of the device."""
+"""Reads a trace of torch's profiler: which operations take time, and how far the host runs ahead of the device."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from typing import Any, NamedTuple, TextIO
 from wellfed.record import OperationEntry, ProfileEntry
 
 STEP = "ProfilerStep#"
-"""How the ranges of a step are called in a trace, with its number behind it; a step may have several."""
+"""Name prefix of a step's ranges in a trace, before its number. A step may have several."""
 BETWEEN = "(between operations)"
-"""Stands among the operations of a CPU for all else that its steps did: Python, the loop, waiting."""
+"""Entry among a CPU's operations for everything else in its steps: Python, the loop, waiting."""
 MOST_OPERATIONS = 20
-"""The largest, which the record has."""
 _OPERATIONS = ("cpu_op", "user_annotation")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WITHIN = "DtoD"
-"""In the name of a copy that leaves a device's memory for the same."""
+"""Part of the name of a copy within one device's memory."""
 _AROUND = (STEP, "Optimizer.step#")
-"""How ranges are called within which a whole step may be done: their own time is that of no operation."""
+"""Name prefixes of ranges that enclose a step. Their own time belongs to no operation."""
 _BETWEEN_RANKS = "nccl"
-"""In the name of a kernel that moves data from one device to another."""
+"""Part of the name of a kernel that moves data between devices."""
 Interval = tuple[float, float]
 _CHUNK = 2**20
-"""Characters read at a time: traces may have hundreds of MB."""
+"""Characters read at a time. Traces may have hundreds of MB."""
 _BEGINS = re.compile(r'"traceEvents"\s*:\s*\[')
 _EVENT = re.compile(r'\{\s*"ph"')
 _SEPARATOR = re.compile(r"[\s,]*")
 
 
 class Span(NamedTuple):
-    """Operation that took time, on a thread of the host or on a stream of a device."""
+    """Operation on a thread of the host or on a stream of a device."""
 
     kind: str
     """``cat`` of the trace: ``cpu_op``, ``user_annotation``, ``cuda_runtime``, ``cuda_driver``, ``kernel``,
@@ -48,16 +47,14 @@ class Span(NamedTuple):
     lane: tuple[Any, Any]
     """Process and thread of the host, or device and stream."""
     correlation: int | None = None
-    """The same of a call to CUDA and of what it launched."""
+    """Number shared by a CUDA call and the work that it launched."""
     operation: int | None = None
-    """The same of an operation of torch and of all that was launched for it, ``External id`` of the trace."""
+    """Number shared by an operation of torch and all work launched for it, ``External id`` of the trace."""
 
 
 def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
-    """Returns the operations of the steps of a trace; None if it has no step.
-
-    What was launched outside of the steps does not count, nor do steps behind number ``last``.
-    """
+    """Returns the operations of the steps of a trace; None if it has no step. Work launched outside of the steps, or in
+    steps after number ``last``, does not count."""
     host, launches, device, steps = _sorted_out(spans)
     whole = [step for step in steps if last is None or int(step.name.removeprefix(STEP)) <= last]
     windows = union([(step.start_us, step.end_us) for step in whole])
@@ -85,13 +82,13 @@ def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry |
 
 
 def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> list[Interval]:
-    """Returns the times when at least one kernel was launched, but waited for an earlier one of its stream.
+    """Returns the times when at least one kernel was launched but waited for an earlier one of its stream.
 
-    A kernel that comes to an idle stream takes some microseconds to begin, too; the host is not ahead by that.
+    The few microseconds that a kernel on an idle stream takes to begin do not count.
 
     Args:
-        work: of devices, in any order.
-        launched_us: when the call had returned that launched what has this correlation.
+        work: spans of devices, in any order.
+        launched_us: correlation -> time when the launching call had returned.
     """
     found: list[Interval] = []
     busy_until: dict[object, float] = {}
@@ -105,7 +102,7 @@ def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> l
 
 
 def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
-    """Returns each span with its time less that of the spans within it on its thread."""
+    """Returns each span with its own time, without the spans inside it on its thread."""
     lanes: dict[object, list[Span]] = defaultdict(list)
     for one in host:
         lanes[one.lane].append(one)
@@ -114,12 +111,12 @@ def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
         lane.sort(key=lambda one: (one.start_us, -one.end_us))
         own_us = [one.end_us - one.start_us for one in lane]
         around: list[int] = []
-        for place, one in enumerate(lane):
+        for index, one in enumerate(lane):
             while around and lane[around[-1]].end_us <= one.start_us:
                 around.pop()
             if around:
                 own_us[around[-1]] -= min(one.end_us, lane[around[-1]].end_us) - one.start_us
-            around.append(place)
+            around.append(index)
         found += zip(lane, own_us, strict=True)
     return found
 
@@ -138,12 +135,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length_us(apart: Sequence[Interval]) -> float:
-    """Returns their total length."""
+    """Returns the total length of disjoint intervals."""
     return sum(end - start for start, end in apart)
 
 
 def overlap_us(first: Sequence[Interval], second: Sequence[Interval]) -> float:
-    """Returns how long both last; each comes from `union`."""
+    """Returns how long both last at the same time; each argument comes from `union`."""
     total, one, other = 0.0, 0, 0
     while one < len(first) and other < len(second):
         total += max(0.0, min(first[one][1], second[other][1]) - max(first[one][0], second[other][0]))
@@ -174,7 +171,7 @@ def _sorted_out(
 def _by_device(
     work: Sequence[Span], launches: Sequence[Span], host: Sequence[Span], num_steps: int
 ) -> list[OperationEntry]:
-    """Kernels and copies under the name of the operation that launched them, or else their own."""
+    """Returns kernels and copies under the name of the operation that launched them, or else their own."""
     launched_by = {one.correlation: one.operation for one in launches}
     names = {one.operation: one.name for one in host if not one.name.startswith(STEP)}
     names.pop(None, None)
@@ -190,7 +187,7 @@ def _by_cpu(host: Sequence[Span], windows: Sequence[Interval], num_steps: int) -
 
 
 def _largest(named_us: Sequence[tuple[str, int, float]], num_steps: int) -> list[OperationEntry]:
-    """Returns the largest of names, calls and times."""
+    """Returns the operations that take the most time, from names, calls and times."""
     calls: Counter[str] = Counter()
     times_us: dict[str, float] = defaultdict(float)
     for name, num_calls, took_us in named_us:
@@ -214,16 +211,16 @@ def _is_copy(one: Span) -> bool:
 
 
 def _within(time_us: float, windows: Sequence[Interval]) -> bool:
-    place = bisect_right(windows, (time_us, math.inf)) - 1
-    return place >= 0 and time_us < windows[place][1]
+    index = bisect_right(windows, (time_us, math.inf)) - 1
+    return index >= 0 and time_us < windows[index][1]
 
 
 def spans(path: Path) -> Iterator[Span]:
-    """Yields all that took time, in the order of the file; unreadable text between two events is left out.
+    """Yields all spans, in the order of the file. Unreadable text between two events is skipped.
 
     Raises:
-        OSError: it can't be read.
-        ValueError: it is no trace, or not a whole one.
+        OSError: the file can't be read.
+        ValueError: not a trace, or incomplete.
     """
     with path.open(encoding="utf-8", errors="replace") as stream:
         for event in _events(stream, path):
@@ -245,27 +242,27 @@ def _span(event: dict[str, Any]) -> Span:
 
 
 def _events(stream: TextIO, path: Path) -> Iterator[Any]:
-    """Yields the list ``traceEvents``, of which no more than a chunk is held."""
+    """Yields the events of ``traceEvents``, with one chunk of text in memory at a time."""
     decode = json.JSONDecoder(strict=False).raw_decode
     text = stream.read(_CHUNK)
     begins = _BEGINS.search(text)
     if begins is None:
         raise ValueError(f"{path} is no trace: it does not begin with traceEvents.")
-    place = begins.end()
+    position = begins.end()
     while True:
-        place = _SEPARATOR.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
-        if text.startswith("]", place):
+        position = _SEPARATOR.match(text, position).end()  # type: ignore[union-attr]  # it also matches the empty string
+        if text.startswith("]", position):
             return
         try:
-            event, place = decode(text, place)
+            event, position = decode(text, position)
         except json.JSONDecodeError as cause:
-            following = _EVENT.search(text, place + 1)
+            following = _EVENT.search(text, position + 1)
             if following is not None:  # a name with a quotation mark, which kineto does not escape
-                place = following.start()
+                position = following.start()
                 continue
             more = stream.read(_CHUNK)
             if not more:
                 raise ValueError(f"{path} is no whole trace: {cause}") from cause
-            text, place = text[place:] + more, 0
+            text, position = text[position:] + more, 0
             continue
         yield event

@@ -1,4 +1,4 @@
-"""Accounts for the wall time of training: each moment goes to one account, such as steps, validation or a hook."""
+"""Accounts for the wall time of training. Each moment goes to one account, such as steps, validation or a hook."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _KEYS = {
     LOGGING: "logging_s",
     END: "end_s",
 }
-"""Accounts of the engine, with their keys in the record. Any other account is a hook, such as ``Ema.on_fit_start``."""
+"""Accounts of the engine -> their keys in the record. Any other account is a hook, such as ``Ema.on_fit_start``."""
 _WITHIN_STEPS = frozenset(
     {
         *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward"),
         *("on_after_backward", "on_before_optimizer_step", "step"),
     }
 )
-"""Hooks whose time is part of a step in steps.csv; ``step`` is that of a learning-rate scheduler."""
+"""Hooks whose time is part of a step in steps.csv; ``step`` is a learning-rate scheduler's."""
 
 
 def is_within_steps(name: str) -> bool:
@@ -37,12 +37,12 @@ def is_within_steps(name: str) -> bool:
 
 
 def hooks_within_steps_s(wall: WallEntry) -> float:
-    """Seconds of the hooks that ran within steps."""
+    """Returns the seconds of the hooks that ran within steps."""
     return sum(spent_s for name, spent_s in wall["callbacks"].items() if is_within_steps(name))
 
 
 def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
-    """Seconds for which each thread of this process was ready to run and had no core; empty where nothing counts."""
+    """Returns the seconds that each thread of this process was ready to run without a core; empty if not counted."""
     found = {}
     with suppress(OSError, ValueError, IndexError):
         for task in tasks.iterdir():
@@ -52,14 +52,14 @@ def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, floa
 
 
 class Wall:
-    """Gives each moment of training to one account. What runs within another account is taken from that one."""
+    """Accounts of the training time. Time of a nested account is not counted in the outer one."""
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.perf_counter,
         waited_s: Callable[[], Mapping[str, float]] = waited_for_a_core_s,
     ) -> None:
-        """``waited_s``: how long each thread of the process has waited for a core."""
+        """``waited_s``: returns how long each thread of the process has waited for a core."""
         self._now_s, self._waited_s = now_s, waited_s
         self._cores_waited_s = 0.0
         self._account: str | None = None
@@ -70,7 +70,7 @@ class Wall:
         """Waits for a GPU, which may be steps behind the host."""
 
     def switch(self, account: str) -> str | None:
-        """Time goes to this account from now on. Returns the account before; None if nothing is timed."""
+        """Directs time to this account from now on. Returns the previous account; None if nothing is timed."""
         before = self._account
         if before is not None:
             now_s = self._now_s()
@@ -79,12 +79,12 @@ class Wall:
         return before
 
     def back(self, before: str | None) -> None:
-        """Goes back to the account that `switch` returned."""
+        """Returns to the account that `switch` returned."""
         if before is not None:
             self.switch(before)
 
     def settle(self) -> None:
-        """Waits for the steps that a GPU still computes, in their account; within a validation there are none."""
+        """Waits for the steps that a GPU still computes, in their own account. Does nothing within a validation."""
         if self._account == VALIDATION:
             return
         before = self.switch(STEPS)
@@ -94,7 +94,7 @@ class Wall:
 
     @contextmanager
     def during(self, account: str) -> Iterator[None]:
-        """Time within the block goes to this account; the steps launched before it are waited for first."""
+        """Directs time within the block to this account, after waiting for earlier steps."""
         self.settle()
         before = self.switch(account)
         try:
@@ -104,7 +104,7 @@ class Wall:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time within the block is accounted for; several blocks add up."""
+        """Times the block; several blocks add up."""
         self._account, waited_s = START, self._waited_s()
         self._since_s = self._began_s = self._now_s()
         try:
@@ -120,13 +120,13 @@ class Wall:
 
     @property
     def core_wait_frac(self) -> float | None:
-        """Share of the time for which the thread that waited most was ready to run and had no core; None without
-        training, or where the system does not count it."""
+        """Share of the time that the longest-waiting thread was ready but had no core. None without training, or where
+        the system does not count it."""
         return self._cores_waited_s / self._before_s if self._before_s > 0 and self._waited_s() else None
 
     def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:
-        """The accounts so far, those of the run's earlier processes included; None if nothing was timed."""
-        self.back(self._account)  # closes what is open
+        """Returns the accounts so far, with those of the run's earlier processes; None if nothing was timed."""
+        self.back(self._account)  # closes the current account
         total_s = self._before_s + (0.0 if self._account is None else self._since_s - self._began_s)
         if total_s <= 0:
             return earlier

@@ -15,7 +15,7 @@ from wellfed.train.lightning.checkpoints import checkpoint_trailer
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NEEDED = ("data.pkl", "version")
-"""Entries without which torch.load takes a zip archive for something else."""
+"""Entries without which torch.load does not recognise a zip archive."""
 _NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
 """Exceptions of torch.load for other content."""
 _KEYS = ("state_dict", "global_step")
@@ -24,7 +24,7 @@ _KEYS = ("state_dict", "global_step")
 def is_readable(checkpoint: Path) -> bool:
     """Returns whether a file is an archive of torch.save with every byte as written, by its digest.
 
-    Files of earlier versions have no digest; the archive's checksums are compared instead. The whole file is read, once
+    Files of earlier versions have no digest, so their archive checksums are compared. The whole file is read, once
     until it changes. torch itself would load changed bytes without an error.
     """
     try:
@@ -57,7 +57,7 @@ def _is_whole(checkpoint: Path, *_version: int) -> bool:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Returns the content of a checkpoint. Tensors are on the CPU and read from the file when they are used.
+    """Returns the content of a checkpoint. Tensors are on the CPU and read from the file when used.
 
     Raises:
         ConfigError: no such file, not torch's, damaged, or without weights and step.
@@ -69,7 +69,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise _fault(path, f"can't be read: {error.strerror or error}.") from error
     except _NO_CHECKPOINT as error:
-        # torch's advice after the first sentence is to load the file without weights_only: not ours
+        # torch then advises to load without weights_only, which must not be shown
         why = first_line(error).partition(". ")[0][:200].rstrip(". ")
         raise _fault(path, f"is no checkpoint that can be loaded ({why}).") from error
     content: dict[str, Any] = state if isinstance(state, dict) else {}

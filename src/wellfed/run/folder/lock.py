@@ -16,7 +16,7 @@ _held: set[Path] = set()
 
 
 def made(folder: Path) -> Path:
-    """Makes the folder of a sweep, a search or a tune if there is none, and returns it.
+    """Makes the folder of a sweep, a search or a tune if it is missing, and returns it.
 
     Raises:
         ConfigError: it can't be made.
@@ -31,9 +31,9 @@ def made(folder: Path) -> Path:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Locks a folder against other processes within the block, without waiting. The empty lock file stays.
+    """Locks a folder against other processes within the block, without waiting. The empty lock file is kept.
 
-    Where no file can be written or the file system has no locks, there is none. Not reentrant within a process.
+    There is no lock if no file can be written or the file system has no locks. Not reentrant within a process.
 
     Raises:
         ConfigError: another process holds the lock.
@@ -55,7 +55,7 @@ def only_one(folder: Path) -> Iterator[None]:
         yield
     finally:
         _held.discard(folder.resolve())
-        os.close(descriptor)  # and with it the lock
+        os.close(descriptor)  # also releases the lock
 
 
 def is_held(folder: Path) -> bool:
@@ -87,5 +87,5 @@ else:
     import fcntl
 
     def _lock(descriptor: int) -> None:
-        # lockf, not flock: forked loader workers would inherit a flock and keep it for seconds after a kill.
+        # Not flock: forked loader workers would inherit it and keep it for seconds after a kill.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

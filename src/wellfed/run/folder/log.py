@@ -1,4 +1,4 @@
-"""Writes what is logged while a run lasts into its ``train.log``, and warnings to the terminal too."""
+"""Writes log messages of a run to its ``train.log``, and warnings to the terminal too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wellfed.masking import MaskedFormatter
 
 
 class _LogFile(logging.FileHandler):
-    """Does not report a full disk, which the run's tables report: logging would print a traceback for each message."""
+    """Log file that ignores a full disk. The run's tables report it; logging would print a traceback each time."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if not isinstance(sys.exc_info()[1], OSError):
@@ -21,14 +21,14 @@ class _LogFile(logging.FileHandler):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """A handler that writes to the present ``sys.stderr``, which a progress bar replaces to redraw itself."""
+    """Handler that writes to the current ``sys.stderr``, which a progress bar replaces to redraw itself."""
 
     stream = property(lambda self: sys.stderr, lambda self, stream: None)
 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Everything logged, and Python's warnings, go to the file; this package's warnings go to the terminal too."""
+    """Sends log messages and Python's warnings to the file, and this package's warnings to the terminal too."""
     root, package = logging.getLogger(), logging.getLogger("wellfed")
     terminal = _Stderr()
     terminal.setLevel(logging.WARNING)

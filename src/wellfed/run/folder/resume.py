@@ -26,11 +26,11 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class Target:
-    """The checkpoint from which a resumed run goes on."""
+    """Checkpoint from which a run resumes."""
 
     checkpoint: Path
     in_place: bool
-    """Whether it goes on in its own folder (a run folder was named), or in a new one (a checkpoint was)."""
+    """Whether it resumes in its own folder (a run folder was named), or in a new one (a checkpoint was)."""
     earlier: RunRecord | None
     """Record of the run that wrote the checkpoint."""
     damaged: tuple[Path, ...] = ()
@@ -40,10 +40,10 @@ class Target:
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
     """Returns the command line, after the recorded overrides of the run that ``resume`` or ``rerun`` names.
 
-    Later overrides win. Paths with characters that Hydra's grammar would read are quoted.
+    Later overrides win. Paths with characters of Hydra's grammar are quoted.
 
     Args:
-        compose: composes a command line, to know the workload whose latest run is wanted.
+        compose: composes a command line, to get the workload whose latest run is wanted.
 
     Raises:
         ConfigError: there is no such run.
@@ -70,7 +70,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
         resume = str(found)
     else:
         resume = str(_folder("resume", resume, rest, compose))
-    in_place, named = _named_run(Path(resume))  # the run itself checks whether it may go on
+    in_place, named = _named_run(Path(resume))  # the run itself checks whether it may resume
     before: list[str] = []
     if named is not None:
         measured, lowered = _size_found_by_rates(named, rest), _size_after_restarts(named, rest)
@@ -81,7 +81,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
 
 
 def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> Path:
-    """Returns the path that was typed, or else the run of that name, with that beginning, or the ``last``.
+    """Returns the typed path, or else the run of that name, with that beginning, or the ``last``.
 
     Raises:
         ConfigError: there is no run of that name.
@@ -91,7 +91,7 @@ def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequ
         return path
     try:
         log_dir = compose([text for text in typed if key_value(text)[0] != knob]).config.paths.log_dir
-    except ConfigError:  # overrides that need those of the earlier run beside them
+    except ConfigError:  # overrides that need those of the earlier run
         log_dir = PathsConfig.log_dir
     try:
         return folder_lookup.find(asked, Path(log_dir), folder_lookup.RUN, flag="paths.log_dir=<folder>")
@@ -100,13 +100,13 @@ def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequ
 
 
 def locate(path: Path, *, may_run: bool = False) -> Target:
-    """Returns where ``resume=<path>`` goes on: the path is a run folder or a checkpoint file.
+    """Returns where ``resume=<path>`` continues. The path is a run folder or a checkpoint file.
 
     Args:
         may_run: accept a run that is running, for another rank of it.
 
     Raises:
-        ConfigError: neither, or the run is still running, or no checkpoint of it can be read.
+        ConfigError: the path is neither, or the run is still running, or has no readable checkpoint.
     """
     where = f"resume={path}"
     in_place, earlier = _named_run(path)
@@ -121,13 +121,13 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
-    places = checkpoints_of(path)
-    damaged = [place for place in places[: places.index(checkpoint)] if not is_readable(place)]
+    checkpoints = checkpoints_of(path)
+    damaged = [each for each in checkpoints[: checkpoints.index(checkpoint)] if not is_readable(each)]
     return Target(checkpoint, True, earlier, tuple(damaged))
 
 
 def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
-    """Returns whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
+    """Returns whether ``resume=<path>`` continues in the run's own folder, and the run's record."""
     where = f"resume={path}"
     if path.is_file():
         folder = path.parent.parent
@@ -151,19 +151,19 @@ def checkpoints_of(folder: Path) -> list[Path]:
         return int(number) if number.isdecimal() else sys.maxsize
 
     own = folder / CHECKPOINTS
-    places = [own / "last.ckpt", *sorted(own.glob("last-*.ckpt"), key=age), own / "best.ckpt"]
-    return [place for place in places if place.is_file()]
+    checkpoints = [own / "last.ckpt", *sorted(own.glob("last-*.ckpt"), key=age), own / "best.ckpt"]
+    return [each for each in checkpoints if each.is_file()]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Returns the checkpoint of a run folder to go on from: the newest ``last*.ckpt`` that is intact.
+    """Returns the checkpoint of a run folder to resume from: the newest intact ``last*.ckpt``.
 
-    ``best.ckpt``, which is written amid a validation, is taken only if a newer ``last*.ckpt`` is damaged, and if it is
+    ``best.ckpt`` is written during a validation. It is taken only if a newer ``last*.ckpt`` is damaged, and if it is
     newer than the intact one.
     """
-    places = checkpoints_of(folder)
-    good = next((place for place in places if is_readable(place)), None)
-    if good is None or good == places[0]:
+    checkpoints = checkpoints_of(folder)
+    good = next((each for each in checkpoints if is_readable(each)), None)
+    if good is None or good == checkpoints[0]:
         return good
     best, step = folder / CHECKPOINTS / "best.ckpt", step_of(good)
     newer = step_of(best)
@@ -172,19 +172,19 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
-    """Returns the newest run of the workload that did not end well and has a checkpoint, and why newer ones don't do.
+    """Returns the newest unsuccessful run of the workload that has a checkpoint, and why newer runs are skipped.
 
     Raises:
-        ConfigError: the checkpoints or the record of the newest that did not end well can't be read.
+        ConfigError: checkpoints or record of the newest unsuccessful run can't be read.
     """
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     passed_over: list[str] = []
     for folder in sorted(runs.glob("*"), reverse=True):
-        places = checkpoints_of(folder)
+        checkpoints = checkpoints_of(folder)
         try:
             earlier = RunRecord.read(folder)
         except (OSError, ValueError) as error:
-            if places:
+            if checkpoints:
                 good = latest_checkpoint(folder)
                 way_out = f"type its overrides and resume={good}, which goes on in a new folder; or " if good else ""
                 raise _damaged(folder, f"its record can't be read ({first_line(error)})", way_out) from error
@@ -193,10 +193,10 @@ def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
             continue
         if _is_running(folder, earlier):
             passed_over.append(f"{folder} is running (process {earlier.pid} on {earlier.host_name})")
-        elif any(map(is_readable, places)):
+        elif any(map(is_readable, checkpoints)):
             return folder, passed_over
-        elif places:
-            names = ", ".join(place.name for place in places)
+        elif checkpoints:
+            names = ", ".join(each.name for each in checkpoints)
             raise _damaged(folder, f"it did not end well, and no checkpoint of it can be read ({names})", "")
         else:
             passed_over.append(f"{folder} did not end well, and has no checkpoint")
@@ -221,7 +221,7 @@ def _is_running(folder: Path, earlier: RunRecord) -> bool:
         and launch.job == before["job"]
         and launch.attempt > before["attempt"]
     )
-    # The lock is exact for containers on one machine, which don't see each other's processes.
+    # The lock also works across containers on one machine, which don't see each other's processes.
     return lock.is_held(folder) or (earlier.status == "running" and not is_next)
 
 
@@ -248,10 +248,8 @@ _OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "
 
 
 def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """Returns the micro-batch as an override where the run measured which one is fast enough.
-
-    Measured again it may differ, and gradients summed over other parts are not the same bit for bit.
-    """
+    """Returns the micro-batch as an override if the run chose it by measured rates. A new measurement may differ, and
+    gradients summed in other parts are not bit for bit the same."""
     found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
     if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
         return []
@@ -272,14 +270,14 @@ def _size_after_restarts(earlier: RunRecord, later: Sequence[str]) -> list[str]:
 
 
 def derived_overrides(earlier: RunRecord) -> list[str]:
-    """Returns overrides for values that followed from the data of a run, since the data may have changed."""
+    """Returns overrides for values derived from the data of a run, since the data may have changed."""
     return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
 
 
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Returns the earlier overrides that no later one replaces, then the later ones.
 
-    Secrets were not written down, so overrides with one can't be replayed. An override that was a secret as a whole is
+    Overrides with secrets can't be replayed, since secrets are not recorded. An override that is a secret as a whole is
     left out and named, since the run may not need it.
 
     Raises:

@@ -17,7 +17,7 @@ from wellfed.run.folder import lock
 
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
 _KEPT = ".before"
-"""Folder of copies that a resumed run may have to put back."""
+"""Folder of copies that a resumed run may have to restore."""
 _LARGE = 1 << 20
 _NEVER_REPLACED = ("checkpoints", "wandb", _KEPT, _RESERVE, lock.FILE_NAME)
 
@@ -31,19 +31,19 @@ class RunFolder:
     """Created for this run, so removed if nothing was run."""
     warning: str | None = None
     before: Mapping[Path, int | None] | None = None
-    """Content of the folder before the run, which stays: sizes of files, None for folders."""
+    """Content of the folder before the run: sizes of files, None for folders."""
     stays: bool = False
-    """The run has begun, so that its files are kept."""
+    """The run has begun, so its files are kept."""
 
     def keep(self) -> RunFolder:
-        """Returns the same folder, which `undo` can put back to how it is now. The caller holds its lock."""
+        """Returns the same folder, which `undo` can restore to its current state. The caller holds its lock."""
         if self.is_new:
             return self
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)  # of a run that was killed
-        is_run = (self.path / record.FILE_NAME).exists()  # else a user's, with other files
-        places = self.path.rglob("*") if is_run else self.path.iterdir()
-        found = {place.relative_to(self.path): place for place in places}
-        sizes = {name: place.stat().st_size if place.is_file() else None for name, place in found.items()}
+        is_run = (self.path / record.FILE_NAME).exists()  # otherwise a user's folder with other files
+        paths = self.path.rglob("*") if is_run else self.path.iterdir()
+        found = {path.relative_to(self.path): path for path in paths}
+        sizes = {name: path.stat().st_size if path.is_file() else None for name, path in found.items()}
         for name, size in sizes.items():
             is_kept = is_run and size is not None and not found[name].is_symlink()
             if is_kept and name.parts[0] not in _NEVER_REPLACED:
@@ -58,7 +58,7 @@ class RunFolder:
         shutil.rmtree(self.path / _KEPT, ignore_errors=True)
 
     def undo(self) -> None:
-        """Removes what this run wrote, and puts back what it replaced."""
+        """Removes what this run wrote, and restores what it replaced."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
         if self.before is None:
@@ -70,19 +70,19 @@ class RunFolder:
                 kept.replace(self.path / name)
         self.done()
         is_run = Path(record.FILE_NAME) in self.before
-        for place in list(self.path.rglob("*") if is_run else self.path.iterdir()):
-            if place.relative_to(self.path) in self.before or place.name == lock.FILE_NAME:
+        for path in list(self.path.rglob("*") if is_run else self.path.iterdir()):
+            if path.relative_to(self.path) in self.before or path.name == lock.FILE_NAME:
                 continue
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place, ignore_errors=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                place.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         if not is_run and self.before.get(Path(lock.FILE_NAME)) == 0:  # made by this run, before it looked
             (self.path / lock.FILE_NAME).unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path) -> None:
-    """Copies a file. A large one gets a second name, which costs no space: those are replaced or grow, never change."""
+    """Copies a file. A large one gets a hard link, since large files are replaced or grow, but never change."""
     if source.stat().st_size > _LARGE:
         with suppress(OSError):  # a disk without hard links
             os.link(source, target)
@@ -91,18 +91,18 @@ def _link(source: Path, target: Path) -> None:
 
 
 def reserve(folder: Path) -> None:
-    """Keeps space for the record of a run that ends on a full disk."""
+    """Reserves space for the record of a run that ends on a full disk."""
     (folder / _RESERVE).write_bytes(os.urandom(_RESERVED_BYTES))  # zeros may take no space
 
 
 def release(folder: Path) -> None:
-    """Frees what `reserve` has kept."""
+    """Frees the space of `reserve`."""
     with suppress(OSError):
         (folder / _RESERVE).unlink(missing_ok=True)
 
 
 def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
-    """Makes the folder of another rank than rank 0: in that of the run, or a temporary one where that is not seen here.
+    """Makes the folder of a rank other than 0: inside the run's folder, or temporary if that is not visible here.
 
     Args:
         folder_of_run: None = unknown.
@@ -117,9 +117,9 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
 
 
 def keep_log_of_rank(folder_of_run: Path, rank: int, *, is_gone: bool = False) -> Path:
-    """Puts the log of another rank beside that of the run, and returns its path; a rank that lives writes on to it."""
+    """Moves the log of another rank beside the run's log, and returns its path. A live rank continues writing to it."""
     own, kept = _of_rank(folder_of_run, rank), folder_of_run / f"train.rank{rank}.log"
-    with suppress(OSError):  # it has none, or has put it there itself
+    with suppress(OSError):  # there is none, or the rank has moved it itself
         (own / "train.log").replace(kept)
     if is_gone:
         shutil.rmtree(own, ignore_errors=True)
@@ -133,7 +133,7 @@ def _of_rank(folder_of_run: Path, rank: int) -> Path:
 def create(log_dir: Path, workload: str) -> RunFolder:
     """Creates ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``, or the same under the temporary directory.
 
-    The last four digits are the fraction of the second, so names sort as the folders were created.
+    The last four digits are the fraction of the second, so names sort by creation.
 
     Raises:
         ConfigError: neither folder can be written.
@@ -156,7 +156,7 @@ def create(log_dir: Path, workload: str) -> RunFolder:
 
 
 def open_given(path: Path, *, resume: bool) -> RunFolder:
-    """Opens the folder that the user named (hydra.run.dir), that of a multirun's job, or the one to resume in.
+    """Opens the folder that the user named (hydra.run.dir), a multirun job's folder, or the one to resume in.
 
     Raises:
         ConfigError: it holds another run already, or can't be created.

@@ -1,4 +1,4 @@
-"""Estimates the configured model's need of device memory, once for each setting, and keeps it on disk."""
+"""Estimates the device memory that the configured model needs, once for each setting, and caches it on disk."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from wellfed.train.step.train_step import parameter_groups
 from wellfed.units import show_bytes
 
 SAMPLES = 8
-"""Samples of a batch whose length is measured. Larger batches repeat the samples of the longest one."""
+"""Number of samples whose length is measured. Larger batches repeat the samples of the longest one."""
 
 
 class Footprints:
-    """The estimates of one run's model. Call it with a feature mode and whether activations are checkpointed.
+    """Estimates for one run's model. Call it with a feature mode and whether activations are checkpointed.
 
     Args:
         plan: decides the precision, and which processes build batches.
@@ -54,10 +54,10 @@ class Footprints:
         before = parts.footprints or KnownFootprints({})
         self._known, self._digests = dict(before.found), dict(before.digests)
         self.looked_at = before.looked_at
-        """Text on the samples that represent all others; empty if they don't differ in length, or before a call."""
+        """Text on the samples that the estimate is for; empty if they don't differ in length, or before a call."""
 
     def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
-        """Returns the footprint; the first call for a setting rehearses it."""
+        """Returns the footprint. The first call for a setting rehearses it."""
         key = (features, checkpointed)
         if key not in self._known:
             task = self._task(*key)
@@ -74,7 +74,7 @@ class Footprints:
         key = (features, checkpointed)
         if key not in self._digests:
             self._digests[key] = None
-            with without_side_effects(), suppress(Exception):  # foreign code, whose errors training will report
+            with without_side_effects(), suppress(Exception):  # user code, whose errors training will report
                 task = self._task(*key)
                 if isinstance(task, Task):
                     self._digests[key] = digest(self._parts.model, task, self._samples)
@@ -86,17 +86,16 @@ class Footprints:
         return KnownFootprints(dict(self._known), self.looked_at, dict(self._digests))
 
     def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
-        """Returns a function that makes batches of any size on the CPU, out of the longest of the first samples.
+        """Returns a function that makes batches of any size on the CPU, from the longest of the first samples.
 
         Args:
-            features: the feature mode that they are made for.
+            features: the feature mode of the batches.
         """
         if features not in self._batches:
             self._batches[features] = self._make_batches(self._train(features))
         return self._batches[features]
 
     def _task(self, features: str | None, checkpointed: bool) -> Task | NoEstimate:
-        """Returns the step of training to rehearse."""
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
         make_batch, train = self.batches(features), self._train(features)
@@ -121,7 +120,7 @@ class Footprints:
         )
 
     def _train(self, features: str | None) -> Any:
-        """Returns a copy of the training data for a feature mode: a rehearsal's tensors must not reach training."""
+        """Returns a copy of the training data for a feature mode, to keep a rehearsal's tensors out of training."""
         if features not in self._trains:
             self._trains[features] = copied(self._parts.for_features(features).data.train)
         return self._trains[features]
@@ -133,10 +132,10 @@ class Footprints:
             if callable(getattr(train, "split", None)):  # its tensors need not share the first dimension
                 return partial(self._first_batch, train)
             with self._deliveries(train, min(SAMPLES, self._samples)) as deliveries:
-                # A stream's own batches have their own size: one is enough.
+                # A stream's own batches have a fixed size: one is enough.
                 is_one = isinstance(train, Stream) and train.gives_batches
                 found = longest_batch(islice(deliveries, 1) if is_one else deliveries)
-        except Exception as error:  # noqa: BLE001  training asks for the same samples and raises it
+        except Exception as error:  # noqa: BLE001  training requests the same samples and raises it
             return NoEstimate(f"no batch could be built: {first_line(error)}")
         self.looked_at = ""
         if found.is_longer:
@@ -150,7 +149,7 @@ class Footprints:
 
     @contextmanager
     def _deliveries(self, train: Any, size: int) -> Iterator[Iterator[Delivery]]:
-        """Gives batches of ``size`` samples, built as in training: a sample may end the process that loads it."""
+        """Yields batches of ``size`` samples, built as in training: a sample may end the process that loads it."""
         deliveries: Any = iter(self._loader(train, size))
         with without_side_effects(), closing(deliveries):
             yield deliveries

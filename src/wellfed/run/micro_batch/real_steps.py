@@ -1,4 +1,4 @@
-"""Runs real steps of a copy of the configured model, to measure what memory they take and how fast they are."""
+"""Runs real steps of a copy of the configured model, to measure their memory and speed."""
 
 from __future__ import annotations
 
@@ -38,16 +38,14 @@ from wellfed.train.step.train_step import Computation, StepSettings, TrainStep, 
 RATES_S = 20.0
 """Seconds after which no further size is timed."""
 Fill = Callable[[Features, FeatureModeName, torch.device], FeatureSource]
-"""Makes the feature table: `features.hold` computes its rows, `features.blank` allocates it alone."""
+"""Makes the feature table: `features.hold` computes its rows, `features.blank` only allocates it."""
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
 
 
 class ConfiguredStep:
-    """Optimizer steps of the configured model on one device, without a trainer.
-
-    Moves the model to ``device`` and makes the feature table. Call it with a batch that `place` gave.
-    """
+    """Optimizer steps of the configured model on one device, without a trainer. Moves the model to ``device`` and makes
+    the feature table. Call it with a batch from `to_device`."""
 
     def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, fill: Fill) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
@@ -74,8 +72,8 @@ class ConfiguredStep:
         self._step = TrainStep(computation, self._optimizer, Fallbacks(self._micro), settings)
         self._batch: Batch | None = None
 
-    def place(self, batch: Batch) -> Batch:
-        """Returns the batch on the device, in the precision of the step. Frees the batch before it."""
+    def to_device(self, batch: Batch) -> Batch:
+        """Returns the batch on the device, in the precision of the step. Frees the previous batch."""
         self._batch = None
         placed = batches.to_device(batch, self.device)
         self._batch = batches.map_tensors(placed, lambda each: each.to(self._precision.dtype_of(each)))
@@ -109,24 +107,20 @@ def with_steps(
     fill: Fill,
     use: Callable[[ConfiguredStep], Result],
 ) -> Result:
-    """Returns what ``use`` returns for steps of the parts, then frees what they took from the device.
-
-    Random states stay as they are.
-    """
+    """Returns the result of ``use`` for steps of the parts. Frees their device memory and restores random states."""
     device = torch.device("cuda:0" if plan.on_gpu else "cpu")
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            # No name of this frame may refer to the step when its memory is to be freed.
+            # No name of this frame may refer to the step when its memory is freed.
             return use(ConfiguredStep(config, plan, make_parts(), device, fill))
     finally:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
+            torch.cuda.reset_peak_memory_stats(device)  # the recorded peak must be training's
 
 
 def _copy(parts: RunObjects, plan: RunPlan) -> RunObjects:
-    """Returns a copy of the model and the data, with the features of the copy."""
     model, parts = copy.deepcopy(parts.model), parts.for_features(plan.memory.features)
     features = models.features_of(parts.data, model)
     if features is not None and parts.features is not None:
@@ -143,10 +137,10 @@ def measured(
     asked: StepsToRun,
     make_meter: Callable[[ConfiguredStep], Meter] = ConfiguredStep.meter,
 ) -> RunPlan:
-    """Returns the plan with a measured micro-batch; as it is if no step can be run, which training will report.
+    """Returns the plan with a measured micro-batch. Unchanged if no step can be run, which training will report.
 
     Args:
-        footprints: those that ``plan`` was made with.
+        footprints: the footprints that ``plan`` was made with.
     """
     memory, facts = plan.memory, models.model_facts(parts, config)
     make_batch, frac = footprints.batches(memory.features), config.memory.plateau_frac
@@ -159,7 +153,7 @@ def measured(
     shape, until_s = step_shape(plan, facts), time.monotonic() + RATES_S
 
     def decide(step: ConfiguredStep) -> RunPlan:
-        prober = Prober(step, lambda size: step.place(make_batch(size)), make_meter(step))
+        prober = Prober(step, lambda size: step.to_device(make_batch(size)), make_meter(step))
 
         def rate(size: int) -> float | None:
             return None if time.monotonic() > until_s else prober.rate(size) or 0.0
@@ -175,9 +169,9 @@ def measured(
         return with_probes(decided, peak_bytes, prober.meter.room, shape, footprint, may_split=may_split)
 
     try:
-        # The table is not filled: to fill it twice may take minutes.
+        # The table is not filled: filling it twice may take minutes.
         return with_steps(config, plan, lambda: _copy(parts, plan), blank, decide)
-    except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
+    except Exception as error:  # noqa: BLE001  user code; a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         failure = oom.classify(error)
         if failure is not None:

@@ -58,10 +58,10 @@ def make_objects(config: RunConfig) -> RunObjects:
 
 
 def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, RunObjects]:
-    """Builds what is missing, and returns the configuration with what follows from the data.
+    """Builds missing objects, and returns the configuration with values derived from the data.
 
     Args:
-        objects: data and model, if they exist already; None = they are made here.
+        objects: data and model, if they exist already; None = make them.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
@@ -73,7 +73,7 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
 
 
 def _check_lightning_module(config: RunConfig, model: Any, data_module: Any) -> None:
-    """Raises a ConfigError for what such a model can't have; hands it the hooks of its data module."""
+    """Raises a ConfigError for settings that such a model can't have, and connects the hooks of its data module."""
     if config.workload.metrics is not None:
         problem = f"{config.workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
         raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
@@ -86,7 +86,7 @@ def _check_lightning_module(config: RunConfig, model: Any, data_module: Any) -> 
 def _check_plain_model(config: RunConfig, model: nn.Module, data_module: Any) -> None:
     """Raises a ConfigError if model, metrics, optimizer or data module don't go together."""
     workload = config.workload
-    make_metrics(config)  # raises their faults before anything is planned
+    make_metrics(config)  # raises faults before anything is planned
     check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."

@@ -26,7 +26,7 @@ _SPLITS = ("train", "val", "test")
 
 
 def read_data(config: RunConfig) -> tuple[Datasets, Any]:
-    """Returns what ``workload.data`` gives, and the LightningDataModule that it comes from, if it is one."""
+    """Returns the data of ``workload.data``, and the LightningDataModule that they come from, if any."""
     target = config.workload.data.get("_target_")
     given = build(config.workload.data, "workload.data")
 
@@ -51,7 +51,7 @@ def read_data(config: RunConfig) -> tuple[Datasets, Any]:
 
 
 def data_of_module(model: Any, target: str) -> Datasets:
-    """Returns the data of a LightningModule that brings its own loaders."""
+    """Returns the data of a LightningModule that has its own loaders."""
     if not is_lightning_module(model):
         problem = f"is null, and {target} is no LightningModule with a train_dataloader of its own."
         raise ConfigError.of("workload.data", problem, "Set workload.data._target_=<package>.<module>.<name>.")
@@ -65,7 +65,7 @@ def _from_lightning(owner: Any) -> Datasets:
 
 
 def is_lightning_module(model: Any) -> bool:
-    """Returns whether the user brings a LightningModule. Does not import Lightning."""
+    """Returns whether the model is a LightningModule. Does not import Lightning."""
     lightning = sys.modules.get("lightning.pytorch")  # imported already if there is an instance
     return lightning is not None and isinstance(model, lightning.LightningModule)
 
@@ -77,7 +77,7 @@ def _is_of(value: Any, name: str) -> bool:
 
 
 def prepared_data(data: Datasets, model: Any, seed: int) -> Datasets:
-    """Returns the data with DataLoaders taken apart, streams wrapped, and the collate function that the model adds."""
+    """Returns the data with DataLoaders taken apart, streams wrapped, and the model's own collate function."""
     data = without_loaders(data, seed)
     data = replace(data, **{split: _as_stream(data, split) for split in _SPLITS})
     if callable(collating := getattr(model, "collating", None)):
@@ -102,7 +102,7 @@ def _as_stream(data: Datasets, split: str) -> Any:
 
 
 def with_derived(config: RunConfig, data: Datasets) -> tuple[RunConfig, Datasets]:
-    """Fills in values that follow from the data where the configuration has null.
+    """Fills in values derived from the data where the configuration has null.
 
     Returns:
         The configuration, and the data with the derived values that were used.
@@ -130,7 +130,7 @@ def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
     """Fills in the step's size and ``drop_last`` from the user's DataLoader where the configuration has none.
 
     Raises:
-        ConfigError: the number of samples of a step is unknown, or the two contradict each other.
+        ConfigError: the number of samples per step is unknown, or the two contradict each other.
     """
     workload, loader = config.workload, loader_of(data, "train")
     asked, own = workload.effective_batch_size, None if loader is None else loader.step_size()
@@ -151,7 +151,7 @@ def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
 
 
 def of_split(given: Any, split: str) -> Any:
-    """Returns a value of `Datasets` that is given for all of evaluation, or by the name of the split."""
+    """Returns a value of `Datasets` that is given for all evaluation, or by the name of the split."""
     return given.get(split) if isinstance(given, Mapping) else given
 
 

@@ -22,7 +22,7 @@ from wellfed.units import counted
 
 
 def make_metrics(config: RunConfig) -> Any:
-    """Returns the metrics of torchmetrics that the configuration names; None where it names none."""
+    """Returns the configured metrics of torchmetrics; None without any."""
     node = config.workload.metrics
     if node is None:
         return None
@@ -40,7 +40,7 @@ def make_metrics(config: RunConfig) -> Any:
 
 
 def searched_metric(config: RunConfig, objects: RunObjects) -> tuple[str, Any]:
-    """Returns name and direction of the metric that picks the best checkpoint, before there is anything to train."""
+    """Returns name and direction of the metric that picks the best checkpoint, before training is set up."""
     name, mode = config.trainer.best_metric, config.trainer.best_mode
     own: tuple[str, Any] = ("loss", "min")
     if not objects.is_lightning_module:
@@ -64,11 +64,11 @@ def make_eval_loader(
     """Returns one pass over ``val`` or ``test``, in micro-batches, or in the batches of its DataLoader.
 
     Args:
-        rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
-        few: limit on the number of batches, beside the configured one.
+        rank: rank among ``world_size`` that share the batches; 0 of 1 where each has all.
+        few: limit on the number of batches, in addition to the configured one.
 
     Raises:
-        DataError: the split gives no samples, or can't be sent to worker processes.
+        DataError: the split has no samples, or can't be sent to worker processes.
     """
     dataset, loader = getattr(data, split), loader_of(data, split)
     limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
@@ -114,9 +114,7 @@ def eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSetti
 
 
 def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
-    """Returns how many batches of an evaluation are copied to the device ahead.
-
-    Without workers the copying thread would build the batches too, and draw from the process's generators.
-    """
-    is_built_elsewhere = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
-    return plan.loader.device_prefetch if is_built_elsewhere else 0
+    """Returns the number of evaluation batches that are copied to the device ahead. Without workers the copying thread
+    would build the batches too, and draw from the process's generators."""
+    may_build_ahead = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return plan.loader.device_prefetch if may_build_ahead else 0

@@ -1,4 +1,4 @@
-"""Derives from ``memory.stages`` what each stage is planned with: its configuration, the encoder frozen or trained."""
+"""Derives the planning inputs of each of ``memory.stages``: its configuration, the encoder frozen or trained."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_stage(config: RunConfig, objects: RunObjects, stage: MemoryStage) -> tupl
 
 
 def train_encoder(objects: RunObjects, *, is_trained: bool) -> None:
-    """Trains or freezes the encoder that a stage trains."""
+    """Trains or freezes the encoder."""
     for weight in objects.encoder:
         weight.requires_grad_(is_trained)
 

@@ -25,7 +25,7 @@ from wellfed.run.objects.run_objects import RunObjects
 
 
 def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings:
-    """Returns how training data is loaded: what was planned, and what the configuration sets beside it."""
+    """Returns the loader settings of training: planned values and those that are only configured."""
     return replace(
         inline_settings(config),
         backend=planned.backend,
@@ -71,7 +71,7 @@ def make_train_loader(
     """Returns the loader of one rank's training steps.
 
     Args:
-        batch_size: samples for one device, instead of those of a step.
+        batch_size: samples for one device, instead of a step's samples.
         on_event: called for samples that fail and are left out.
     """
     trainer, effective, loader = config.trainer, config.workload.samples_per_step, loader_of(data, "train")
@@ -110,11 +110,11 @@ def try_loader(
     *,
     rank: int = 0,
 ) -> FirstBatches | None:
-    """Returns what building the first batches shows; None if nothing depends on it, or no batch can be built.
+    """Returns the result of building the first batches; None if nothing depends on it, or no batch can be built.
 
     Args:
         to_time: returns the other loaders to time, once building one batch has been timed.
-        plan: the plan without this knowledge.
+        plan: the plan without this result.
     """
     first = first_builder(config, plan)
     if first is None:
@@ -127,7 +127,7 @@ def try_loader(
         known=objects.first_batches,
         data=objects.data.train,
     )
-    # Rank 0 alone checks host memory, for all ranks: the free memory changes while the others start.
+    # Only rank 0 checks host memory, for all ranks, since free memory changes while the others start.
     return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 
@@ -136,7 +136,7 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     names = plan.loader.candidates
     if (plan.loader.num_workers == 0 and len(names) < 2) or plan.loader.backend == "own":
         return None
-    # If workers were asked for, a worker builds the first batch too: a sample may end its process, or hang.
+    # With configured workers, a worker builds the first batch too: a sample may end its process, or hang.
     asked = loader_settings(config, plan.loader)
     return inline_settings(config) if "inline" in names and not asked.timeout_s else _one_worker(asked)
 
@@ -150,8 +150,8 @@ def look_at_first_batches(config: RunConfig, first: LoaderSettings, objects: Run
 def check_split(config: RunConfig, plan: RunPlan, objects: RunObjects, first: FirstBatches | None) -> None:
     """Raises a DataError if the plan cuts a step, or may have to, and the first batch can't be cut.
 
-    Builds that batch if ``first`` has none, and draws from no generator of the dataset for it. Streams and the user's
-    own loaders are left out, since they may give each batch once: their first step raises the error.
+    Builds that batch if ``first`` has none, without drawing from the dataset's generators. Streams and the user's own
+    loaders are skipped, since they may give each batch once. Their first step raises the error.
     """
     memory, train = plan.memory, objects.data.train
     is_own = plan.loader.backend == "own"
@@ -162,7 +162,7 @@ def check_split(config: RunConfig, plan: RunPlan, objects: RunObjects, first: Fi
     if not (is_cut or may_be_cut) or "split" in methods(train):
         return
     uncut = first.uncut if first is not None else None
-    # With a builder the batch was asked for already, and could not be built.
+    # With a builder, the batch was already tried and failed.
     if first is None and first_builder(config, plan) is None and not isinstance(train, Stream) and not is_own:
         loader = _trial_loaders(config, objects)(inline_settings(config))
         with without_side_effects(train), suppress(Exception), closing(loader):  # training raises it again
@@ -174,6 +174,6 @@ def check_split(config: RunConfig, plan: RunPlan, objects: RunObjects, first: Fi
 def _trial_loaders(
     config: RunConfig, objects: RunObjects, rank: int = 0
 ) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
-    """Returns what makes a loader of a copy of the training data, by its settings."""
+    """Returns a function that makes a loader of a copy of the training data, by its settings."""
     data = replace(objects.data, train=copied(objects.data.train))
     return lambda settings: make_train_loader(config, settings, data, rank=rank)

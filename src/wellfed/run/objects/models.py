@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_model(model: Any, target: str) -> None:
-    """Raises a ConfigError if this is no plain model that can be trained."""
+    """Raises a ConfigError if this is not a plain model that can be trained."""
     if found := other_lightning(type(model), "LightningModule"):
         raise ConfigError.of("workload.model", *found)
     if not isinstance(model, nn.Module):

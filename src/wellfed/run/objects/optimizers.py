@@ -28,7 +28,8 @@ _USUAL_STATES = 2
 def make_optimizer(
     config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False, has_listeners: bool = False
 ) -> torch.optim.Optimizer:
-    """Returns the workload's optimizer; fused where torch offers it, else as an earlier run had to step.
+    """Returns the workload's optimizer, fused if torch supports it, else one weight at a time if an earlier run needed
+    that.
 
     Args:
         sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
@@ -72,10 +73,8 @@ def states_per_parameter(optimizer: Mapping[str, Any]) -> int:
 
 
 def check_sparse(optimizer: Mapping[str, Any], model: nn.Module, layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers.
-
-    It takes one step on tiny parameters.
-    """
+    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers. Takes one step
+    on tiny parameters."""
     by_name = dict(layers)
     of_layers = {id(weight) for layer in by_name.values() for weight in layer.parameters(False)}
     tiny = nn.Parameter(torch.zeros(2, 3))
@@ -101,7 +100,7 @@ def check_sparse(optimizer: Mapping[str, Any], model: nn.Module, layers: Iterabl
 
 
 def make_schedule(config: RunConfig, optimizer: torch.optim.Optimizer) -> Any:
-    """Returns the scheduler that ``workload.schedule._target_`` names; nested ones step the same optimizer."""
+    """Returns the scheduler that ``workload.schedule._target_`` names. Nested ones step the same optimizer."""
 
     def made(node: Mapping[str, Any], where: str) -> Any:
         inner = node.get("schedulers")
@@ -112,7 +111,7 @@ def make_schedule(config: RunConfig, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def make_scheduling(config: RunConfig) -> Scheduling | None:
-    """Returns the configured scheduler with its interval; None where ``workload.schedule._target_`` is not set."""
+    """Returns the configured scheduler with its interval; None if ``workload.schedule._target_`` is not set."""
     schedule = config.workload.schedule
     if schedule.target is None:
         return None

@@ -1,4 +1,4 @@
-"""Holds what a run is made of: data, model and callbacks, as `assemble` builds them."""
+"""Holds the objects of a run: data, model and callbacks, as `assemble` builds them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ class RunObjects:
     model: nn.Module
     features: Features | None
     is_lightning_module: bool = False
-    """True where the model is the user's LightningModule, which runs its own step."""
+    """The model is the user's LightningModule, which runs its own step."""
     encoder: tuple[nn.Parameter, ...] = ()
     """Weights behind ``features`` that stay frozen until a later stage trains them."""
     has_sparse_gradients: bool = False
-    """True where a weight gets sparse gradients, as with ``nn.Embedding(sparse=True)``."""
+    """A weight gets sparse gradients, as with ``nn.Embedding(sparse=True)``."""
     feature_rows: Tensor | None = None
     """All rows of ``features``, if already computed on the CPU, for training there."""
     first_batches: FirstBatches | None = None
     """Sizes and times of the first batches, if already known."""
     callbacks: Mapping[str, Any] = field(default_factory=dict)
-    """Callbacks that the configuration names."""
     footprints: KnownFootprints | None = None
     """Footprints already known for this way of training."""
     data_module: Any = None
-    """The LightningDataModule that the data come from, set up."""
+    """The LightningDataModule of the data, set up."""
 
     def for_features(self, mode: str | None) -> Self:
-        """Returns the objects with data whose batches carry what that mode of features needs."""
+        """Returns the objects with data whose batches have what that mode of features needs."""
         if self.data.features is None:
             return self
 
@@ -50,7 +49,7 @@ class RunObjects:
         return replace(self, data=replace(self.data, **splits))
 
     def end(self) -> None:
-        """Tears down a LightningDataModule; to be called when the data are no longer needed."""
+        """Tears down a LightningDataModule, when the data are no longer needed."""
         if self.data_module is not None:
             from wellfed.train.lightning.user_module.data_module import tear_down
 

@@ -1,6 +1,6 @@
-"""Goes over the data of a run: training, validation, test and ceiling, each with a Trainer and its callbacks.
+"""Runs the passes over the data of a run: training, validation, test and ceiling, each with a Trainer and callbacks.
 
 Start from `passes.Passes`. `learner.Learner` is what a Trainer trains, in two forms: `model_learner` for a plain model,
 `module_learner` for the user's LightningModule. `eval_batches` reads the splits of evaluation, `ceiling_pass` measures
-the rate without loading, `non_finite_steps` names the samples of steps whose loss is not finite.
+the rate without loading. `non_finite_steps` names the samples of steps with a non-finite loss.
 """

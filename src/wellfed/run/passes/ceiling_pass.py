@@ -25,36 +25,34 @@ from wellfed.units import show_duration
 
 _LOG = logging.getLogger(__name__)
 _CEILING_S, _CEILING_FRAC = 10.0, 0.05
-"""Longest time of the ceiling: seconds, or this share of the time of training, if that is more."""
+"""Maximum time of the ceiling: seconds, or this share of the training time, if that is more."""
 _ANNOUNCED_S = 1.5
 """Expected seconds from which a ceiling is announced on the terminal."""
 _LITTLE_MS = 500
-"""Extra time that a few batches may take without worker processes, which would have to be started for them."""
+"""Maximum extra milliseconds for a few batches without worker processes, which would have to be started for them."""
 
 
 class CeilingPass:
-    """Steps on batches that are on the device already."""
+    """Steps on batches that are already on the device."""
 
     def __init__(self, learner: Learner, loader: Any) -> None:
-        """``loader`` is that of training."""
+        """``loader``: the loader of training."""
         self._learner, self._loader = learner, loader
         telemetry = learner.config.telemetry
         self._steps = telemetry.ceiling_steps if telemetry.enabled else 0
 
     def warm_up(self) -> float | None:
-        """Does a few steps before a timed training, and returns their rate as `ceiling` does.
-
-        Training goes on after these batches, so that all of its batches are new to caches alike.
-        """
+        """Does a few steps before a timed training, and returns their rate as `ceiling` does. Training continues after
+        these batches, so all of its batches are equally new to caches."""
         few = self._few_without_workers()
         rate = self._rate(self._first_batches if few is None else lambda: few, max(1, self._steps))
         return rate if self._steps else None
 
     def ceiling(self, console: Console) -> float | None:
-        """Returns samples/s on batches already on the device; None if not asked for, or if it fails.
+        """Returns samples/s on batches already on the device; None if not requested, or if it fails.
 
-        Takes `_CEILING_S`, or `_CEILING_FRAC` of the time of training where that is more. A failure is an event, and
-        changes nothing of the finished run.
+        Takes `_CEILING_S`, or `_CEILING_FRAC` of the training time if that is more. A failure is an event, and changes
+        nothing of the finished run.
         """
         if not self._steps:
             return None
@@ -101,7 +99,7 @@ class CeilingPass:
         return None if summary is None else summary.samples_per_s
 
     def _first_batches(self, number: int = CEILING_BATCHES) -> list[Delivery]:
-        """Returns the first batches of an epoch by the loader of training, which goes on after them."""
+        """Returns the first batches of an epoch from the loader of training, which continues after them."""
         loader = self._loader
         loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
         try:
@@ -123,7 +121,7 @@ class CeilingPass:
         try:
             with closing(inline):
                 few = list(islice(inline, CEILING_BATCHES))
-        except Exception as error:  # noqa: BLE001  data may load in workers alone; if not, training raises the error
+        except Exception as error:  # noqa: BLE001  data may load only in workers; otherwise training raises the error
             _LOG.info("the first batches could not be built without workers: %r", error)
             return None
         self._loader.load_state_dict(inline.state_dict())

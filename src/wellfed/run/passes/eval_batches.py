@@ -22,12 +22,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class EvalBatches:
-    """Loaders of the splits that a learner evaluates, sized to /dev/shm once a few batches have been read."""
+    """Loaders of the splits that a learner evaluates. Workers are limited to /dev/shm once batch sizes are known."""
 
     def __init__(self, learner: Learner, rank: int) -> None:
         self._learner, self._rank = learner, rank
         self.open_loaders: dict[str, Any] = {}
-        """Loaders of the splits that are read now."""
+        """Loaders of the splits that are currently read."""
         self._num_bytes: dict[str, int] = {}
         """Bytes of the largest batch that `few` has read of each split."""
 
@@ -36,14 +36,14 @@ class EvalBatches:
         return make_eval_loader(learner.config, learner.plan, learner.objects.data, split, **more)
 
     def check(self) -> None:
-        """Raises the DataError of a split without batches, before training instead of after it."""
+        """Raises the DataError of a split without batches before training instead of after it."""
         for split in ("val", "test"):
             if self._learner.evaluates(split):
                 self._loader(split).close()
 
     @contextmanager
     def open(self, split: str, trainer: Any) -> Iterator[Any]:
-        """Yields what a Trainer reads of a split, copied ahead as in training; None if it is not evaluated."""
+        """Yields the batches of a split for a Trainer, copied ahead as in training; None if it is not evaluated."""
         learner, plan = self._learner, self._learner.plan
         if not learner.evaluates(split):
             yield None
@@ -72,7 +72,7 @@ class EvalBatches:
             yield delivery
 
     def _limit_workers(self, split: str) -> None:
-        """Gives an open loader as many workers as fit /dev/shm. Their batch sizes were unknown to the plan."""
+        """Limits the workers of an open loader to what fits /dev/shm. The plan did not have their batch sizes."""
         loader = self.open_loaders.get(split)
         if split not in self._num_bytes or not isinstance(loader, EvalLoader):
             return
@@ -87,7 +87,7 @@ class EvalBatches:
         most = room.most_workers
         if most == 0:
             factor = 1
-            # Without workers a thread that copies ahead would build, and draw from the process's generators.
+            # Without workers the copying thread would build, and draw from the process's generators.
             has_fetch = callable(getattr(getattr(self._learner.objects.data, split), "fetch", None))
             may_build_here = self._learner.plan.loader.device_prefetch == 0 or has_fetch
             has_room_for_one = not replace(room, num_workers=1, prefetch_factor=1).is_full

@@ -1,4 +1,4 @@
-"""Holds what plain models and the user's LightningModules have in common: Trainers for the passes of a run."""
+"""Defines the common base of plain models and the user's LightningModules: Trainers for the passes of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Learner:
     """False: an out-of-memory error ends the run, whatever the plan allows."""
     module: Any = field(init=False)
     shares_evaluation: bool = field(default=False, init=False)
-    """True where ranks share the batches of an evaluation. What a LightningModule logs may be its own rank's alone."""
+    """Ranks share the batches of an evaluation. False for a LightningModule, whose log entries may be per rank."""
     own_best: tuple[str, Any] = field(default=("loss", "min"), init=False)
     """Name and direction of the metric that picks the best checkpoint, if the configuration names none."""
 
@@ -71,7 +71,7 @@ class Learner:
     def _trainer(
         self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]
     ) -> Any:
-        """Returns a Trainer for a module or callbacks of the user's, which may log by themselves."""
+        """Returns a Trainer for the user's module or callbacks, which may log by themselves."""
         asked, books = self.config.trainer, self.books
         return self._with_data_module(
             make_user_trainer(
@@ -88,16 +88,15 @@ class Learner:
         )
 
     def _with_data_module(self, trainer: Any) -> Any:
-        """Returns the Trainer, linked to the user's LightningDataModule."""
         if self.objects.data_module is not None:
             trainer.callbacks.insert(0, DataModuleCallback(self.objects.data_module))
         return trainer
 
     def fit(self, trainer: Any, loader: Any, val_batches: Any, checkpoint: Path | None) -> None:
-        """Trains with a Trainer of `training`; goes on from a checkpoint if there is one.
+        """Trains with a Trainer of `training`; resumes from a checkpoint if there is one.
 
         Raises:
-            OutOfMemoryExhausted: memory does not suffice, and no way to need less is left in this training.
+            OutOfMemoryExhausted: memory does not suffice, and this training has no fallback left.
         """
         with replaced(self.module, self._timed_hooks()):
             lit.fit(trainer, self.module, loader, val_batches, checkpoint)
@@ -107,7 +106,7 @@ class Learner:
         return {}
 
     def in_parts(self, loader: TimedLoader) -> Any:
-        """Returns what a Trainer trains on: the loader of whole batches, or one that hands them out in parts."""
+        """Returns the batches for a Trainer: the loader of whole batches, or one that splits them into parts."""
         return loader
 
     def measuring(self) -> AbstractContextManager[Any]:
@@ -119,11 +118,11 @@ class Learner:
         return getattr(self.objects.data, split) is not None
 
     def batches(self, deliveries: Any) -> Any:
-        """Returns what the Trainer is given of a split that is evaluated."""
+        """Returns the batches of an evaluated split for the Trainer."""
         return deliveries
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
-        """Goes over the test split, with a checkpoint's weights or the current ones."""
+        """Runs a pass over the test split, with a checkpoint's weights or the current ones."""
         raise NotImplementedError
 
     def artifacts(self) -> dict[str, Path]:

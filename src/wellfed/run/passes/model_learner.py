@@ -56,7 +56,7 @@ class ModelLearner(Learner):
 
     @property
     def checkpoints(self) -> type[Checkpoints]:
-        """The callback that writes checkpoints; it waits for the validation if that is monitored."""
+        """The callback that writes checkpoints. It waits for the validation if that is monitored."""
         return LateCheckpoints if self.module.plain.is_monitored else Checkpoints
 
     def _trainer(
@@ -68,7 +68,7 @@ class ModelLearner(Learner):
         return self._with_data_module(lit.make_trainer(options, [*callbacks, *last], self.books.folder))
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
-        """Goes over the test split, with a checkpoint's weights or the current ones."""
+        """Runs a pass over the test split, with a checkpoint's weights or the current ones."""
         if checkpoint is not None:
             lit.load_weights(self.module, checkpoint)
         trainer.test(self.module, batches, verbose=False)

@@ -41,7 +41,7 @@ class ModuleLearner(Learner):
     def training(
         self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], *, is_timed: bool = False
     ) -> Any:
-        """Returns a Trainer with the callbacks that a LightningModule needs besides."""
+        """Returns a Trainer with the additional callbacks that a LightningModule needs."""
         trainer, event = self.config.trainer, self.books.journal.event
         more: list[Any] = [RankShares()] if options.world_size > 1 else []
         more += [SchedulersOfParts()] if options.accumulate > 1 else []
@@ -52,10 +52,10 @@ class ModuleLearner(Learner):
         return super().training(options, [*callbacks, *more, non_finite], last, is_timed=is_timed)
 
     def fit(self, trainer: Any, loader: Any, val_batches: Any, checkpoint: Path | None) -> None:
-        """Trains. A step that runs out of memory is not done again: what the module's code has changed is unknown.
+        """Trains. A step that runs out of memory is not repeated, since the module's code may have changed its state.
 
         Raises:
-            RestartNeeded: training can go on from the last checkpoint in smaller parts.
+            RestartNeeded: training can resume from the last checkpoint in smaller parts.
             OutOfMemoryExhausted: no smaller parts are left.
         """
         memory = additions.StepMemory()
@@ -75,17 +75,17 @@ class ModuleLearner(Learner):
         raise self._with_less(memory.failure, memory.samples, trainer)
 
     def _timed_hooks(self) -> dict[str, Any]:
-        """Returns the user's hooks, timed. Those that move a batch are part of the step, also in the ceiling."""
+        """Returns the user's hooks, timed, without those that move a batch: they are part of the step."""
         hooks = [hook for hook in HOOKS if not hook.endswith("_batch_transfer")]
         return timed_hooks_of(self.module, hooks, self.books.wall)
 
     @property
     def _may_restart(self) -> bool:
-        """With several ranks the others would wait within the step for the one that runs out of memory."""
+        """Whether training may restart. With several ranks the others would wait in the step for the failed one."""
         return self.may_adapt and self.config.memory.on_oom is OnOom.retry and self.options.world_size == 1
 
     def _with_less(self, failure: MemoryFailure, samples: int, trainer: Any) -> OutOfMemoryExhausted:
-        """Returns the error that ends this training, with the changes that let the next one need less memory."""
+        """Returns the error that ends this training, with changes for a restart that needs less memory."""
         plan, step = self.plan, trainer.global_step + 1
         self.books.journal.event("oom", step=step, message=failure.message)
         samples = max(samples, plan.workload.effective_batch_size)
@@ -119,7 +119,7 @@ class ModuleLearner(Learner):
         return InParts(loader, self.options.accumulate, Preparation(self.objects.data.train, self.config.seed).split)
 
     def measuring(self) -> AbstractContextManager[Any]:
-        """Returns a context in which the module's other hooks are not called: they may use metrics of a validation."""
+        """Returns a context without the module's other hooks, which may use metrics of a validation."""
         return steps_alone(self.module, is_set_up=False, moves=True)
 
     def evaluates(self, split: str) -> bool:
@@ -131,7 +131,7 @@ class ModuleLearner(Learner):
         return BareBatches(deliveries)
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
-        """Goes over the test split. Lightning loads the weights, since hooks of the module may make layers first."""
+        """Tests. Lightning loads the weights, since hooks of the module may make layers first."""
         weights_only = None if checkpoint is None else True
         trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
 

@@ -1,4 +1,4 @@
-"""Names the training samples behind a loss that is not a finite number."""
+"""Names the training samples behind a non-finite loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
 _MOST_EXAMINED = 200
-"""Maximum number of batches examined after a loss that is not finite."""
+"""Maximum number of batches examined after a non-finite loss."""
 _MOST_NAMED = 3
 """Maximum number of left-out steps whose samples are named."""
 

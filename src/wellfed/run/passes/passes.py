@@ -42,7 +42,7 @@ from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.callbacks.process_watch import ProcessWatch
 from wellfed.train.lightning.callbacks.profile import ProfilerTrace
 from wellfed.train.lightning.callbacks.progress import Counts, ProgressBar, ProgressReport
-from wellfed.train.lightning.callbacks.pruning import Judge, Pruning
+from wellfed.train.lightning.callbacks.pruning import Pruner, Pruning
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.callbacks.stop import StopAtStepEnd
 from wellfed.train.lightning.callbacks.synchronisations import Synchronisations
@@ -59,11 +59,11 @@ class Measure:
     steps: int
     """Maximum number of steps, without the warm-up."""
     within: float = 0.02
-    """Half the 95 % interval of samples/s over the rate at which the rate is known well enough."""
+    """Sufficient precision: half the 95 % interval of samples/s over the rate."""
 
 
 class Passes:
-    """The passes of one run, with what they share: learner, loader and the latest figures."""
+    """The passes of one run, with their common objects: learner, loader and the latest figures."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Passes:
         self.steps_per_epoch = self._loader.steps_per_epoch
         """Optimizer steps of one pass over the training data; None for a stream of unknown length."""
         self.is_pruned = False
-        """True where a pruner has ended the training early."""
+        """A pruner has ended the training early."""
         self._synchronisations: Synchronisations | None = None
         self.figures = figures = Figures(
             self._log,
@@ -143,17 +143,15 @@ class Passes:
         stop: StopRequest,
         checkpoint: Path | None,
         on_start: Callable[[], None],
-        judge: Judge | None = None,
+        pruner: Pruner | None = None,
     ) -> None:
-        """Trains, with the validations in between; goes on from a checkpoint if there is one.
-
-        ``judge`` may end the training after any validation.
-        """
+        """Trains, with the validations in between; resumes from a checkpoint if there is one. ``pruner`` may end the
+        training after any validation."""
         self._eval_batches.check()
         clock, total_steps = self._clock(), lit.total_steps(self._options, self.steps_per_epoch)
         callbacks = self._fit_callbacks(console, clock, on_start, total_steps)
-        validations = 0 if judge is None else self._books.journal.validations_written()
-        pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
+        validations = 0 if pruner is None else self._books.journal.validations_written()
+        pruning = Pruning(pruner, self._latest_best_metric, total_steps, validations)
         last = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, last)
         with self._books.wall.running():
@@ -162,10 +160,8 @@ class Passes:
             self._end_training(trainer, pruning)
 
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
-        """Trains to measure the rate, epoch after epoch, without validations and checkpoints.
-
-        To be called after `warm_up`. Batches loaded during a slow first step would hide a slow loader.
-        """
+        """Trains to measure the rate, epoch after epoch, without validations and checkpoints. Call it after `warm_up`.
+        Batches loaded during a slow first step would hide a slow loader."""
         clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
         callbacks = [
             *self._callbacks(Clock(clock, self._books.journal.steps, warmup_steps=warmup), on_start),
@@ -180,7 +176,6 @@ class Passes:
     def _fit_callbacks(
         self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
     ) -> list[Any]:
-        """Returns our callbacks of a whole training, in their order."""
         config, journal, learner = self._config, self._books.journal, self._learner
         bar = ProgressBar(
             console,
@@ -192,7 +187,7 @@ class Passes:
         callbacks = [*self._callbacks(Clock(clock, journal.steps), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
-        if config.trainer.profile_steps and self._rank == 0:  # other ranks differ in their data alone
+        if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
             path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
             profiled, interrupt = self._books.profiled, clock.interrupt
             callbacks.insert(1, ProfilerTrace(path, steps, profiled, on_event=journal.event, interrupt=interrupt))
@@ -205,7 +200,7 @@ class Passes:
         return callbacks
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
-        """Returns the callbacks that a timed training has too."""
+        """Returns the callbacks that a timed training has, too."""
 
         def started() -> None:
             on_start()
@@ -267,7 +262,7 @@ class Passes:
         self._books.waited([one for one in of_ranks if one is not None])
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:
-        """Switches the data to another mode of features; open loaders read the new data from their next pass on."""
+        """Switches the data to another mode of features. Open loaders read the new data from their next pass on."""
         before, objects = self._learner.objects, self._learner.objects.for_features(mode)
         self._learner.objects = objects
         for split, loader in {"train": self._loader, **self._eval_batches.open_loaders}.items():
@@ -283,7 +278,7 @@ class Passes:
         return StepClock(origin_s=self._books.journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
 
     def _log(self, *figures: Any, **about: Any) -> None:
-        """Writes figures to the journal; the time counts as logging."""
+        """Writes figures to the journal. The time counts as logging."""
         before = self._books.wall.switch(LOGGING)
         self._books.journal.metrics(*figures, **about)
         self._books.wall.back(before)
@@ -301,7 +296,7 @@ class Passes:
             raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
 
     def close(self) -> None:
-        """Stops worker processes and threads that build batches of training."""
+        """Stops worker processes and threads that build training batches."""
         self._loader.close()
 
     # -- after training -------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Keeps the ranks of one run together, by way of torch.distributed's store.
+"""Coordinates the ranks of one run through torch.distributed's store.
 
-Start with `other_ranks`, which a run's stages call. Below it:
+Start with `other_ranks`, which a run's stages call. It uses:
 
 - `following`: how other ranks get the run that rank 0 has composed.
 - `exchange`: objects from rank to rank.
-- `ends`: how each rank has ended, and which one is gone.
+- `rank_outcomes`: how each rank has ended, and which one is gone.
 - `store`: torch's store, opened.
 """

@@ -1,7 +1,7 @@
-"""Exchanges objects between the ranks of one run, by way of a store of torch.distributed.
+"""Exchanges objects between the ranks of one run, through a store of torch.distributed.
 
-It works before the collectives of torch exist, and where one of them hangs. A rank that waits for another one gets an
-exception when any rank has failed. Objects carry a signature: only a rank of this run has another unpickle something.
+Works before torch's collectives exist, and while one of them hangs. A waiting rank gets an exception when any rank has
+failed. Objects are signed, so that only objects from ranks of this run are unpickled.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from wellfed.errors import EXIT_FAILED, ConfigError, first_line
 from wellfed.ranks import Launch
 from wellfed.run.ending import OK, Outcome, RankEnded
 from wellfed.run.ranks import store as stores
-from wellfed.run.ranks.ends import BEAT_S, Ends
+from wellfed.run.ranks.rank_outcomes import BEAT_S, RankOutcomes
 from wellfed.run.ranks.store import Address
 
 _LOG = logging.getLogger(__name__)
 COME_S = 300.0
-"""Seconds that ranks wait for one another at the start: each imports torch first, maybe from a slow disk."""
+"""Seconds that ranks wait for one another at the start. Each imports torch first, maybe from a slow disk."""
 REFUSED_S = 60.0
-"""Seconds that rank 0 waits for the others where it only has to report that nothing is run."""
+"""Seconds that rank 0 waits for the others if it only has to report that nothing is run."""
 _DIGEST_BYTES = 32
 
 
 class Exchange:
-    """One rank's part in the exchange. It is opened at its first use, which imports torch.
+    """One rank's end of the exchange. It is opened at its first use, which imports torch.
 
     Args:
-        address: of the store, where another process has passed it on; else it is found through the launcher.
+        address: address of the store if another process passed it on; None = find it through the launcher.
     """
 
     def __init__(self, launch: Launch, address: Address | None = None) -> None:
         self.launch = launch
-        self.ends = Ends(launch)
+        self.outcomes = RankOutcomes(launch)
         self._given = address
         self._port, self._key = 0, b""
         self._is_open = self._is_closed = False
@@ -49,12 +49,12 @@ class Exchange:
 
     @property
     def address(self) -> Address:
-        """Where another process on this machine joins."""
+        """Address at which another process on this machine joins."""
         self._open()
         return ["localhost"], self._port, self._key
 
     def broadcast(self, kind: str, content: Any = None) -> Any:
-        """Returns what rank 0 gives. All ranks call it, equally often for each kind.
+        """Returns rank 0's object. All ranks call it, equally often for each kind.
 
         Raises:
             RankEnded: a rank has ended before.
@@ -67,7 +67,7 @@ class Exchange:
         return content
 
     def gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns what all ranks give, in their order, on rank 0. Other ranks get an empty list and don't wait.
+        """Returns the objects of all ranks, in their order, on rank 0. Other ranks get an empty list and don't wait.
 
         Raises:
             RankEnded: a rank has ended before.
@@ -80,7 +80,7 @@ class Exchange:
         return []
 
     def all_gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns what all ranks give, in their order, on all of them.
+        """Returns the objects of all ranks, in their order, on each of them.
 
         Raises:
             RankEnded: a rank has ended before.
@@ -89,23 +89,21 @@ class Exchange:
         return found
 
     def post(self, kind: str, content: Any) -> None:
-        """Leaves a message for rank 0, which reads it within `receiving`; it is dropped if rank 0 is gone."""
+        """Leaves a message for rank 0, which reads it within `receiving`. It is dropped if rank 0 is gone."""
         with suppress(RankEnded):
             self._put(f"{self._next(kind)}/{self.launch.rank}", content)
 
     @contextmanager
     def receiving(self, kind: str, ranks: Sequence[int], handler: Callable[[Any], None]) -> Iterator[None]:
-        """Hands messages that these ranks post to a handler, in a thread that ends with the block.
-
-        A handler that raises still gets the next message.
-        """
+        """Passes messages of these ranks to a handler, in a thread that ends with the block. A handler that raises
+        still gets the next message."""
         is_over, read = threading.Event(), Counter[int]()
 
         def receive() -> None:
             with suppress(RankEnded):
                 while not is_over.wait(BEAT_S):
                     self._receive(kind, ranks, read, handler)
-                self._receive(kind, ranks, read, handler)  # what came meanwhile
+                self._receive(kind, ranks, read, handler)  # messages that came meanwhile
 
         thread = threading.Thread(target=receive, name="wellfed-receiving", daemon=True)
         thread.start()
@@ -116,15 +114,15 @@ class Exchange:
             thread.join(5 * BEAT_S)
 
     def close(self, outcome: Outcome = OK) -> None:
-        """Reports the end of this rank, and waits shortly until it was read. Ranks that come late read it too."""
+        """Reports the end of this rank, and waits shortly until it was read. Ranks that join late read it too."""
         if self._is_closed:
             return
         self._is_closed = True
         if self.launch.rank == 0 or self._given is not None:
             with suppress(ConfigError, OSError, RuntimeError, RankEnded):
                 self._open(come_s=REFUSED_S)
-        self.ends.report(outcome)
-        self.ends.stop()
+        self.outcomes.report(outcome)
+        self.outcomes.stop()
 
     def _next(self, kind: str) -> str:
         self._uses[kind] += 1
@@ -132,12 +130,12 @@ class Exchange:
 
     def _put(self, key: str, content: Any) -> None:
         data = pickle.dumps(content)
-        self.ends.ask("set", key, self._signature(data) + data)
+        self.outcomes.ask("set", key, self._signature(data) + data)
 
     def _take(self, key: str, *, is_last: bool) -> Any:
-        signed: bytes = self.ends.ask("get", key)
+        signed: bytes = self.outcomes.ask("get", key)
         if is_last:
-            self.ends.ask("delete_key", key)
+            self.outcomes.ask("delete_key", key)
         data = signed[_DIGEST_BYTES:]
         if not hmac.compare_digest(signed[:_DIGEST_BYTES], self._signature(data)):
             raise ValueError("it was signed by another run")
@@ -147,10 +145,10 @@ class Exchange:
         return hmac.digest(self._key, data, "sha256")
 
     def _await(self, key: str, rank: int) -> Any:
-        """Returns an object that a rank sends, once it is there. torch's own wait warns on stderr when time is over."""
+        """Returns an object from a rank, once it is there. torch's own wait prints a warning at its timeout."""
         wait_s = 0.005
-        while not self.ends.ask("check", [key]):
-            self.ends.check(rank)
+        while not self.outcomes.ask("check", [key]):
+            self.outcomes.check(rank)
             time.sleep(wait_s)
             wait_s = min(0.2, 1.5 * wait_s)
         try:
@@ -164,7 +162,7 @@ class Exchange:
 
     def _receive(self, kind: str, ranks: Sequence[int], read: Counter[int], handler: Callable[[Any], None]) -> None:
         for rank in ranks:
-            while self.ends.ask("check", [key := f"{kind}/{read[rank] + 1}/{rank}"]):
+            while self.outcomes.ask("check", [key := f"{kind}/{read[rank] + 1}/{rank}"]):
                 read[rank] += 1
                 try:
                     handler(self._take(key, is_last=True))
@@ -174,10 +172,10 @@ class Exchange:
                     _LOG.exception("A message of rank %d can't be handled (%s).", rank, kind)
 
     def _open(self, come_s: float | None = None) -> None:
-        """Opens the store at the first call; rank 0 waits for all that the launcher has started.
+        """Opens the store at the first call. Rank 0 waits for all ranks that the launcher has started.
 
         Raises:
-            ConfigError: ranks have not come within the time.
+            ConfigError: ranks have not joined within the time.
         """
         if self._is_open:
             return
@@ -189,15 +187,15 @@ class Exchange:
         else:
             store, self._key = stores.find(launch, come_s) if self._given is None else stores.connect(self._given)
         self._port = store.port
-        self.ends.start(store)
+        self.outcomes.start(store)
         if launch.rank == 0 and launch.by != "Lightning":
             self._launchers = stores.publish(self._port, self._key, launch, come_s)
             until_s, all_ranks = time.monotonic() + come_s, range(launch.world_size)
-            while missing := self.ends.missing({*all_ranks}):
+            while missing := self.outcomes.missing({*all_ranks}):
                 if time.monotonic() > until_s:
                     problem = (
-                        f"{self.ends.named(*missing).lower()} of {launch.world_size} did not come within {come_s:.0f} "
-                        "s: were they started, and do their machines reach this one?"
+                        f"{self.outcomes.named(*missing).lower()} of {launch.world_size} did not come within "
+                        f"{come_s:.0f} s: were they started, and do their machines reach this one?"
                     )
-                    raise ConfigError.of(launch.by, problem, "What they say themselves is in their own output.")
+                    raise ConfigError.of(launch.by, problem, "Their own output has the reason.")
                 time.sleep(0.02)

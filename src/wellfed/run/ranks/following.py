@@ -1,7 +1,7 @@
-"""Has all ranks of a run work on what rank 0 has composed: one configuration, one folder, the same code.
+"""Makes all ranks of a run work on what rank 0 has composed: one configuration, one folder, the same code.
 
-Ranks that torchrun or srun has started wait for it in `follow`. Those that Lightning starts, when rank 0 begins to
-train, find a file whose path is in their environment (`invite`, `invited`).
+Ranks that torchrun or srun has started wait for it in `follow`. Lightning starts ranks when rank 0 begins to train.
+These find a file whose path is in their environment (`invite`, `invited`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from wellfed.run.ranks.exchange import Exchange
 from wellfed.units import show_text
 
 SEEN_S = 15.0
-"""Seconds until other machines see a new file: network file systems look again only after some."""
+"""Seconds until other machines see a new file on a network file system."""
 _INVITATION = "WELLFED_RANK_0"
-"""Environment variable: path of the file that rank 0 has left for the ranks that Lightning starts."""
+"""Environment variable with the path of the file that rank 0 has left for ranks started by Lightning."""
 _COMMON = ("torch", "lightning")
 """Packages whose versions must be the same on all machines."""
 
@@ -55,10 +55,10 @@ class SharedRun:
 
 
 def lead(exchange: Exchange, shared: SharedRun, git: GitState | None) -> None:
-    """Has the other ranks, which torchrun or srun has started, work on this run. Called on rank 0.
+    """Makes the other ranks, started by torchrun or srun, work on this run. Called on rank 0.
 
     Raises:
-        ConfigError: they are not there, run other code, or don't see the folder.
+        ConfigError: they are missing, run other code, or don't see the folder.
         RankEnded: one of them has ended.
     """
     facts = exchange.gather("code", _facts(exchange.launch, git))
@@ -82,25 +82,23 @@ def follow(exchange: Exchange, own_git: Callable[[], GitState | None]) -> Shared
     """Returns the run that rank 0 leads. Called on the other ranks that torchrun or srun has started.
 
     Raises:
-        WellfedError: rank 0 does not come, has ended, or sends what can't be read.
+        WellfedError: rank 0 is missing, has ended, or sends something unreadable.
     """
     launch = exchange.launch
-    # Once a machine: hundreds of ranks would ask one file server for the same files.
+    # Once per machine: hundreds of ranks would read the same files from one file server.
     exchange.gather("code", _facts(launch, own_git()) if launch.is_first_of_node else None)
     shared: SharedRun = exchange.broadcast("run")
-    exchange.ends.on_rank_0_gone = lambda outcome: _complete_record(launch, shared, outcome)
+    exchange.outcomes.on_rank_0_gone = lambda outcome: _complete_record(launch, shared, outcome)
     is_seen = _sees(shared)
     exchange.gather("sees", None if is_seen else f"node {launch.node} ({socket.gethostname()})")
     if not is_seen:
-        exchange.broadcast("plan")  # which does not come
+        exchange.broadcast("plan")  # never arrives, but raises rank 0's error
     return shared
 
 
 def invite(shared: SharedRun, world_size: int) -> Exchange:
-    """Opens the exchange on rank 0 and leaves its address and the run for the ranks that Lightning will start.
-
-    The file is readable for this user alone: it has the configuration with its secrets, and the key of the exchange.
-    """
+    """Opens the exchange on rank 0 and leaves its address and the run for the ranks that Lightning will start. Only
+    this user can read the file: it has the configuration with its secrets, and the key of the exchange."""
     exchange = Exchange(lightnings_launch(0, world_size))
     path = shared.folder / ".ranks"
     data = pickle.dumps((exchange.address, shared, world_size))
@@ -112,20 +110,20 @@ def invite(shared: SharedRun, world_size: int) -> Exchange:
 
 
 def uninvite() -> None:
-    """Removes the file that `invite` has left."""
+    """Removes the file of `invite`."""
     path = os.environ.pop(_INVITATION, None)
     if path is not None:
         Path(path).unlink(missing_ok=True)
 
 
 def invited() -> tuple[Exchange, SharedRun] | None:
-    """Returns what `invite` has left, in a process that Lightning has started for another rank; else None."""
+    """Returns the content of `invite`'s file, in a process that Lightning has started for another rank; else None."""
     path, rank = os.environ.get(_INVITATION), own_rank()
     if path is None or rank == 0:
         return None
     address, shared, world_size = pickle.loads(Path(path).read_bytes())
     exchange = Exchange(lightnings_launch(rank, world_size), address)
-    exchange.ends.on_rank_0_gone = lambda outcome: _complete_record(exchange.launch, shared, outcome)
+    exchange.outcomes.on_rank_0_gone = lambda outcome: _complete_record(exchange.launch, shared, outcome)
     return exchange, shared
 
 
@@ -151,7 +149,7 @@ def _mark_of(folder: Path) -> Path:
 
 
 def _sees(shared: SharedRun) -> bool:
-    """Returns whether this machine sees the folder of rank 0, and not another one of the same name."""
+    """Returns whether this machine sees rank 0's folder, and not another one of the same name."""
     until_s = time.monotonic() + SEEN_S
     while True:
         with suppress(OSError):
@@ -163,7 +161,7 @@ def _sees(shared: SharedRun) -> bool:
 
 
 def _complete_record(launch: Launch, shared: SharedRun, outcome: Outcome) -> None:
-    """Writes into the record of rank 0 that it is gone; on the first other rank, and on the first of each machine."""
+    """Completes rank 0's record when it is gone. Runs on rank 1, and on the first rank of each machine."""
     if launch.rank > 1 and not launch.is_first_of_node:
         return
     if checkpoints_of(shared.folder):

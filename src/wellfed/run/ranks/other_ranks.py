@@ -1,4 +1,4 @@
-"""Keeps the ranks of one run together: data prepared in turn, rank 0's plan, the GPUs of all machines, one outcome."""
+"""Coordinates the ranks of one run: data prepared in turn, rank 0's plan, the GPUs of all machines, one outcome."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanOfRank0:
-    """The parts of a plan that rank 0 decides for all ranks."""
+    """Parts of a plan that rank 0 decides for all ranks."""
 
     budget_gib: float | None
-    """When a later rank reads the card, the ranks before it hold some of its memory."""
+    """Rank 0's reading, since earlier ranks hold some memory of the card when a later rank reads it."""
     memory: MemorySection
-    """Ranks that split a step in other ways would not meet in the same collectives."""
+    """Ranks that split a step differently would not meet in the same collectives."""
     loader: LoaderSection
-    """Rank 0 has measured the host memory that is free for all of them."""
+    """Rank 0 has measured the free host memory for all ranks."""
     stages: tuple[PlannedStage, ...] = ()
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """Knobs that earlier runs had to lower; the optimizer depends on them."""
@@ -47,8 +47,9 @@ class OtherRanks:
 
     Args:
         shared: the run as rank 0 has composed it.
-        exchange: with ranks that run already. Lightning starts the others of a machine when rank 0 begins to train.
-        undo: removes the run folder, where another rank has found that nothing can be run.
+        exchange: connection to ranks that already run. Lightning starts the other ranks of a machine when rank 0 begins
+            to train.
+        undo: removes the run folder, if another rank has found that nothing can be run.
     """
 
     def __init__(
@@ -65,17 +66,18 @@ class OtherRanks:
 
     @property
     def _together(self) -> Exchange | None:
-        """The exchange where all ranks were started at once, so that they can do things in turn before training."""
+        """The exchange, if all ranks were started at once, so that they can take turns before training."""
         return None if self._exchange is None or self._exchange.launch.by == "Lightning" else self._exchange
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Within the block data are prepared: by rank 0, then by the first rank of each machine, then by the rest.
+        """Orders the ranks within the block, which prepares data: rank 0, then the first rank of each machine, then the
+        rest.
 
-        So what is prepared once is there for all, on a shared disk and on a disk of each machine.
+        So data that are prepared once are there for all, on a shared disk and on each machine's own disk.
 
         Raises:
-            RankEnded: a rank whose turn was before has ended.
+            RankEnded: an earlier rank has ended.
         """
         exchange = self._together
         if exchange is None:
@@ -95,7 +97,7 @@ class OtherRanks:
             exchange.broadcast("all are prepared")
 
     def plan(self, planner: Planner) -> RunPlan:
-        """Returns the plan of training, with what rank 0 decides as it has decided."""
+        """Returns the plan of training, with rank 0's decisions."""
         if self._rank > 0 and self._exchange is not None:
             decided: PlanOfRank0 = self._exchange.broadcast("plan")
             device = replace(planner.device.device, memory_gib=decided.budget_gib)
@@ -114,7 +116,7 @@ class OtherRanks:
         return plan
 
     def gpus_of_other_machines(self, facts: MachineFacts, device: DevicePlan) -> list[dict[str, Any]]:
-        """Returns, on rank 0, the GPUs of other machines as the record has them, once they match this machine's.
+        """Returns, on rank 0, the GPUs of other machines as recorded, once they match this machine's.
 
         Raises:
             ConfigError: they don't match.
@@ -135,12 +137,12 @@ class OtherRanks:
         return [{**gpu, "node": node.node, "host": node.host} for node, gpus in others for gpu in gpus]
 
     def ready(self) -> None:
-        """Waits until all ranks are about to meet in a collective of torch; raises RankEnded where one has failed."""
+        """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
         if self._together is not None:
             self._together.all_gather("ready", None)
 
     def all_gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns what all ranks give, in their order, on all of them; raises RankEnded where one has failed."""
+        """Returns the objects of all ranks, in their order, on all of them; raises RankEnded if one has failed."""
         if self._exchange is not None:
             return self._exchange.all_gather(kind, own)
         if not (dist.is_available() and dist.is_initialized()):
@@ -150,17 +152,17 @@ class OtherRanks:
         return found
 
     def met(self) -> None:
-        """Removes the invitation if all ranks that Lightning starts have joined; some stages start before them."""
+        """Removes the invitation once all ranks that Lightning starts have joined. Some stages begin before that."""
         exchange = self._exchange
         if (
             self._has_invited
             and exchange is not None
-            and not exchange.ends.missing({*range(exchange.launch.world_size)})
+            and not exchange.outcomes.missing({*range(exchange.launch.world_size)})
         ):
             uninvite()
 
     def watching(self, on_failure: Callable[[Outcome], None]) -> AbstractContextManager[None]:
-        """Within the block the failure of another rank ends this one, by force where it hangs.
+        """Ends this rank when another one fails within the block, by force if it hangs.
 
         Args:
             on_failure: writes the record before that.
@@ -173,10 +175,10 @@ class OtherRanks:
             if outcome.is_refusal:
                 self._undo()
 
-        return nullcontext() if self._exchange is None else self._exchange.ends.watching(end)
+        return nullcontext() if self._exchange is None else self._exchange.outcomes.watching(end)
 
     def receiving(self, handler: Callable[[Any], None]) -> AbstractContextManager[None]:
-        """Within the block rank 0 gets what the first ranks of other machines read there."""
+        """Delivers the readings of other machines' first ranks to rank 0 within the block."""
         if self._together is None or self._rank > 0:
             return nullcontext()
         launch = self._together.launch
@@ -184,17 +186,15 @@ class OtherRanks:
         return self._together.receiving("readings", firsts, handler)
 
     def sender(self) -> tuple[int, Callable[[Any], None]] | None:
-        """Returns the number of this machine and what sends its readings to rank 0, if it is this rank's to read it."""
+        """Returns this machine's number and a function that sends readings to rank 0; None if this rank reads none."""
         exchange = self._together
         if exchange is None or exchange.launch.node == 0 or not exchange.launch.is_first_of_node:
             return None
         return exchange.launch.node, lambda message: exchange.post("readings", message)
 
     def outcome(self, own: Outcome) -> Outcome:
-        """Returns how the run has ended, and reports it to the other ranks.
-
-        On rank 0 that is how the rank has ended which failed first; the others report only their own.
-        """
+        """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
+        failed first. Other ranks report only their own."""
         exchange = self._exchange
         if exchange is None:
             return own
@@ -202,9 +202,9 @@ class OtherRanks:
             if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
                 keep_log_of_rank(self._shared.folder, self._rank)
         elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
-            own = self._explained(own, exchange.ends.reason(own))
-        exchange.ends.report(own)
-        self.is_shown_by_rank_0 = 0 not in exchange.ends.lost
+            own = self._explained(own, exchange.outcomes.reason(own))
+        exchange.outcomes.report(own)
+        self.is_shown_by_rank_0 = 0 not in exchange.outcomes.lost
         _leave_for_torchrun(own)
         if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
             _leave_collectives()
@@ -214,7 +214,7 @@ class OtherRanks:
         """Returns the outcome with the paths of the other ranks' logs in its advice, those of lost ranks too."""
         if self._shared is None or self._exchange is None or self._rank > 0 or outcome.is_refusal:
             return outcome
-        folder, ends = self._shared.folder, self._exchange.ends
+        folder, ends = self._shared.folder, self._exchange.outcomes
         logs = [keep_log_of_rank(folder, rank, is_gone=rank in ends.lost) for rank in ends.failed if rank > 0]
         shown = ", ".join(str(log) for log in logs if log.exists())
         return replace(outcome, advice=f"{outcome.advice} Its log is {shown}.".lstrip()) if shown else outcome
@@ -228,22 +228,22 @@ class OtherRanks:
     def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:
         if found is None or (own.status == found.status == "interrupted"):
             return own
-        if own.message and found.message.endswith(own.message):  # the same error on all ranks: it is no other's
+        if own.message and found.message.endswith(own.message):  # the same error on all ranks
             return own
         is_counted = found.is_refusal or not own.is_refusal
         code = found.exit_code if is_counted else EXIT_NOTHING_RUN
-        # Its traceback was shown there; the one at hand is of a broken connection.
+        # The other rank showed its traceback. The one here is of a broken connection.
         return self.with_logs(replace(found, is_expected=True, exit_code=code))
 
 
 def _leave_collectives() -> None:
-    """Breaks the connections of Gloo, so that ranks which wait for this one fail at once and not when it is gone."""
+    """Breaks the connections of Gloo, so that ranks waiting for this one fail at once."""
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
 def _leave_for_torchrun(outcome: Outcome) -> None:
-    """Writes the error of this rank where torchrun reads what failed first."""
+    """Writes this rank's error where torchrun reads the first failure."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and outcome.exit_code and not (outcome.is_of_other_rank or outcome.is_refusal):
         with suppress(OSError), open(path, "w", encoding="utf-8") as file:

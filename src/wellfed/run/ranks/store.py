@@ -1,8 +1,8 @@
 """Opens the store of torch.distributed that the ranks of one run share.
 
-Rank 0 serves a new `TCPStore` for each start of the run. torchrun keeps one store for all its attempts: there a rank
-that is started again finds the addresses of the attempt before, and fails (torch 2.13). So the launcher's store holds
-only the address of the new one, and torch's own process groups meet at the new one, too.
+Rank 0 serves a new `TCPStore` for each start of the run. torchrun keeps one store for all its attempts, where a
+restarted rank finds the addresses of the previous attempt and fails (torch 2.13). So the launcher's store holds only
+the address of the new one, which torch's process groups use, too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from wellfed.errors import ConfigError, first_line
 from wellfed.ranks import Launch
 
 Address = tuple[Sequence[str], int, bytes]
-"""Hosts, port and key of a store that is open."""
+"""Hosts, port and key of an open store."""
 _ADDRESS = "wellfed"
 _CONNECT_S = 5.0
 
 
 def allow_open_files(wanted: int) -> None:
-    """Raises this process's limit of open files, as far as the system lets it: for stores and for Gloo's groups."""
+    """Raises this process's limit of open files as far as allowed, for stores and Gloo's groups."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -38,14 +38,14 @@ def allow_open_files(wanted: int) -> None:
 
 
 def serve() -> tuple[Any, bytes]:
-    """Returns a store that this process serves, and a key for the signatures of what is put into it."""
+    """Returns a store that this process serves, and a key for signatures."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True), secrets.token_bytes(32)
 
 
 def publish(port: int, key: bytes, launch: Launch, come_s: float) -> Any:
-    """Puts the address of the store into the launcher's, which is returned: this process may have to serve it."""
+    """Puts the store's address into the launcher's store, and returns that, since this process may have to serve it."""
     launchers, host = _launchers_store(launch, come_s)
     launchers.set(_ADDRESS, repr((_own_addresses(host), port, key)).encode())
     _meet_at("localhost", port)
@@ -56,7 +56,7 @@ def find(launch: Launch, come_s: float) -> tuple[Any, bytes]:
     """Connects to the store whose address rank 0 has published; returns it with its key.
 
     Raises:
-        ConfigError: rank 0 has not come within the time.
+        ConfigError: rank 0 has not published it within the time.
     """
     launchers, _ = _launchers_store(launch, come_s)
     until_s = time.monotonic() + come_s
@@ -64,13 +64,13 @@ def find(launch: Launch, come_s: float) -> tuple[Any, bytes]:
         try:
             launchers.wait([_ADDRESS], timedelta(seconds=max(1.0, left_s)))
             store, key = connect(ast.literal_eval(launchers.get(_ADDRESS).decode()))
-        except RuntimeError:  # the address of an attempt before this one
+        except RuntimeError:  # the address of an earlier attempt
             time.sleep(0.3)
             continue
         _meet_at(store.host, store.port)
         return store, key
     problem = f"rank 0 did not come within {come_s:.0f} s."
-    raise ConfigError.of(f"rank {launch.rank}", problem, "What it says itself is in its own output.")
+    raise ConfigError.of(f"rank {launch.rank}", problem, "Its own output has the reason.")
 
 
 def connect(address: Address) -> tuple[Any, bytes]:
@@ -110,7 +110,7 @@ def _launchers_store(launch: Launch, come_s: float) -> tuple[Any, str]:
 
 
 def _meet_at(host: str, port: int) -> None:
-    """Has torch's process groups meet at the store of rank 0."""
+    """Makes torch's process groups meet at the store of rank 0."""
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 

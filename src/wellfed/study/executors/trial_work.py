@@ -84,8 +84,8 @@ def work(
     if isinstance(task, SeeMetric):
         return see_metric(shared.parts, task.config)
     if isinstance(task, TrainWhole):
-        judge = None if ask is None else lambda number, value: ask(Validated(number, value))
-        return train(task.composed, shared.parts, judge=judge)
+        pruner = None if ask is None else lambda number, value: ask(Validated(number, value))
+        return train(task.composed, shared.parts, pruner=pruner)
     parts = shared.parts
     if isinstance(task, ComputeRows):
         assert parts.features is not None

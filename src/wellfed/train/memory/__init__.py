@@ -1,7 +1,5 @@
-"""Spends device memory while a run lasts, and less where it runs out: feature tables, errors of memory, fallbacks.
+"""Manages device memory during a run: feature tables, memory errors, and fallbacks that need less memory.
 
-Keeps on disk what had to be lowered, for the next run.
-
-Knows tensors and bytes; knows nothing of Lightning, configuration or loaders.
-Start from `features.hold` and `fallbacks.Fallbacks`.
+Lowered values are stored on disk for the next run. Works on tensors and bytes, without Lightning, configuration or
+loaders. Start from `features.hold` and `fallbacks.Fallbacks`.
 """

@@ -1,4 +1,4 @@
-"""Lists what holds device memory between two steps and what would hold less, for messages."""
+"""Lists what holds device memory between two steps, and what would reduce it, for messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wellfed.units import show_bytes
 def bytes_by_part(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None, buckets: int = 0
 ) -> dict[str, int]:
-    """Returns the bytes that a step needs before any activation; for the optimizer those that it holds now.
+    """Returns the bytes that a step needs before any activation. For the optimizer, its current bytes.
 
     Args:
         buckets: bytes for sums of gradients over ranks.
@@ -38,7 +38,7 @@ def largest_parts(parts: Mapping[str, int]) -> str:
 
 
 def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahead: int) -> list[str]:
-    """Returns overrides that hold less, with the bytes that each saves, the largest first."""
+    """Returns overrides that reduce memory, with the bytes that each saves, largest first."""
     spared: dict[str, int] = {}
     if precision != "bf16-true":
         halves = ("parameters", "gradients", "optimizer state")
@@ -50,7 +50,7 @@ def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahe
 
 
 def way_out_of_host(features: FeatureSource | None) -> str:
-    """Returns what can be typed where the host's memory ran out and the step is on a card."""
+    """Returns advice for a host that runs out of memory while the step is on a card."""
     ways = ["fewer loader.num_workers", "a smaller loader.prefetch_factor", "a machine with more memory"]
     if isinstance(features, HostTable):
         ways.insert(0, f"memory.features=dynamic ({show_bytes(features.table.nbytes)} less)")

@@ -1,4 +1,4 @@
-"""Limits this process to a memory budget: of a larger card, or of the host."""
+"""Limits this process to a memory budget, on a larger card or on the host."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> torch.Tensor | None:
-    """Makes allocations beyond the budget fail, as on a card of that size; returns the ballast, which must be kept.
+    """Makes allocations beyond the budget fail, as on a card of that size. Returns the ballast, which must be kept.
 
     Limits what torch's allocator reserves, not CUDA's context or NCCL.
 
     Args:
-        ballast: fill the rest of the card for libraries that ask the driver for its free memory. cuDNN picks its
-            algorithms by that.
+        ballast: fill the rest of the card for libraries that query its free memory, such as cuDNN when it picks
+            algorithms.
     """
     free, total = torch.cuda.mem_get_info(device)
     extra = max(0, free - budget_bytes) if ballast else 0
@@ -25,8 +25,8 @@ def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> torch.Tens
 def cap_host(budget_bytes: int) -> int | None:
     """Makes host allocations beyond the budget fail as out of memory; returns the limit in bytes.
 
-    The limit is the memory held now and the budget. It counts private memory as the kernel does (RLIMIT_DATA,
-    getrlimit(2)), and worker processes inherit it. Returns None where the system has no such limit, or has a lower one.
+    The limit is the current memory plus the budget. It counts private memory (RLIMIT_DATA, getrlimit(2)), and worker
+    processes inherit it. Returns None where the system has no such limit, or has a lower one.
     """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

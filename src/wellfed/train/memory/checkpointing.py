@@ -1,4 +1,4 @@
-"""Adds activation checkpointing to any module: its repeated blocks compute their activations again."""
+"""Adds activation checkpointing to any module: its repeated blocks recompute their activations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the trainable members of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
-
-    Models repeat these. A member without trainable parameters saves no memory.
-    """
+    """Yields the trainable members of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers. Members without
+    trainable parameters are skipped, since checkpointing them saves no memory."""
     if isinstance(model, (nn.ModuleList, nn.Sequential)):
         yield from (member for member in model if any(p.requires_grad for p in member.parameters()))
         return
@@ -23,13 +21,11 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Makes every block recompute its activations in the backward pass; returns the number of blocks.
-
-    Results are bit for bit the same, dropout included: torch restores the generator for the second pass.
-    """
+    """Makes every block recompute its activations in the backward pass; returns the number of blocks. Results are bit
+    for bit the same, dropout included: torch restores the generator for the second pass."""
     found = list(blocks(model))
     for block in found:
-        # A bound method, not a closure over the block: a deep copy of the model must run its own parameters.
+        # A bound method instead of a closure, so that a deep copy of the model runs its own parameters.
         block.forward = types.MethodType(_recomputing, block)
     return len(found)
 

@@ -1,4 +1,4 @@
-"""Chooses what needs less memory next: smaller micro-batches, then slower ways of training, each for good."""
+"""Chooses the next way to need less memory: smaller micro-batches, then slower ways of training. Each is permanent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from wellfed.train.memory.remembered import MICRO_BATCH
 
 
 class MicroBatches:
-    """Size of the micro-batches that an optimizer step is split into.
-
-    State: a size that only goes down. ``step_down`` moves to the next of ``steps`` below the size, or to half of it.
-    No size is below 1.
-    """
+    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least. ``step_down``
+    moves to the next of ``steps`` below the size, or to half of it."""
 
     def __init__(self, size: int, steps: Sequence[int] | None = None) -> None:
         self.size = size
@@ -26,7 +23,7 @@ class MicroBatches:
         """Returns micro-batch sizes that add up to ``num_samples``; the last is the rest.
 
         Args:
-            num_parts: number of micro-batches for ranks that must do equally many. They are nearly equal then, and the
+            num_parts: number of micro-batches if all ranks must do equally many. Sizes are then nearly equal, and the
                 last may be 0.
         """
         if num_parts is not None:
@@ -53,7 +50,7 @@ class MicroBatches:
         return self.size
 
     def go_on_with(self, size: int) -> bool:
-        """Moves to a size that an earlier part of the run went on with; returns whether that is smaller."""
+        """Moves to the size that an earlier process of the run used; returns whether it is smaller."""
         if size >= self.size:
             return False
         self._steps = None if self._steps is None else [step for step in self._steps if step < size]
@@ -69,13 +66,13 @@ class Fallback:
     change: str
     """Override that has the same effect: ``memory.features=dynamic``."""
     take: Callable[[], bool]
-    """Makes the change; returns False if there is nothing to change. May raise errors of memory."""
+    """Makes the change; returns False if there is nothing to change. May raise memory errors."""
     frees_held: bool = False
-    """It frees memory that is held between the passes, too, and not only what the passes need themselves."""
+    """Also frees memory that is held between passes, not only memory of the passes."""
 
 
 class Fallbacks:
-    """Smaller micro-batches, and after the smallest other fallbacks, in order, each once."""
+    """Smaller micro-batches, then other fallbacks, in order, each once."""
 
     def __init__(self, micro: MicroBatches, others: Sequence[Fallback] = ()) -> None:
         self.micro, self._others = micro, list(others)
@@ -83,11 +80,10 @@ class Fallbacks:
         self._changes: dict[str, object] = {}
 
     def step_down(self, *, of_held: bool = False) -> dict[str, object] | None:
-        """Takes the next fallback; returns the facts of the change, or None if nothing was left.
+        """Takes the next fallback; returns the facts of the change, or None if none is left.
 
         Args:
-            of_held: memory ran out between the passes. Smaller micro-batches and activations that are computed again
-                would not help then, only a fallback that frees held memory.
+            of_held: memory ran out between passes, so only fallbacks that free held memory help.
         """
         before = self.micro.size
         if not of_held and (smaller := self.micro.step_down()) is not None:
@@ -104,17 +100,17 @@ class Fallbacks:
         return None
 
     def note(self, change: str) -> None:
-        """Adds a change that was made elsewhere to need less memory; ``change`` as for `Fallback`."""
+        """Adds a change that other code made to need less memory; ``change`` as for `Fallback`."""
         self._taken.append(change)
         knob, _, value = change.partition("=")
         self._changes[knob] = {"true": True, "false": False}.get(value, value)
 
     def changes(self) -> dict[str, object]:
-        """Returns the knobs whose values differ from those that training began with."""
+        """Returns the knobs whose values differ from those at the start of training."""
         smaller = {MICRO_BATCH: self.micro.size} if len(self.micro.tried) > 1 else {}
         return {**smaller, **self._changes}
 
     def tried(self) -> str:
-        """Returns all that was tried, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
+        """Returns everything tried, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
         sizes = " -> ".join(map(str, self.micro.tried))
         return ", then ".join([f"micro-batches of {sizes}", *self._taken])

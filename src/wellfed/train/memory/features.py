@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 
 CHUNK_ROWS = 256
-"""Rows computed at a time to fill a table; a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
+"""Rows computed at a time to fill a table. A GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
 
 def _select(table: Tensor, indices: Tensor) -> Tensor:
@@ -31,25 +31,25 @@ class DeviceTable:
 
 
 class HostTable:
-    """All rows in host memory, page-locked with a GPU; each request is gathered there and copied."""
+    """All rows in host memory, page-locked with a GPU. Each request is gathered there and copied."""
 
     def __init__(self, table: Tensor, device: torch.device) -> None:
         self._device = device
         self.table = table.pin_memory() if device.type == "cuda" else table
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Gathers rows on the host; with a GPU it waits for ``indices`` to arrive there first."""
+        """Gathers rows on the host. With a GPU it waits until ``indices`` are on the host."""
         return self.table.index_select(0, indices.cpu()).to(self._device, non_blocking=True)
 
 
 class Computed:
-    """Rows computed at each request, with gradients where the features are trainable."""
+    """Rows computed at each request, with gradients if the features are trainable."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Makes a forward pass of the encoder over ``indices``."""
+        """Runs the encoder over ``indices``."""
         if self._features.trainable:
             return self._features.rows(indices)
         with torch.no_grad():
@@ -57,10 +57,8 @@ class Computed:
 
 
 def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
-    """Returns the trained parameters that feature rows are computed by: those that a gradient of a row reaches.
-
-    Computes one row on the device of the model, which does not change.
-    """
+    """Returns the trained parameters that a gradient of a feature row reaches. Computes one row on the model's device.
+    The model stays unchanged."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     was_training = [(part, part.training) for part in model.modules()]
     model.eval()
@@ -88,10 +86,10 @@ def of_data(features: Features) -> Features:
 def all_rows(features: Features, device: torch.device, home: torch.device) -> Tensor:
     """Returns all rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
 
-    For rows that overlap it returns the data that they are cut from.
+    For overlapping rows it returns the data that they are cut from.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no rows.
     """
     if features.store is not None:
         return features.store().to(home)
@@ -109,7 +107,7 @@ def all_rows(features: Features, device: torch.device, home: torch.device) -> Te
 
 
 def _is_held(features: Features, mode: FeatureModeName) -> bool:
-    """Returns whether there is a table in this mode; data that rows are cut from are held on the device alone."""
+    """Returns whether this mode has a table. Data that rows are cut from are held only on the device."""
     return mode == "cache" or (mode == "cache_host" and features.store is None)
 
 
@@ -123,7 +121,7 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, known:
         known: an earlier result of `all_rows`, on the device of the table; None = compute it now.
 
     Raises:
-        ValueError: trainable features asked to be kept: they would never change.
+        ValueError: a table of trainable features was requested, which would never change.
     """
     if not _is_held(features, mode):
         return Computed(features)
@@ -140,7 +138,7 @@ def slower(mode: FeatureModeName) -> FeatureModeName | None:
 
 
 def moved(source: FeatureSource, features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
-    """Returns the same rows by a slower mode; computes nothing and takes no memory of the device."""
+    """Returns the same rows by a slower mode. Computes nothing and allocates no device memory."""
     if mode == "cache_host" and isinstance(source, DeviceTable) and features.store is None:
         return HostTable(source.table.cpu(), device)
     return Computed(features)

@@ -1,4 +1,4 @@
-"""Names the blocks of a sharded model (FSDP) that each device gathers in turn, and the bytes that this takes."""
+"""Selects the blocks of a sharded model (FSDP) that each device gathers in turn, and computes the bytes for that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from wellfed.train.memory.checkpointing import blocks
 
 LEAST_WEIGHTS = 100_000
-"""Weights of a block from which on it is gathered alone: each gathering is a message, whatever its size."""
+"""Minimum number of weights of a block that is gathered separately. Each gathering costs a message."""
 
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
@@ -24,11 +24,11 @@ def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """Returns the largest number of bytes beside the shards: gathered weights, and gradients before they are sharded.
+    """Returns the largest number of bytes besides the shards: gathered weights, and gradients before they are sharded.
 
-    Weights in no block are gathered from the start of the forward pass to the end of the backward pass. A block's
-    weights are gathered while the next block's gradients are computed. Gradients exist twice for a moment: weight by
-    weight, and as the one tensor that is summed over the devices.
+    Weights outside of blocks are gathered for the whole forward and backward pass. A block's weights are gathered while
+    the next block's gradients are computed. Gradients briefly exist twice: per weight, and as the one tensor that is
+    summed over the devices.
     """
     sizes = sorted((_num_bytes(block) for block in blocks_to_gather(model)), reverse=True)
     rest = _num_bytes(model) - sum(sizes)
@@ -40,6 +40,5 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """Counts the modules that hold each weight."""
     held = (weight for each in module.modules() for weight in each._parameters.values())
     return Counter(weight for weight in held if weight is not None)

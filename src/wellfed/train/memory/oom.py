@@ -1,4 +1,4 @@
-"""Recognises errors of memory, by type where torch gives one, else by text, and frees what they leave."""
+"""Recognises memory errors, by type or else by text, and frees the memory that they leave."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _DEVICE_TEXTS = (
     "CUFFT_ALLOC_FAILED",
     "CUDA error: insufficient resources when calling `cusparse",
 )
-# NCCL's last line: Cuda failure 2 'out of memory' (https://github.com/NVIDIA/nccl, checks.h; without the number before
-# 2.18).
+# NCCL's last line is: Cuda failure 2 'out of memory' (https://github.com/NVIDIA/nccl, checks.h). Before 2.18 it has no
+# number.
 _NCCL_TEXT = re.compile(r"Cuda failure (\d+ )?'out of memory'")
 _HOST_TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -42,11 +42,11 @@ _HOST_TEXTS = (
     "Error while creating shared memory segment /dev/shm/nccl-",
 )
 _HOST_TEXT_ALONE = "std::bad_alloc"
-"""The whole text where a C++ library of torch has no memory."""
+"""Complete text if a C++ library of torch has no memory."""
 
-# Texts of a lack of memory that have other causes, too: cuBLAS and cuSOLVER have no memory for a handle
-# (https://github.com/EleutherAI/lm-evaluation-harness/issues/1689), cuDNN none for its kernels
-# (https://github.com/pytorch/pytorch/issues/81620) or for any algorithm's workspace.
+# Texts of memory errors that may have other causes. cuBLAS and cuSOLVER: no memory for a handle
+# (https://github.com/EleutherAI/lm-evaluation-harness/issues/1689). cuDNN: none for its kernels
+# (https://github.com/pytorch/pytorch/issues/81620) or a workspace.
 _SUSPECT = re.compile(
     r"CUBLAS_STATUS_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)\b|"
     r"CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b|"
@@ -64,19 +64,19 @@ _WORKER_LOST = re.compile(
 
 @dataclass(frozen=True)
 class MemoryFailure:
-    """Facts of a memory error, without its traceback, which would keep the tensors of the failed step."""
+    """Facts of a memory error. It has no traceback, which would keep the tensors of the failed step."""
 
     kind: Kind
     message: str
     is_suspect: bool = False
-    """The text has other causes, too."""
+    """The text may have other causes."""
 
 
 def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFailure | None:
     """Returns the memory failure that an exception reports; None if it reports something else.
 
     Args:
-        takes_suspects: an error that has other causes, too, counts as a memory failure.
+        takes_suspects: an error that may have other causes counts as a memory failure.
     """
     if lost_worker(error) is not None:
         return None
@@ -98,18 +98,16 @@ def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFai
 
 def lost_worker(error: BaseException) -> str | None:
     """Returns torch's message about a worker that was killed or had no space in /dev/shm; None for other errors.
-
-    Mostly the host's memory has run out, and a smaller step would not help.
-    """
+    Usually the host is out of memory, so a smaller step would not help."""
     found = _WORKER_LOST.search(str(error)) if isinstance(error, RuntimeError) else None
     return None if found is None else found.group().strip()
 
 
 class Attempts:
-    """Successive attempts at one thing; each returns a result or a memory failure, and other errors are raised.
+    """Successive attempts at one thing. Each returns a result or a memory failure; other errors are raised.
 
-    An error that may have other causes counts as a memory failure, unless the attempt before ended in such an error,
-    too. Less memory has not helped then, so it is raised.
+    An error that may have other causes counts as a memory failure once. If the next attempt fails the same way, less
+    memory has not helped, and the error is raised.
     """
 
     def __init__(self) -> None:
@@ -131,12 +129,12 @@ class Attempts:
 
 
 def release() -> None:
-    """Gives memory that nothing refers to back to the device."""
+    """Returns unreferenced memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def reserved_bytes() -> int:
-    """Returns what torch's allocator holds of the current card; 0 without a card."""
+    """Returns the bytes that torch's allocator holds of the current card; 0 without a card."""
     return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]

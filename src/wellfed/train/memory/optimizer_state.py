@@ -1,4 +1,4 @@
-"""Makes an optimizer's state before the first batch, and finds out whether a step was applied in part."""
+"""Allocates an optimizer's state before the first batch, and detects whether a step was applied in part."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _RATES = ("lr", "weight_decay")
 
 
 def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-    """Makes the optimizer's state by a step with rate 0 on zero gradients; returns whether it did.
+    """Allocates the optimizer's state by a step with rate 0 on zero gradients; returns whether it did.
 
-    Weights and the results of later steps stay the same bit for bit. That is tried on a small copy of the optimizer
-    first. Nothing is done where the copy differs, as for an optimizer that keeps its first gradient. States that are
-    there already stay: only weights that have just begun to be trained get one. The peak of memory is that of an
-    ordinary step.
+    Weights and later steps stay bit for bit the same. This is first tried on a small copy of the optimizer. If the copy
+    differs (an optimizer that keeps its first gradient), nothing is done. Existing states are kept, so only newly
+    trained weights get one. Peak memory is that of an ordinary step.
 
     Raises:
-        torch.OutOfMemoryError: memory does not suffice. Nothing has changed, but torch may count changes of weights.
+        torch.OutOfMemoryError: memory does not suffice. Only torch's counts of changes may differ then.
     """
     of_all = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
     known = list(optimizer.state)
@@ -32,12 +31,12 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
     with torch.random.fork_rng(devices={weight.device for weight in weights if weight.is_cuda}):
         if not weights or not _is_a_fresh_start(optimizer):
             return False
-        # As those of nn.Embedding(sparse=True).
+        # As in nn.Embedding(sparse=True).
         sparse_modules = [module for module in model.modules() if getattr(module, "sparse", False) is True]
         sparse = {weight for module in sparse_modules for weight in module.parameters(recurse=False)}
         try:
             for weight in of_all:
-                weight.grad = None  # a gradient of the step before would change a state that is there
+                weight.grad = None  # a gradient of the previous step would change an existing state
             for weight in weights:
                 weight.grad = _no_change(weight) if weight in sparse else torch.zeros_like(weight)
             _step_in_place(optimizer)
@@ -52,17 +51,14 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
 
 
 class BeforeStep:
-    """An optimizer before a step, to find out whether a step that failed has changed anything."""
+    """State of an optimizer before a step, to detect whether a failed step has changed anything."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer, self._had_state, self._counts = optimizer, bool(optimizer.state), _counts(optimizer)
 
     def is_as_it_was(self) -> bool:
-        """Returns whether the step can be done again.
-
-        Deletes states if there were none before: of a weight with one of several states, the next step would expect
-        all of them.
-        """
+        """Returns whether the step can be repeated. If there were no states before, new ones are deleted, since the
+        next step would expect all of them."""
         if not self._had_state:
             self._optimizer.state.clear()
         return _counts(self._optimizer) == self._counts
@@ -80,14 +76,12 @@ def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
-    """Makes the optimizer's step work on one weight after the other; returns whether that changes anything.
-
-    It is slower, and needs no temporaries of the size of all weights.
-    """
+    """Makes the optimizer step one weight at a time; returns whether that changes anything. Slower, but needs no
+    temporaries of the size of all weights."""
     has_changed = False
     for group in optimizer.param_groups:
         foreach = group.get("foreach", False)
-        if foreach is None:  # torch's choice then: all at once on a GPU
+        if foreach is None:  # torch then decides: all at once on a GPU
             foreach = all(weight.is_cuda for weight in group["params"])
         if foreach and not group.get("fused"):
             group["foreach"] = False
@@ -96,7 +90,7 @@ def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
-    """Makes a step that changes no weight, and sets the counts of steps that it began to 0."""
+    """Makes a step that changes no weight, and resets the step counts of new states to 0."""
     known = set(optimizer.state)
     kept = [(group, name, group[name]) for group in optimizer.param_groups for name in _RATES if name in group]
     try:
@@ -118,7 +112,7 @@ def _is_a_fresh_start(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether three steps of a small copy give the same with and without `_step_in_place` before them."""
     try:
         plain, begun = (_three_steps(optimizer, begins=begins) for begins in (False, True))
-    except Exception as error:  # of a user's optimizer; training will show it
+    except Exception as error:  # an error of the user's optimizer, which training will raise again
         if oom.classify(error) is not None:
             raise
         _LOG.info("the optimizer's state is made by its first step: a step of a small copy failed (%r)", error)
@@ -149,7 +143,6 @@ def _three_steps(optimizer: torch.optim.Optimizer, *, begins: bool) -> list[Tens
 
 
 def _no_change(weight: Tensor) -> Tensor:
-    """Returns a sparse gradient without entries."""
     indices = torch.empty((1, 0), dtype=torch.long, device=weight.device)
     values = weight.detach().new_empty((0, *weight.shape[1:]))
     return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)

@@ -1,4 +1,4 @@
-"""Keeps values on disk that a run had to lower when memory ran out, so that the next run of the plan begins there.
+"""Stores values on disk that a run lowered after running out of memory, for the next run of the same plan.
 
 Each plan has a file, ``<cache_dir>/memory/<digest>/remembered.json``.
 """
@@ -30,17 +30,16 @@ class Lowered:
     """A knob that had to be lowered."""
 
     value: int | bool
-    """The value that training continued with."""
+    """Value that training continued with."""
     before: int | bool | None
-    """The value with which memory ran out."""
+    """Value with which memory ran out."""
     on: str
     """Day, such as 2026-11-22."""
     run: str
-    """Name of the run."""
 
     @property
     def when(self) -> str:
-        """``ran out of memory on 2026-11-22 (run NAME)``."""
+        """Text such as ``ran out of memory on 2026-11-22 (run NAME)``."""
         return f"ran out of memory on {self.on} (run {self.run})"
 
 
@@ -103,7 +102,7 @@ def from_event(kind: str, facts: Mapping[str, Any], *, on: date, run: str) -> tu
 
 
 def _is_sound(knob: str, one: Lowered) -> bool:
-    """Returns whether value, run and day are of the right kind; raises a TypeError or ValueError for a wrong day."""
+    """Returns whether value and run are valid. Raises a TypeError or ValueError for an invalid day."""
     sizes = one.value, one.before
     is_size = all(type(size) is int for size in sizes) and 1 <= one.value < sizes[1]  # type: ignore[operator]
     is_value = is_size if knob == MICRO_BATCH else one.value is False

@@ -11,20 +11,18 @@ from torch import Tensor, nn
 from wellfed import generators
 
 LARGE_BYTES = 2**20
-"""Bytes beyond which a tensor is not copied; torch's count of its changes shows whether it has changed."""
+"""Bytes beyond which a tensor is not copied. torch's count of its changes shows whether it has changed."""
 MANY = 1000
-"""Entries beyond which a list or dict is not copied; its length shows whether it has changed."""
+"""Entries beyond which a list or dict is not copied. Its length shows whether it has changed."""
 FEW = 64
-"""Entries up to which those of a list are copied, too; longer lists are only appended to."""
+"""Maximum length of a list whose entries are copied, too. Longer lists are only appended to."""
 _DEPTH = 8
-"""Levels of objects that are copied; metrics of metrics within a collection are five deep."""
+"""Maximum depth of copied objects. Metrics of metrics within a collection are five deep."""
 
 
 class Snapshot:
-    """Attributes of an object and of the objects within it, and the random generators, as they are now.
-
-    Parameters are left out: an evaluation does not change them.
-    """
+    """Attributes of an object and of the objects within it, and the random generators, as they are now. Parameters are
+    left out, since an evaluation does not change them."""
 
     def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
         """``leave_out``: an object that the owner may refer to, but does not change."""
@@ -37,7 +35,7 @@ class Snapshot:
         self._kept(owner, _DEPTH)
 
     def restore(self) -> bool:
-        """Puts all back; returns False if something that was not copied has changed, or may have."""
+        """Restores all attributes. Returns False if something that was not copied may have changed."""
         has_changed = any(version is None or tensor._version != version for tensor, version in self._tensors)
         if has_changed or not self._has_attributes or any(len(each) != length for each, length in self._lengths):
             return False
@@ -48,12 +46,12 @@ class Snapshot:
         return True
 
     def _kept_entry(self, value: Any, depth: int) -> Any:
-        """Returns an entry of a list to be put back. A large tensor without a count of changes stays as it is."""
+        """Returns an entry of a list to restore. A large tensor without a count of changes stays as it is."""
         is_done = isinstance(value, Tensor) and value.nbytes > LARGE_BYTES and value.is_inference()
         return value if is_done else self._kept(value, depth)
 
     def _kept(self, value: Any, depth: int) -> Any:
-        """Returns what is to be put back for a value: itself, or a copy."""
+        """Returns the value to restore: itself, or a copy."""
         if isinstance(value, Tensor):
             if isinstance(value, nn.Parameter):
                 return value

@@ -1,4 +1,4 @@
-"""Saves what a step changes besides the weights, so that a step done again is the same step."""
+"""Saves what a step changes besides the weights, so that a repeated step is the same step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from wellfed.train.memory.snapshot import LARGE_BYTES
 class StepStart:
     """Random generators and buffers as they were when a step began.
 
-    A buffer beyond ``LARGE_BYTES`` that the first step does not change (a mask, a table) is copied again only when
-    torch has counted a change. Copies of all buffers would take their memory twice.
+    Copies of all buffers would double their memory. So a buffer beyond ``LARGE_BYTES`` that the first step does not
+    change (a mask, a table) is copied again only when torch has counted a change.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -29,10 +29,10 @@ class StepStart:
         self._generators: dict[str, Any] = {}
 
     is_taken = False
-    """There is a start to go back to. To be set to False when a step is over."""
+    """There is a saved start. Set it to False when a step is over."""
 
     def take(self) -> None:
-        """Saves the start of a step; waits for the device only before the second step."""
+        """Saves the start of a step. Waits for the device only before the second step."""
         self.is_taken = False  # copies may run out of memory themselves
         self._generators = generators.state(self._device)
         for buffer in self._buffers:
@@ -40,14 +40,14 @@ class StepStart:
         self.is_taken = True
 
     def restore(self) -> None:
-        """Puts everything back to the latest `take`; does nothing before the first, or if that has failed."""
+        """Restores everything to the latest `take`. Does nothing before the first, or if that has failed."""
         if not self.is_taken:
             return
         generators.restore(self._generators, self._device)
         self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Puts buffers back to the latest `take`."""
+        """Restores buffers to the latest `take`."""
         for buffer in self._buffers:
             buffer.restore()
 
@@ -61,14 +61,14 @@ class _Buffer:
         self._copy: Tensor | None = None
         self._version = -1
         self._stays: bool | None = None
-        """For a large buffer: the first step did not change it; None = not known yet."""
+        """Whether the first step left a large buffer unchanged; None = unknown yet."""
 
     @torch.no_grad()
     def take(self) -> None:
         tensor = self._module._buffers[self._name]
         if tensor is not None and tensor is self._tensor and tensor._version == self._version:
             if self._stays is None and self._copy is not None and tensor.nbytes > LARGE_BYTES:
-                self._stays = torch.equal(tensor, self._copy)  # kernels may write to it without torch's counting
+                self._stays = torch.equal(tensor, self._copy)  # kernels may change it without torch counting
             if self._stays:
                 self._copy = None
                 return

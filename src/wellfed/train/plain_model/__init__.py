@@ -1,5 +1,5 @@
-"""Trains and evaluates a plain ``nn.Module``, without Lightning: everything around one step.
+"""Trains and evaluates a plain ``nn.Module`` without Lightning: everything around one step.
 
-Start from `plain_training.PlainTraining`. `split_metrics` computes the metrics of a split, `evaluating` hands it the
+Start from `plain_training.PlainTraining`. `split_metrics` computes the metrics of a split, `evaluating` passes it the
 batches, `scheduling` sets the learning rate.
 """

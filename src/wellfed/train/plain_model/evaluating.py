@@ -21,12 +21,12 @@ from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import Preparation
 
 SHARING_STRATEGIES = ("auto", "ddp")
-"""Strategies by which each rank has the whole model, and can evaluate a batch alone."""
+"""Strategies in which each rank has the whole model and can evaluate a batch alone."""
 
 
 @dataclass
 class Evaluating:
-    """Hands batches to an evaluation. After an out-of-memory error it halves the batch, and all later ones."""
+    """Evaluation of batches. After an out-of-memory error it halves the batch, and all later ones."""
 
     model: nn.Module
     evaluation: SplitMetrics
@@ -41,8 +41,8 @@ class Evaluating:
         """Adds a batch, which may still be on the host.
 
         Raises:
-            OutOfMemoryExhausted: a single sample does not fit, or memory ran out after the evaluation had added a part
-                of the batch to a large tensor.
+            OutOfMemoryExhausted: a single sample does not fit, or the evaluation had already added a part of the batch
+                to a large tensor.
         """
         prepare, evaluation = self.splits[split], self.evaluation
         sizes, done, attempts = self._sizes(delivery.size), 0, oom.Attempts()
@@ -100,11 +100,11 @@ class Evaluating:
 
 
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:
-    """Merges the metrics of all ranks on each rank. Waits for the other ranks, and the device.
+    """Merges the metrics of all ranks on each rank. Waits for the other ranks and the device.
 
     Raises:
-        Exception: ``failure``, the error that kept this rank from evaluating its batches. The other ranks raise a
-            DataError with the same text.
+        Exception: ``failure``, the error that stopped this rank's evaluation. The other ranks raise a DataError with
+            the same text.
     """
     message = None if failure is None else str(failure) or type(failure).__name__
     # Tensors would arrive on the device of the rank that sent them.

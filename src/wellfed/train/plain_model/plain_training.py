@@ -1,4 +1,4 @@
-"""Holds a plain model with all that its steps and evaluations need: data, micro-batches, features, metrics."""
+"""Holds a plain model with everything that its steps and evaluations need: data, micro-batches, features, metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Decided options of a step."""
+    """Planned options of a step."""
 
     seed: int
     feature_mode: FeatureModeName | None = None
@@ -43,7 +43,7 @@ class StepOptions:
     retry_on_oom: bool = True
     halve_evaluation_on_oom: bool = True
     may_adapt: bool = True
-    """False: an out-of-memory error ends the run, though the step is prepared to be done again."""
+    """False: an out-of-memory error ends the run, even if the step could be repeated."""
     batches_ahead: int = 0
     """Batches copied to the device ahead of the step, for messages about memory."""
     on_nan: OnNan = "raise"
@@ -52,16 +52,16 @@ class StepOptions:
 
     @property
     def adapts(self) -> bool:
-        """Whether training goes on with less memory after an out-of-memory error."""
+        """Whether training continues with less memory after an out-of-memory error."""
         return self.retry_on_oom and self.may_adapt
 
     @property
     def halves_evaluation(self) -> bool:
-        """Whether an evaluation goes on with halves of its batches after an out-of-memory error."""
+        """Whether an evaluation continues with half-size batches after an out-of-memory error."""
         return self.halve_evaluation_on_oom and self.may_adapt
 
     def goes_on(self, *, is_training: bool) -> bool:
-        """Returns whether training, or an evaluation, goes on after an out-of-memory error."""
+        """Returns whether training, or an evaluation, continues after an out-of-memory error."""
         return self.adapts if is_training else self.halves_evaluation
 
 
@@ -78,14 +78,13 @@ class PlainSetup:
     """Factor on the learning rate by step."""
     on_event: OnEvent
     scheduling: Scheduling | None = None
-    """Scheduler that replaces ``lr_factor``."""
     evaluation: Evaluation | Any | None = None
     metrics: Any = None
     features: Features | None = None
     feature_rows: Tensor | None = None
     """All rows of ``features``, if already computed on the CPU."""
     encoder: Sequence[nn.Parameter] = field(default=())
-    """Weights behind the features, frozen until a stage trains them (`PlainTraining.begin_stage`)."""
+    """Weights of the feature encoder, frozen until a stage trains them (`PlainTraining.begin_stage`)."""
     is_monitored: bool = False
     """Callbacks may monitor the metrics of validation."""
 
@@ -124,7 +123,7 @@ class PlainTraining:
         on_failure = setup.on_event
         self._loss = Loss(model, options.compile_mode, lambda message: on_failure("compile_failed", message=message))
         self._lowered: Mapping[str, int] = {}
-        """Micro-batch that the checkpoint's run had planned, and the smaller one that it went on with."""
+        """Planned micro-batch of the checkpoint's run, and the smaller one that it continued with."""
 
     def _preparation(self, data: Any) -> Preparation:
         return Preparation(data, self.options.seed, self.model)
@@ -133,11 +132,11 @@ class PlainTraining:
         return {split: self._preparation(data) for split, data in splits.items()}
 
     def _ways_down(self) -> list[Fallback]:
-        """Returns what saves memory once micro-batches have one sample; none of it changes what is learned."""
+        """Returns the fallbacks after micro-batches of one sample. They do not change what is learned."""
 
         def checkpoint_activations() -> bool:
             if self.options.compile_mode != "none" or is_checkpointed(self.model):
-                return False  # a compiled step would go on without
+                return False  # a compiled step would ignore it
             return checkpoint_blocks(self.model) > 0
 
         def move_features(mode: Any) -> bool:
@@ -152,11 +151,8 @@ class PlainTraining:
         ]
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Returns a new optimizer.
-
-        It includes a frozen encoder from the start, so that schedules and checkpoints have the same groups throughout.
-        Without a gradient the encoder has no state.
-        """
+        """Returns a new optimizer. It includes a frozen encoder from the start, so that schedules and checkpoints
+        always have the same groups. Without a gradient the encoder has no state."""
         frozen = [weight for weight in self._encoder if not weight.requires_grad]
         for weight in frozen:
             weight.requires_grad_(True)
@@ -203,7 +199,7 @@ class PlainTraining:
         return None if self._features is None else self._features.source
 
     def hold_features(self, device: torch.device, step: int) -> None:
-        """Fills the feature table, once; the model must be on its device with its weights."""
+        """Fills the feature table, once. The model must be on its device with its weights."""
         self._device = device
         if self._features is not None:
             self._features.hold(self.model, device, partial(self.on_event, step=step))
@@ -212,9 +208,7 @@ class PlainTraining:
         self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any], device: torch.device
     ) -> list[nn.Parameter]:
         """Holds features as the stage does from here on; returns the encoder's weights that are trained from now on.
-
-        To be called between two epochs, or before training, with data whose batches carry what the stage needs.
-        """
+        Call it between two epochs, or before training, with data whose batches have what the stage needs."""
         self._device, self._prepare = device, self._preparation(train_data)
         self._evaluating.splits = self._preparations(eval_data)
         if self._features is not None:
@@ -230,7 +224,7 @@ class PlainTraining:
         return joined
 
     def feature_mode(self, planned: FeatureModeName) -> FeatureModeName:
-        """Returns how features are held; what is ``planned`` without a table."""
+        """Returns the mode of the features; ``planned`` without a table."""
         return planned if self._features is None else self._features.mode
 
     # -- evaluation -----------------------------------------------------------------------------------------------
@@ -256,7 +250,7 @@ class PlainTraining:
     # -- adapting -------------------------------------------------------------------------------------------------
 
     def resume_lowered(self) -> None:
-        """Goes on with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""
+        """Continues with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""
         if self._lowered.get("planned") == self.micro.size and self.micro.go_on_with(self._lowered["size"]):
             _LOG.warning(
                 "Going on with micro-batches of %d: the run that wrote the checkpoint ran out of memory with more.",
@@ -271,14 +265,14 @@ class PlainTraining:
             checkpoint["totals"] = self.totals.state_dict()
 
     def load_from(self, checkpoint: Mapping[str, Any], world_size: int) -> None:
-        """Takes from a checkpoint what `save_to` has added."""
+        """Restores what `save_to` has added to a checkpoint."""
         self._lowered = checkpoint.get("micro_batch", {})
         if world_size == 1 and "totals" in checkpoint:
             self.totals.load_state_dict(checkpoint["totals"])
 
     @contextmanager
     def only_timed(self) -> Iterator[None]:
-        """Makes a training within leave no event and no metric, and not adapt to out-of-memory errors."""
+        """Suppresses events, metrics and adaptation to out-of-memory errors within the block."""
         kept = self.options, self.totals, self.on_event
         self.options, self.totals = replace(self.options, may_adapt=False), Totals()
         self.on_event = lambda kind, **facts: None
@@ -290,7 +284,7 @@ class PlainTraining:
 
     @contextmanager
     def unscheduled(self) -> Iterator[None]:
-        """Removes the user's scheduler within: there are no epochs and no validations that it could use."""
+        """Removes the user's scheduler within the block, which has no epochs and no validations."""
         kept, self.scheduling = self.scheduling, None
         try:
             yield

@@ -47,7 +47,7 @@ class Scheduling:
         """Returns Lightning's configuration of the scheduler.
 
         Raises:
-            ConfigError: the scheduler monitors a metric and none is named, or the other way round.
+            ConfigError: the scheduler monitors a metric and none is named, or the reverse.
         """
         scheduler = self.make(optimizer)
         is_plateau = isinstance(scheduler, ReduceLROnPlateau)

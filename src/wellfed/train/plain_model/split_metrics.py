@@ -18,17 +18,17 @@ from wellfed.train.step.compiled import Loss
 
 _LOG = logging.getLogger(__name__)
 _MOST_ENTRIES = 100
-"""Maximum number of values that a metric with one value per class may have."""
+"""Maximum number of values of a metric that has one value per class."""
 
 
 class Means:
-    """Means of the loss and of `LossOutput.metrics`, weighted so that the size of batches changes nothing."""
+    """Means of the loss and of `LossOutput.metrics`, weighted so that batch sizes do not matter."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all batches."""
+        """Resets the means."""
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, int] = {}
 
@@ -75,14 +75,14 @@ class TorchMetrics:
         return (module for module in self._metrics.modules() if isinstance(module, Metric))
 
     def reset(self) -> None:
-        """Forgets all batches."""
+        """Resets all metrics."""
         self._metrics.reset()
 
     def update(self, output: LossOutput, model: nn.Module) -> None:
         """Adds a batch.
 
         Raises:
-            ConfigError: the model's loss gives no predictions.
+            ConfigError: the model's loss returns no predictions.
         """
         predictions, targets = output.predictions, output.targets
         if predictions is None:
@@ -155,7 +155,7 @@ class SplitMetrics:
     def __init__(self, model: nn.Module, evaluation: Evaluation | Any | None = None, metrics: Any = None) -> None:
         """
         Args:
-            evaluation: that of the workload; may be metrics of torchmetrics.
+            evaluation: the workload's own evaluation; may be metrics of torchmetrics.
             metrics: more metrics of torchmetrics.
         """
         self._model, self._loss = model, Loss(model, "none", lambda message: None, needs_gradient=False)
@@ -173,7 +173,7 @@ class SplitMetrics:
         return [self.means, *self.metrics, *([] if self.own is None else [self.own])]
 
     def reset(self) -> None:
-        """Forgets all batches."""
+        """Resets all computations."""
         for part in self.parts:
             part.reset()
 
@@ -197,8 +197,8 @@ class SplitMetrics:
                 raise
             self.takes_loss = False
             _LOG.warning(
-                "Of this split there is no loss beside %s: %s.loss can't take its batches (%s). with_loss = False in "
-                "that class leaves it out without a word.",
+                "This split has no loss besides %s: %s.loss can't take its batches (%s). with_loss = False in "
+                "that class avoids this warning.",
                 type(self.own).__name__,
                 type(self._model).__name__,
                 reason_of(error),
@@ -217,7 +217,7 @@ class SplitMetrics:
         return [part.state() for part in self.parts]
 
     def merge(self, states: Sequence[list[Any]]) -> None:
-        """Replaces the states by those of all ranks together."""
+        """Replaces the states by the merged states of all ranks."""
         for part, own in zip(self.parts, zip(*states, strict=True), strict=True):
             part.merge(list(own))
 

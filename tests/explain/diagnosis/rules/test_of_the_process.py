@@ -7,8 +7,8 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.compute import busy_thread, few_threads, many_tensors, wide_batches
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
 
 
@@ -20,7 +20,7 @@ def of_process(*, cpu_pct=100.0, others_pct=0.0, cores=4.0, **process):
 
 def test_a_busy_thread_is_named():
     run = of_process(busy_threads=[{"name": "Thread-3 (refresh)", "cores": 0.9}, {"name": "slow", "cores": 0.06}])
-    found = judge(run)[0]
+    found = run_rules(run)[0]
     assert found.id == "busy_thread"
     assert "The thread 'Thread-3 (refresh)' of the training process took 0.90 cores" in found.message
     assert "up to 90.0 % of the time" in found.message

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
 from wellfed.study.points.guided.tune_search import TuneSearch
@@ -43,7 +43,7 @@ def begun_with(name: str, tmp_path: Path) -> TuneSearch:
     record = evidence.record
     start = TuneTrial(
         *("ok", 100.0, (99.0, 101.0), 1.0, None),
-        [finding.entry() for finding in judge(evidence)],
+        [finding.entry() for finding in run_rules(evidence)],
         *(record.plan, record.config, record.time, record.loading),
     )
     search = TuneSearch(SAMPLES_PER_S, TuneBudget(9, 99.0), TuneMachine(evidence.cores or 1.0, evidence.on_gpu))

@@ -24,11 +24,11 @@ def train(folder: Path, pruning: Pruning, **changes: int) -> int:
 def test_the_judge_ends_it_after_a_validation(tmp_path: Path, last: int) -> None:
     told: list[tuple[int, float]] = []
 
-    def judge(number: int, value: float) -> str | None:
+    def pruner(number: int, value: float) -> str | None:
         told.append((number, value))
         return "others are better" if number == last else None
 
-    pruning = Pruning(judge, lambda: 0.5, total_steps=20)
+    pruning = Pruning(pruner, lambda: 0.5, total_steps=20)
     assert train(tmp_path, pruning) == 2 * last
     assert told == [(number, 0.5) for number in range(1, last + 1)]
     assert pruning.reason == "others are better"
@@ -37,11 +37,11 @@ def test_the_judge_ends_it_after_a_validation(tmp_path: Path, last: int) -> None
 def test_nothing_is_ended_that_is_over(tmp_path: Path) -> None:
     told: list[int] = []
 
-    def judge(number: int, value: float) -> str | None:
+    def pruner(number: int, value: float) -> str | None:
         told.append(number)
         return "others are better" if number == 10 else None
 
-    pruning = Pruning(judge, lambda: 0.5, total_steps=20)
+    pruning = Pruning(pruner, lambda: 0.5, total_steps=20)
     assert train(tmp_path, pruning) == 20
     assert told == list(range(1, 11))
     assert pruning.reason is None

@@ -33,22 +33,22 @@ _TIME = ("time_s", "timestamp")
 _GPU = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
 _CARD = ("name", "gpu_name")
 _HEAD_BYTES, _HEAD_ROWS = 65_536, 20
-"""Bytes and rows in which the header must stand; a shell may have written something before it."""
+"""Bytes and rows that must contain the header. A shell may have written something before it."""
 _TRAINING = "train"
 _ROUND_QUANTILE, _ROUND_FRAC = 97, 0.5
-"""For a file without a column of GPUs: a pause of half the usual one between rounds begins a round."""
+"""Without a column of GPUs, a pause of this share of a usual one (this percentile) begins a new round of rows."""
 _EVEN_FRAC = 0.95
 """Minimum share of rounds with the same number of rows."""
 
 
 @dataclass(frozen=True)
 class GpuCurve:
-    """The utilisation of one GPU; readings that are no number are left out."""
+    """The utilisation of one GPU, without readings that are not numbers."""
 
     gpu: str
-    """Its number, or another identifier of the file."""
+    """Number of the GPU, or another identifier in the file."""
     card: str
-    """Its name; empty if the file lacks it."""
+    """Name of the card; empty if the file lacks it."""
     time_s: Series
     """Seconds since the first reading of the file."""
     util_pct: Series
@@ -63,16 +63,16 @@ class RecordedCurves:
     interval_s: float | None
     """Median time between two readings of a GPU; None with fewer than two."""
     unread: int
-    """Rows without a reading: cut, or without a time."""
+    """Number of rows without a reading: incomplete, or without a time."""
     out_of_order: int = 0
-    """Rows left out since the clock went back; the longest stretch of each GPU is kept."""
+    """Number of rows left out where the clock went back. The longest interval of each GPU is kept."""
 
 
 def read_curves(path: Path) -> RecordedCurves:
-    """Reads the curves of a file; of telemetry only readings while training.
+    """Reads the curves of a file. Of telemetry, only readings during training are used.
 
     Raises:
-        DataError: the file is unreadable, or holds no readings of GPUs.
+        DataError: the file is unreadable, or has no readings of GPUs.
     """
     try:
         with _opened(path) as stream:
@@ -115,13 +115,13 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _whole(stream: IO[str]) -> Iterator[str]:
-    """Yields the first line, and lines with a line end: the last figure of others may be cut."""
+    """Yields the first line, and other lines with a line end. Without one, the last figure may be incomplete."""
     return (line for number, line in enumerate(stream) if number == 0 or line.endswith(("\n", "\r")))
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Places of the columns in a row."""
+    """Indices of the columns in a row."""
 
     writer: Writer
     header: Sequence[str]
@@ -137,31 +137,31 @@ class _Columns:
     def found(cls, path: Path, rows: Sequence[Sequence[str]]) -> _Columns:
         """Finds the header: the first row that names a column of utilisation."""
         named = [[re.sub(r"\s*\[.*\]$", "", cell.strip()).lower() for cell in row] for row in rows]
-        at = next((place for place, names in enumerate(named) if _place(names, _UTILISATION) is not None), None)
+        at = next((index for index, names in enumerate(named) if _index_of(names, _UTILISATION) is not None), None)
         if at is None:
             raise _refused(path, *_not_telemetry([row for row in rows if row]))
         names = named[at]
-        util, time = _place(names, _UTILISATION), _place(names, _TIME)
+        util, time = _index_of(names, _UTILISATION), _index_of(names, _TIME)
         assert util is not None
         if time is None:
             way_out = f"Add timestamp to what nvidia-smi is asked for: {ASK_NVIDIA_SMI}"
             raise _refused(path, "has no column of time (timestamp or time_s).", way_out)
         writer: Writer = "wellfed" if names[util] == "util_pct" else "nvidia-smi"
-        places = (_place(names, _GPU), _place(names, _CARD), _place(names, ("phase",)))
-        return cls(writer, rows[at], rows[at + 1 :], time, util, *places)
+        indices = (_index_of(names, _GPU), _index_of(names, _CARD), _index_of(names, ("phase",)))
+        return cls(writer, rows[at], rows[at + 1 :], time, util, *indices)
 
     @property
     def width(self) -> int:
         """Minimum number of cells in a row."""
-        return 1 + max(place for place in (self.time, self.util, self.gpu, self.card, self.phase) if place is not None)
+        return 1 + max(index for index in (self.time, self.util, self.gpu, self.card, self.phase) if index is not None)
 
 
-def _place(names: Sequence[str], wanted: Sequence[str]) -> int | None:
+def _index_of(names: Sequence[str], wanted: Sequence[str]) -> int | None:
     return next((names.index(name) for name in wanted if name in names), None)
 
 
 def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """Returns the problem of a file without a column of utilisation, and the way out."""
+    """Returns the problem of a file without a column of utilisation, and the advice."""
     cells = [cell.strip() for cell in rows[0]] if rows else []
     if any(re.fullmatch(r"\d+ %|\d{4}/\d\d/\d\d .*", cell) for cell in cells):
         first_line = "timestamp, index, utilization.gpu [%]"
@@ -179,28 +179,28 @@ class _Gathered:
     """Readings by GPU, in the order of the file."""
 
     readings: dict[str, array[float]] = field(default_factory=dict)
-    """Time and utilisation in turn."""
+    """Alternating time and utilisation."""
     cards: dict[str, str] = field(default_factory=dict)
     unread: int = 0
     rows_of_host: int = 0
     odd_time: str | None = None
-    """The first time that could not be read."""
+    """First time that could not be read."""
 
 
 def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
-    """Returns the places of the longest stretch in which time increases, without single rows out of order."""
-    places: npt.NDArray[np.int64] = np.arange(len(time_s))
+    """Returns the indices of the longest interval in which time increases, without single rows out of order."""
+    indices: npt.NDArray[np.int64] = np.arange(len(time_s))
     if not (np.diff(time_s) < 0).any():
-        return places
+        return indices
     before, here, after = time_s[:-2], time_s[1:-1], time_s[2:]
     is_odd = (before <= after) & ((here < before) | (here > after))
-    places = places[~np.concatenate([[False], is_odd, [False]])]
-    gaps_s = np.diff(time_s[places])
+    indices = indices[~np.concatenate([[False], is_odd, [False]])]
+    gaps_s = np.diff(time_s[indices])
     if not (gaps_s < 0).any():
-        return places
-    # A clock that was set wrong for a while jumps forward as far as it jumps back.
+        return indices
+    # A clock that was wrong for a while jumps forward as far as it jumps back.
     cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
-    stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
+    stretches: list[npt.NDArray[np.int64]] = np.split(indices, cuts)
     return max(stretches, key=len)
 
 
@@ -235,7 +235,7 @@ def _percent(cell: str) -> float:
 
 
 def _clock(name: str) -> Callable[[str], float]:
-    """Returns a function from cell to seconds, which raises ValueError if the cell holds no time."""
+    """Returns a function from cell to seconds. It raises ValueError if the cell holds no time."""
     if name == "time_s":
         return _finite
     latest = ("", 0.0)
@@ -275,13 +275,13 @@ def _curves(found: _Gathered, *, has_gpu: bool) -> tuple[tuple[GpuCurve, ...], i
 
 
 def _gpus_a_round(time_s: Series) -> int:
-    """Returns the number of GPUs in a round, for rows without a GPU; 1 if rounds are uneven."""
+    """Returns the number of GPUs in a round, for a file without a column of GPUs; 1 if rounds are uneven."""
     gaps_s = np.diff(time_s)
     if not len(gaps_s):
         return 1
     pause_s = _ROUND_FRAC * float(np.percentile(gaps_s, _ROUND_QUANTILE))
     begins = np.flatnonzero(np.append(True, gaps_s > pause_s))
-    sizes = np.diff(begins)  # without the last, which may be cut
+    sizes = np.diff(begins)  # without the last, which may be incomplete
     if not len(sizes):
         return 1
     number = int(np.median(sizes))

@@ -1,8 +1,8 @@
 """Finds periodic swings: of a curve in seconds, and of step times at the lags that a run's settings imply.
 
 A curve that jumps between two levels is a swing if its cycles are about equally long. Other curves must correlate with
-themselves a period later by more than chance. The same figure is computed for noise with the memory and the jumps of
-the series (an AR(1) process fed with its shuffled residuals), and a swing must exceed all of it.
+themselves one period later by more than chance. Chance is measured on noise with the memory and the jumps of the series
+(an AR(1) process with shuffled residuals).
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.record import RunRecord, SwingEntry
 
 Part = Literal["wait", "step", "gap"]
-"""Waiting for a batch, the rest of a step, and the gap before a step."""
+"""Part of a step: waiting for its batch, the rest of it, or the gap before it."""
 
 _PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
-"""Knobs of events for which training stops between two steps."""
+"""Knobs of events that pause training between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
-"""Minimum periods and samples: fewer can't be distinguished from chance."""
+"""Minimum periods and samples. Fewer can't be distinguished from chance."""
 _MOST_SAMPLES = 2048
-"""Latest samples used of a longer series: a swing continues to the end."""
+"""Number of latest samples used of a longer series. A swing continues to the end."""
 _NOISES = 200
 _MARGIN = 1.2
 """Minimum ratio of a swing to the strongest of the noises."""
 _LEAST_LIKENESS = 0.2
-"""Minimum likeness, at most 2; a person would see no swing below it."""
+"""Minimum likeness (maximum: 2). Weaker swings are not visible."""
 _MOST_BETWEEN = 0.15
-"""Share of readings in the middle third of a curve with two levels; noise has a fifth and more there."""
+"""Maximum share of readings in the middle third of a two-level curve. Noise has a fifth or more there."""
 _MOST_UNEVEN = 0.4
-"""Standard deviation of the cycles over their mean; 0.23 with 40 % of jitter."""
+"""Maximum standard deviation of the cycles over their mean. It is 0.23 with 40 % of jitter."""
 _TURNS = 4
-"""Periods over which a curve must be like itself."""
+"""Number of periods over which a curve must be like itself."""
 LEAST_DEPTH = 20
-"""Percentage points of utilisation from the 5th percentile to the 95th."""
+"""Minimum percentage points of utilisation from the 5th percentile to the 95th."""
 _STRETCH = 10
-"""Periods that are compared with each other."""
+"""Number of periods that are compared with each other."""
 _SURE = 1.25
-"""Minimum ratio of the regularity of step times to that of the noises."""
+"""Minimum ratio of the regularity of step times to the noises' regularity."""
 _LEAST_REGULAR, _OF_FEW = 0.4, 0.65
-"""Minimum share of the periods that show the swing: a few long steps at this distance are chance."""
+"""Minimum share of the periods that show the swing, in general and with few periods."""
 _LEAST_FRAC = 0.05
-"""Minimum standard deviation from a swing, over the mean step: smaller swings cost little."""
+"""Minimum standard deviation from a swing, over the mean step. Smaller swings cost little."""
 _CLOSE = 0.02
-"""Lags whose R2 differs by less are the same swing; the smallest is its period."""
+"""Maximum difference of R2 between lags of the same swing. The smallest lag is its period."""
 _MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
-"""[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others; of fewer periods than the last chance
-makes more."""
+"""Minimum R2, minimum R2 with few periods, and the number of periods that are not few. [m] 40 % of jitter leaves 0.25
+at the true lag and less than 0.1 at others. With few periods, chance reaches more."""
 
 
 def main_swing(
@@ -59,7 +59,7 @@ def main_swing(
     """Returns the swing for run.json: the strongest of the steps with its settings, else the deepest of the GPUs.
 
     Args:
-        period_s: of so many steps.
+        period_s: returns the seconds of a number of steps.
     """
     if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
         first = of_steps[0]
@@ -74,7 +74,7 @@ def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
     """Returns the steps between periodic events of a run, by setting.
 
     Args:
-        epochs: of each step.
+        epochs: epoch of each step.
     """
     trainer, loader = record.config.get("trainer", {}), record.plan.get("loader.num_workers")
     names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
@@ -82,7 +82,7 @@ def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
     if loader and loader["value"]:
         lags["loader.num_workers"] = int(loader["value"])
     lengths = np.unique(epochs, return_counts=True)[1]
-    if len(lengths) > 2:  # the first and the last may be cut
+    if len(lengths) > 2:  # the first and the last may be incomplete
         lags["epoch"] = int(np.median(lengths[1:-1]))
     return lags
 
@@ -104,10 +104,8 @@ class Swing:
 
 
 def swing_in_time(time_s: Series, values: Series) -> Swing | None:
-    """Returns the swing of a curve read at ``time_s``; None if there is none, or too few readings to know.
-
-    Readings may be missing or late. The period is at least three readings and at most a fifth of the time.
-    """
+    """Returns the swing of a curve read at ``time_s``; None if there is none, or too few readings. Readings may be
+    missing or late. The period is at least three readings and at most a fifth of the time."""
     there = np.isfinite(values) & np.isfinite(time_s)
     time_s, values = time_s[there][-_MOST_SAMPLES:], values[there][-_MOST_SAMPLES:]
     if len(values) < MIN_SAMPLES:
@@ -118,7 +116,7 @@ def swing_in_time(time_s: Series, values: Series) -> Swing | None:
 
 
 def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
-    """Returns the mean cycle of a curve with two levels, from rise to rise; None for others, or uneven cycles."""
+    """Returns the mean cycle of a two-level curve, from rise to rise; None for other curves, or uneven cycles."""
     third = (high - low) / 3
     state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
     known = np.flatnonzero(state)
@@ -128,7 +126,7 @@ def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float
     cycles_s = np.diff(time_s[rises])
     if len(cycles_s):
         gaps = np.cumsum(np.diff(time_s, prepend=time_s[0]) > np.median(cycles_s) / 2)
-        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # without cycles that have a gap
+        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # without cycles that contain a gap
     if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
         return None
     return float(np.mean(cycles_s))
@@ -148,14 +146,14 @@ def _by_likeness(time_s: Series, values: Series) -> float | None:
     found = _likeness(even[None], periods)[0]
     if found.max() <= _LEAST_LIKENESS or found.max() <= _MARGIN * _likeness(_noise_like(even), periods).max():
         return None
-    # Three periods later it is as much like itself, and as little half that before.
+    # Multiples of the period score nearly as high. The first group of good periods has the true one.
     nearly = np.flatnonzero(found >= 0.8 * found.max())
     first = nearly[: 1 + int(np.argmax(np.append(np.diff(nearly) > 1, True)))]
     return interval_s * _peak(periods, found, int(first[found[first].argmax()]))
 
 
 def _peak(periods: Series, found: Series, best: int) -> float:
-    """Returns the centre of the periods that are nearly as good as the best; it may lie between two of the grid."""
+    """Returns the weighted centre of the periods that are nearly as good as the best, also between grid points."""
     first = last = best
     enough = 0.95 * found[best]
     while first > 0 and found[first - 1] >= enough:
@@ -167,8 +165,8 @@ def _peak(periods: Series, found: Series, best: int) -> float:
 
 
 def _likeness(series: Series, periods: Series) -> Series:
-    """Returns ``[n, periods]`` of ``series`` ``[n, samples]``: how much the autocorrelation at whole periods exceeds
-    that half a period before, as the mean over the turns."""
+    """Returns ``[n, periods]`` for ``series`` ``[n, samples]``: the excess of the autocorrelation at whole periods over
+    half a period before, averaged over `_TURNS` periods."""
     number = series.shape[1]
     centred = series - series.mean(axis=1, keepdims=True)
     spectrum = np.fft.rfft(centred, 2 * number, axis=1)
@@ -180,9 +178,9 @@ def _likeness(series: Series, periods: Series) -> Series:
     return total / _TURNS
 
 
-def _between(rows: Series, places: Series) -> Series:
-    below = np.minimum(places.astype(int), rows.shape[1] - 2)
-    part = places - below
+def _between(rows: Series, positions: Series) -> Series:
+    below = np.minimum(positions.astype(int), rows.shape[1] - 2)
+    part = positions - below
     return np.asarray(rows[:, below] * (1 - part) + rows[:, below + 1] * part)
 
 
@@ -193,8 +191,8 @@ def _noise_like(values: Series) -> Series:
     residuals = centred[1:] - memory * centred[:-1]
     rng = np.random.default_rng(0)
     noise = np.stack([rng.permutation(residuals) for _ in range(_NOISES)], axis=1)
-    for place in range(1, len(noise)):
-        noise[place] += memory * noise[place - 1]
+    for index in range(1, len(noise)):
+        noise[index] += memory * noise[index - 1]
     return np.ascontiguousarray(noise.T)
 
 
@@ -203,15 +201,15 @@ class StepSwing:
     """Step times that repeat with a lag."""
 
     lag: int
-    """Steps."""
+    """Number of steps."""
     settings: tuple[str, ...]
     """Settings that imply the lag."""
     where: Part
     """Part of a step that shows the swing."""
     r2: float
-    """Share of that part's variance that the place within the period explains."""
+    """Share of that part's variance explained by the position within the period."""
     amplitude_ms: float
-    """Difference of the longest and the shortest mean of a place in the period."""
+    """Difference between the longest and the shortest mean of a position in the period."""
 
 
 def swings_in_steps(
@@ -252,18 +250,18 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         chance = _noise_like(left)
         if r2.max() <= _SURE * max(float(_folded(chance, lag).max()) for lag in candidates):
             return
-        place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
-        lag = candidates.pop(place)
+        index = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
+        lag = candidates.pop(index)
         cut = _stretches(left[None], lag)
         means = cut.mean(axis=2)
         is_few, regular_frac = len(left) < _FEW * lag, _regular_frac(cut[0])
-        if regular_frac < _LEAST_REGULAR or (is_few and (r2[place] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
+        if regular_frac < _LEAST_REGULAR or (is_few and (r2[index] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
             continue
         yield StepSwing(
             lag,
             tuple(name for name, steps in lags.items() if steps == lag),
             where,
-            float(r2[place] * np.var(left) / total),
+            float(r2[index] * np.var(left) / total),
             float(np.ptp(means, axis=-1).mean()),
         )
         left = (cut - means[:, :, None]).ravel()
@@ -271,31 +269,27 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
 
 
 def _regular_frac(cut: Series) -> float:
-    """Returns the share of periods whose slow step is above the mean; ``cut``: ``[stretches, periods, lag]``.
-
-    The slow step of a stretch is the one that is longest in the mean of its periods.
-    """
+    """Returns the share of periods whose slow step is above the mean; ``cut``: ``[stretches, periods, lag]``. The slow
+    step of a stretch is the longest in the mean of its periods."""
     longest = cut.mean(axis=1).argmax(axis=1)
     each = np.take_along_axis(cut, longest[:, None, None], axis=2)[:, :, 0]
     return float(np.mean(each > cut.mean(axis=(1, 2))[:, None]))
 
 
 def _stretches(series: Series, lag: int) -> Series:
-    """Returns ``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``; the first steps may be left out.
-
-    Where times vary, the workers of a loader drift apart over a hundred steps: only a few periods are compared.
-    """
+    """Returns ``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``; the first steps may be left out. The
+    workers of a loader drift apart over a hundred steps, so only a few periods are compared."""
     periods = min(max(MIN_SAMPLES // lag, _STRETCH), series.shape[1] // lag)
     number = series.shape[1] // (periods * lag)
     return series[:, -number * periods * lag :].reshape(len(series), number, periods, lag)
 
 
 def _folded(series: Series, lag: int) -> Series:
-    """Returns R2 of each of ``series`` ``[n, steps]`` by the place within ``lag``, adjusted for the number of means."""
+    """Returns R2 of each of ``series`` ``[n, steps]`` by the position within ``lag``, adjusted for their number."""
     cut = _stretches(series, lag)
     total = ((cut - cut.mean(axis=(2, 3), keepdims=True)) ** 2).sum(axis=(1, 2, 3))
     left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))
     _, number, periods, _ = cut.shape
     free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
-    even = total <= 1e-9 * np.sum(series**2, axis=1)  # what varied lies in the steps that were cut off
+    even = total <= 1e-9 * np.sum(series**2, axis=1)  # all variation lies in the steps that were cut off
     return np.where(even, 0.0, 1 - left / np.maximum(total, 1e-30) * free)

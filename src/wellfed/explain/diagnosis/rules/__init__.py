@@ -1,4 +1,4 @@
-"""Holds one file a rule: ``check(evidence)`` gives a Finding where the evidence is there, else None.
+"""Holds one rule per file: ``check(evidence)`` returns a Finding if the evidence shows it, else None.
 
-The name of the file is the id of its finding. `wellfed.explain.diagnosis.judge` asks them all.
+The file name is the id of its finding. `wellfed.explain.diagnosis.run_rules` runs all rules.
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import lightning.pytorch as pl
 
-Judge = Callable[[int, float], "str | None"]
+Pruner = Callable[[int, float], "str | None"]
 """Function of the number of a validation, from 1, and its metric; returns why training ends, or None."""
 
 
@@ -15,19 +15,19 @@ class Pruning(pl.Callback):
 
     def __init__(
         self,
-        judge: Judge | None,
+        pruner: Pruner | None,
         figure: Callable[[], float | None],
         total_steps: int | None = None,
         validations: int = 0,
     ) -> None:
         """
         Args:
-            judge: the pruner; None on ranks other than the first, and without pruning.
+            pruner: the pruner; None on ranks other than the first, and without pruning.
             figure: returns the latest value of the metric; None if validation gives none.
             total_steps: steps of the whole training, at which it ends anyway; None = unknown.
             validations: number of validations in earlier parts of a resumed training.
         """
-        self._judge, self._figure, self._total_steps = judge, figure, total_steps
+        self._pruner, self._figure, self._total_steps = pruner, figure, total_steps
         self._validations = validations
         self.reason: str | None = None
         """Why training was ended early."""
@@ -43,8 +43,8 @@ class Pruning(pl.Callback):
 
     def _verdict(self, step: int) -> str | None:
         value = self._figure()
-        if self._judge is None or value is None:
+        if self._pruner is None or value is None:
             return None
-        reason = self._judge(self._validations, value)
+        reason = self._pruner(self._validations, value)
         is_over = self._total_steps is not None and step >= self._total_steps
         return None if is_over else reason

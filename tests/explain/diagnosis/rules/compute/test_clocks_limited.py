@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.compute import clocks_limited
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 
 def test_the_cause_and_the_clocks():
@@ -15,7 +15,7 @@ def test_the_cause_and_the_clocks():
         "power_limited": 0.0,
         "sm_clock_mhz": np.array([1980.0] * 6 + [990.0] * 24),
     }
-    found = judge(on_card(card=card))
+    found = run_rules(on_card(card=card))
     assert [finding.id for finding in found] == ["unknown", "clocks_limited"]
     assert found[1].change == ()
     assert found[1].message.startswith(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.compute.step_time_trend import check
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
 
 RUNS = 200
@@ -37,7 +37,7 @@ def test_growth_is_named_with_both_ends_and_where_it_begins():
     assert check(of_steps(late)).evidence["from_step"] == pytest.approx(61, abs=18)
     assert "in forward, backward and optimizer" in found.message
     assert found.lost_frac == pytest.approx(0.47, abs=0.05)
-    assert judge(of_steps(GROWING))[0].id == "step_time_trend"
+    assert run_rules(of_steps(GROWING))[0].id == "step_time_trend"
 
 
 def test_growth_between_the_steps_is_named_as_such():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.feeding.slow_handover import check
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 EVEN = np.full(200, 2.0)
 
@@ -19,7 +19,7 @@ def test_a_wait_that_each_step_has_alike_though_workers_keep_up():
     assert "takes 2 ms of a step of 12.1 ms" in found.message
     assert found.change == ()
     assert found.lost_frac == pytest.approx(2 / 12.1, rel=0.01)
-    assert [one.id for one in judge(fed_by(2, build_ms=12.0, wait_ms=EVEN))] == ["slow_handover"]
+    assert [one.id for one in run_rules(fed_by(2, build_ms=12.0, wait_ms=EVEN))] == ["slow_handover"]
 
 
 def test_data_with_fetch_is_read_by_threads():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.feeding.workers_take_the_cpu import check
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 
 def crowd(workers=8, *, ceiling=1.6, loader_pct=200.0, **loader):
@@ -28,7 +28,7 @@ def test_fewer_workers_and_threads_are_told_in_place_of_a_slower_machine():
     assert "8 workers of 4 threads share 4 cores with the steps and take 50.0 % of them" in found.message
     assert found.change == ("loader.worker_threads=1", "loader.num_workers=3")
     assert found.gain.high == pytest.approx(1.6)
-    assert [each.id for each in judge(crowd(worker_threads=4))] == ["workers_take_the_cpu"]
+    assert [each.id for each in run_rules(crowd(worker_threads=4))] == ["workers_take_the_cpu"]
 
 
 def test_few_workers_of_one_thread_have_no_knob():

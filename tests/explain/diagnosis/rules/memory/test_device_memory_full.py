@@ -7,8 +7,8 @@ import pytest
 
 from tests.kit.card_evidence import on_card
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.memory import device_memory_full
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.record import RunRecord
 
 DOWN = [
@@ -77,7 +77,7 @@ def test_a_cache_that_is_given_back_again_and_again():
 )
 def test_a_run_that_ended_there(plan, change):
     of_run = {knob: {"value": value, "because": "", "source": "set"} for knob, value in plan.items()}
-    first, *_ = judge(Evidence(RunRecord("run", status="oom", plan=of_run)))
+    first, *_ = run_rules(Evidence(RunRecord("run", status="oom", plan=of_run)))
     assert (first.id, first.change, first.severity) == ("device_memory_full", change, "high")
 
 

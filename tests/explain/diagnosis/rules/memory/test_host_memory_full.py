@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.memory.host_memory_full import check
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 MACHINE = {"cpu_quota_cores": 8.0, "ram_gib": 16.0, "shm_gib": 8.0}
 KILLED = {"kind": "worker", "message": "A worker was killed.", "advice": ""}
@@ -13,7 +13,7 @@ KILLED = {"kind": "worker", "message": "A worker was killed.", "advice": ""}
 def test_a_killed_worker_is_told_of_however_few_steps():
     loader, loading = {"prefetch_factor": 4}, {"batch_mib": 64.0}
     run = fed_by(8, build_ms=5.0, error=KILLED, machine=MACHINE, steps=5, loader=loader, loading=loading)
-    found = judge(run)[0]
+    found = run_rules(run)[0]
     assert found.id == "host_memory_full"
     assert "8 workers keep 32 batches ready, 2.0 GiB" in found.message
     assert found.change == ("loader.num_workers=4", "loader.prefetch_factor=2")

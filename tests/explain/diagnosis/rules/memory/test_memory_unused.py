@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.card_evidence import on_card
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.memory import memory_unused
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 ROOM = {"card": {"sm_active_pct": 60}}
 
@@ -27,7 +27,7 @@ def test_what_would_use_it(figures, change):
 
 
 def test_half_empty_cards_are_the_subject_of_another_rule():
-    found = judge(on_card(num_micro=8, card={"sm_active_pct": 20}))
+    found = run_rules(on_card(num_micro=8, card={"sm_active_pct": 20}))
     assert [finding.id for finding in found] == ["small_batch"]
 
 

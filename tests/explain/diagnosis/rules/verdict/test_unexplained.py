@@ -11,7 +11,7 @@ from wellfed.explain.diagnosis.rules.verdict.unexplained import check
 def test_waiting_without_a_cause_is_told_with_its_share():
     found = check(evidence(wait_ms=5, plan={"loader.num_workers": 2}))
     assert found is not None
-    assert found.message.startswith("33.1 % of each step waits for data, and what holds the batches up can't be told")
+    assert found.message.startswith("33.1 % of each step waits for data, and the cause of the delay is unknown")
     assert found.severity == "medium"
 
 

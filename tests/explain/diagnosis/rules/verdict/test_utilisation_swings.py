@@ -7,8 +7,8 @@ import pytest
 
 from tests.explain.diagnosis.curves.test_swing import wave
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.judge import judge
 from wellfed.explain.diagnosis.rules.verdict.utilisation_swings import check
+from wellfed.explain.diagnosis.run_rules import run_rules
 
 
 def watched(*, period_s=9.5, low=9, high=90, duration_s=95, **more):
@@ -47,7 +47,7 @@ def test_a_gpu_that_goes_up_and_down_without_order_is_told_after_many_readings()
 def test_what_waiting_explains_is_left_to_the_rule_that_says_why_and_told_with_it():
     case = watched(wait_ms=10.0, ceiling=2.0, plan={"loader.num_workers": 0, "loader.backend": "inline"})
     assert check(case) is None
-    first = judge(case)[0]
+    first = run_rules(case)[0]
     assert first.id != "utilisation_swings"
     assert "The utilisation of GPU 0 swings between" in first.message
 

@@ -1,4 +1,4 @@
-"""Finds that writing checkpoints takes a good part of the run."""
+"""Finds that writing checkpoints takes a large part of the run."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _WANTED_FRAC = 0.01
 
 
 def check(evidence: Evidence, least_frac: float = CHECKPOINT_FRAC) -> Finding | None:
-    """Returns a finding where they cost more than ``least_frac`` of the time, however few there were."""
+    """Returns a finding if they take at least ``least_frac`` of the time, however few there are."""
     spent = pauses(evidence, "checkpoint")
     files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
     if spent is None or not files or spent.frac < least_frac:
         return None
-    said = spent.said("checkpoint")
+    text = spent.describe("checkpoint")
     figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
     every, num_best = evidence.value(_KNOB) or evidence.lags.get("epoch"), files.count("best.ckpt")
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
     # best.ckpt is written after the best validation so far, whatever the knob.
     if not every or wanted <= every or 2 * num_best > len(files):
-        return Finding("frequent_checkpoints", f"{said}.", figures, lost_frac=spent.frac)
+        return Finding("frequent_checkpoints", f"{text}.", figures, lost_frac=spent.frac)
     left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
     which = "last.ckpt" if num_best else "one"  # best.ckpt is written in addition
     when = f"{which} every {every} steps" if evidence.value(_KNOB) else f"{which} at the end of each epoch"
     return Finding(
         "frequent_checkpoints",
-        f"{said}, {when}. A run that dies loses what it learned since the last.",
+        f"{text}, {when}. A run that dies loses what it learned since the last.",
         {**figures, "every_steps": int(every)},
         (f"{_KNOB}={wanted}",),
         gain=spent.gain(left * spent.times / len(files)),

@@ -1,4 +1,4 @@
-"""Finds that rows of figures are logged too often: steps wait for it."""
+"""Finds that figures are logged too often, so that steps wait for it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _KNOB = "trainer.log_every_steps"
 _WANTED_FRAC = 0.01
 """Acceptable share of the wall time."""
 _MOST_OTHERS = 0.5
-"""Steps that don't log and are as long, over those that do."""
+"""Maximum ratio of equally long steps that do not log to those that do."""
 _USUAL = 50
-"""The default of the knob."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where steps that log are followed by longer gaps; if all log, where these gaps are long."""
+    """Returns a finding if steps that log are followed by longer gaps, or by long gaps if all steps log."""
     every, step_ms, host_ms = int(evidence.value(_KNOB) or 0), evidence.step_ms, evidence.column("host_ms")
     if not every or not step_ms or not len(host_ms):
         return None
@@ -31,10 +30,10 @@ def check(evidence: Evidence) -> Finding | None:
     if len(behind_ms) < FEWEST_PAUSES:
         return None
     row_ms, frac = float(np.mean(behind_ms)), float(np.sum(behind_ms)) / (step_ms * len(host_ms))
-    # A row fetches its figures from the device, which has nothing to do until the host is ahead again.
+    # A row fetches its figures from the device, which idles until the host is ahead again.
     found = contradiction(evidence.record)
     is_loop_slow = every == 1 and found is not None and found.slower == "loop"
-    # Rejects a few slow rows, and time that other steps take as well.
+    # Rejects a few slow rows, and delays that other steps have, too.
     is_of_rows = is_loop_slow or np.median(behind_ms) >= (HOST_MS if every == 1 else 0.5 * row_ms)
     if frac < PAUSE_FRAC or not is_of_rows or np.sum(others_ms > 0.5 * row_ms) > _MOST_OTHERS * len(behind_ms):
         return None
@@ -44,14 +43,14 @@ def check(evidence: Evidence) -> Finding | None:
     wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
     factor = evidence.ceiling_factor or 1.0
     won_frac = frac * (1 - every / wanted)
-    said = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
+    text = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
     return Finding(
         "frequent_logging",
-        f"{said}, and the loop stands still for {show_duration(row_ms / 1e3)} then: {show_percent(frac)} of the "
+        f"{text}, and the loop stands still for {show_duration(row_ms / 1e3)} then: {show_percent(frac)} of the "
         f"time.{f' {hook} takes part in it.' if hook_frac >= 0.1 * frac else ''}",
         {"logging_frac": frac, "row_ms": row_ms, "every_steps": every},
         (f"{_KNOB}={wanted}",),
-        gain=Gain(factor, 1.0, factor)  # steps of the ceiling log nothing; what else they leave out is unknown
+        gain=Gain(factor, 1.0, factor)  # the ceiling's steps log nothing, but also lack other work
         if is_loop_slow
         else gain_of(won_frac, 0.7 * won_frac if every > 1 else 0.0, frac),
     )
@@ -68,7 +67,7 @@ def _costliest_hook(evidence: Evidence) -> tuple[str, float]:
 
 
 def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
-    """Returns the excess time after steps that logged, and after other steps; those before a pause are left out."""
+    """Returns the excess time after steps that logged, and after other steps, without steps before a pause."""
     host_ms, steps = np.nan_to_num(evidence.column("host_ms")), evidence.column("step")
     known = evidence.gap_ms < 0.1 * float(evidence.step_ms or 0.0)
     logged = ((steps - 1) % every == 0) & (steps > 1)

@@ -1,4 +1,4 @@
-"""Finds that validations take a good part of the run."""
+"""Finds that validations take a large part of the run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WANTED_FRAC = 0.03
 
 
 def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | None:
-    """Returns a finding where they cost more than ``least_frac`` of the time, however few there were."""
+    """Returns a finding if they take at least ``least_frac`` of the time, however few there are."""
     spent = pauses(evidence, "validate")
     if spent is None or spent.frac < least_frac:
         return None
-    said = spent.said("validation")
+    text = spent.describe("validation")
     figures = {"validation_frac": spent.frac, "validations": spent.times, "validation_s": spent.each_s}
     every = evidence.value(_KNOB) or evidence.lags.get("epoch")
     wanted = min(rarer(every, spent.frac / _WANTED_FRAC), evidence.record.steps) if every else 0
     if spent.times == 1 or not every or wanted <= every:
-        said = f"{said}. A smaller validation split takes less; so does a longer run."
-        return Finding("frequent_validation", said, figures, lost_frac=spent.frac)
+        text = f"{text}. A smaller validation split takes less; so does a longer run."
+        return Finding("frequent_validation", text, figures, lost_frac=spent.frac)
     # A schedule or early stopping depends on the results of validations.
     uses_results = bool(evidence.value("workload.schedule.monitor")) or "early_stopping" in str(
         evidence.value("callbacks")
@@ -31,7 +31,7 @@ def check(evidence: Evidence, least_frac: float = VALIDATION_FRAC) -> Finding | 
     when = f"one every {every} steps" if evidence.value(_KNOB) else "one at the end of each epoch"
     return Finding(
         "frequent_validation",
-        f"{said}, {when}.",
+        f"{text}, {when}.",
         {**figures, "every_steps": int(every)},
         (f"{_KNOB}={wanted}",),
         changes_learning=uses_results,

@@ -1,4 +1,4 @@
-"""Finds callbacks, hooks of a LightningModule and schedulers that take a good part of training, and names them."""
+"""Finds callbacks, hooks of a LightningModule and schedulers that take a large part of training, and names them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from wellfed.record import WallEntry
 from wellfed.units import show_duration, show_percent
 
 _LEAST_REGULAR = 0.8
-"""Share of the long pauses that come the same number of steps after the one before."""
+"""Minimum share of long pauses at equal distances."""
 _NAMED_FRAC, _MOST_NAMED = 0.2, 3
-"""Share of the time of all hooks from which one is named beside the costliest, and how many are named."""
+"""Minimum share of all hooks' time for a hook to be named beside the costliest, and maximum number of named hooks."""
 
 
 def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
-    """Returns a finding where they take ``least_frac`` of the wall time; without it, judges the time between steps."""
+    """Returns a finding if they take ``least_frac`` of the wall time, or by the time between steps if it is unknown."""
     wall = evidence.record.wall
     if wall is None:
         return _between_steps(evidence)
@@ -32,24 +32,24 @@ def check(evidence: Evidence, least_frac: float = HOOKS_FRAC) -> Finding | None:
         return None
     names = sorted(hooks, key=lambda name: -hooks[name])
     if names[0].endswith(".on_train_batch_end") and frequent_logging.check(evidence) is not None:
-        return None  # it logs, and is named there
+        return None  # a logging hook, reported by that rule
     named = [name for name in names if name == names[0] or hooks[name] >= _NAMED_FRAC * spent_s][:_MOST_NAMED]
     who, took_s = f"{named[0]} takes", hooks[named[0]]
     if len(named) > 1:
         each = [f"{name} {show_percent(hooks[name] / of_s)}" for name in named]
         who, took_s = f"{', '.join(each)}: callbacks and hooks take", spent_s
-    said = f"{who} {show_percent(took_s / of_s)} of the wall time of training, {show_duration(took_s)} of "
+    text = f"{who} {show_percent(took_s / of_s)} of the wall time of training, {show_duration(took_s)} of "
     frac = lost_s / of_s
     return Finding(
         "slow_callbacks",
-        f"{said}{show_duration(of_s)}.",
+        f"{text}{show_duration(of_s)}.",
         {"callbacks_frac": spent_s / of_s, "callback": named[0], "callback_s": hooks[named[0]]},
         gain=gain_of(frac, 0.85 * frac, frac),
     )
 
 
 def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
-    """Returns the time of hooks that a GPU hid: steps lost no more than the distance to the ceiling."""
+    """Returns the time of hooks that a GPU hid. Steps lost at most the distance to the ceiling."""
     within_s, factor = hooks_within_steps_s(wall), evidence.ceiling_factor
     if not evidence.on_gpu or factor is None:
         return 0.0
@@ -57,7 +57,7 @@ def _hidden_s(evidence: Evidence, wall: WallEntry) -> float:
 
 
 def _between_steps(evidence: Evidence) -> Finding | None:
-    """Returns a finding where much time passes between steps regularly; irregular pauses are the machine's."""
+    """Returns a finding if much time passes between steps regularly. Irregular pauses are the machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.column("host_ms")), evidence.step_ms
     if not len(host_ms) or not step_ms or frequent_logging.check(evidence) is not None:
         return None
@@ -84,10 +84,10 @@ def _between_steps(evidence: Evidence) -> Finding | None:
     )
 
 
-def _distance(places: Series) -> int:
-    """Returns the steps between two places if nearly all are equally far apart, else 0."""
-    if len(places) <= FEWEST_PAUSES:
+def _distance(indices: Series) -> int:
+    """Returns the steps between two indices if nearly all are equally far apart, else 0."""
+    if len(indices) <= FEWEST_PAUSES:
         return 0
-    apart, times = np.unique(np.diff(places), return_counts=True)
+    apart, times = np.unique(np.diff(indices), return_counts=True)
     most = int(times.argmax())
-    return int(apart[most]) if times[most] >= _LEAST_REGULAR * (len(places) - 1) and apart[most] > 1 else 0
+    return int(apart[most]) if times[most] >= _LEAST_REGULAR * (len(indices) - 1) and apart[most] > 1 else 0

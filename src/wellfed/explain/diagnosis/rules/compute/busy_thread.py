@@ -1,4 +1,4 @@
-"""Finds Python threads of the training process that are at work beside the steps."""
+"""Finds Python threads of the training process that work beside the steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where one thread takes a good part of a core while steps run."""
+    """Returns a finding if one thread takes a large part of a core while steps run."""
     process = evidence.record.process
     busy = [one for one in (process["busy_threads"] if process else []) if one["cores"] >= BUSY_THREAD_CORES]
     if not busy:
@@ -17,10 +17,10 @@ def check(evidence: Evidence) -> Finding | None:
     first = max(busy, key=lambda one: one["cores"])
     more = f" {len(busy) - 1} more threads are as busy." if len(busy) > 1 else ""
     most = min(1.0, first["cores"])
-    said = (
+    text = (
         f"The thread {first['name']!r} of the training process took {first['cores']:.2f} cores during training.{more} "
         "Python runs one thread at a time, so the steps stand still while it runs Python code: up to "
         f"{show_percent(most)} of the time. Do its work in another process, or between epochs."
     )
     figures: Figures = {"thread": first["name"], "thread_cores": first["cores"], "busy_threads": len(busy)}
-    return Finding("busy_thread", said, figures, lost_frac=0.5 * most)
+    return Finding("busy_thread", text, figures, lost_frac=0.5 * most)

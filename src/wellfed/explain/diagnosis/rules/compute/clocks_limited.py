@@ -12,7 +12,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Reports the card that was limited most; no knob changes it."""
+    """Returns a note on the card that was limited most. No knob changes it."""
     found = [
         (share, gpu, cause)
         for gpu in evidence.gpus
@@ -23,14 +23,14 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     share, gpu, cause = max(found)
     figures: Figures = {"limited_by": cause, "limited_frac": share, "gpu": named(gpu)}
-    said = f"The clocks of GPU {named(gpu)} were held down by {cause} in {show_percent(share)} of the readings"
+    text = f"The clocks of GPU {named(gpu)} were held down by {cause} in {show_percent(share)} of the readings"
     clocks = evidence.curve("sm_clock_mhz", gpu)
     if len(clocks):
         figures |= {"sm_clock_mhz": float(np.mean(clocks)), "sm_clock_max_mhz": float(clocks.max())}
-        said += f", at {clocks.mean():.0f} MHz on average (at most {clocks.max():.0f} were seen)"
+        text += f", at {clocks.mean():.0f} MHz on average (at most {clocks.max():.0f} were seen)"
     outside = (
         "cooling, or what else heats that machine" if cause == "heat" else "its power limit (nvidia-smi -q -d POWER)"
     )
     return Finding(
-        "clocks_limited", f"{said}. No setting of a run changes that: look at {outside}.", figures, is_note=True
+        "clocks_limited", f"{text}. No setting of a run changes that: look at {outside}.", figures, is_note=True
     )

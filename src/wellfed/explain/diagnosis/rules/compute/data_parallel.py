@@ -8,7 +8,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the model copies itself to other cards in each step."""
+    """Returns a finding if the model copies itself to other cards in each step."""
     event = next((event for event in evidence.record.events if event["kind"] == "data_parallel"), None)
     if event is None:
         return None
@@ -22,16 +22,16 @@ def check(evidence: Evidence) -> Finding | None:
             "trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
             figures,
         )
-    said, gain, busy = "", None, evidence.util_pct
+    text, gain, busy = "", None, evidence.util_pct
     if busy is not None and busy > 0:
         figures["util_pct"] = busy
-        said = f" The GPU that is idle most is busy for {show_percent(busy / 100)} of the time."
+        text = f" The GPU that is idle most is busy for {show_percent(busy / 100)} of the time."
         high = min(max(1.0, 100 / busy), devices)
         gain = Gain((1 + high) / 2, 1.0, high)
     return Finding(
         "data_parallel",
         f"One process drives {devices} GPUs with torch.nn.DataParallel: in each step it copies weights and samples to "
-        f"them and gathers results, and one Python launches for all.{said} Take DataParallel out of the model, and let "
+        f"them and gathers results, and one Python launches for all.{text} Take DataParallel out of the model, and let "
         "each GPU have a process.",
         figures,
         (f"trainer.devices={devices}", "trainer.strategy=ddp"),

@@ -9,7 +9,7 @@ from wellfed.units import counted
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where torch has half of the cores or fewer, and others stand idle while steps compute."""
+    """Returns a note if torch has at most half of the cores, and others idle while steps compute."""
     process, cores, cpu_pct = evidence.record.process, evidence.cores, evidence.mean("cpu_pct")
     if process is None or cores is None or cpu_pct is None or evidence.on_gpu or evidence.time is None:
         return None
@@ -18,9 +18,9 @@ def check(evidence: Evidence) -> Finding | None:
     works = evidence.time["compute_frac"] >= WORKS_FRAC and own >= WORKS_FRAC * threads
     if threads > cores / 2 or idle < IDLE_CORES or not works:
         return None
-    said = (
+    text = (
         f"The steps compute on the CPU with {counted(threads, 'thread')}, and {idle:.1f} of {cores:g} cores stood "
         "idle. The number is torch.set_num_threads in the code, or OMP_NUM_THREADS. More threads make large "
         "operations faster, and small ones slower: measure it."
     )
-    return Finding("few_threads", said, {"torch_threads": threads, "idle_cores": idle}, is_note=True)
+    return Finding("few_threads", text, {"torch_threads": threads, "idle_cores": idle}, is_note=True)

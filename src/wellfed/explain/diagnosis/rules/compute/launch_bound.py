@@ -14,7 +14,7 @@ _WITHOUT_GRAPHS = ("none", "default")
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the host is never ahead of the card, though it waits for nothing itself."""
+    """Returns a finding if the host is never ahead of the card, though it waits for nothing itself."""
     load = device_load(evidence)
     if load is None or load.limit != "launches" or load.launch_frac is None:
         return None

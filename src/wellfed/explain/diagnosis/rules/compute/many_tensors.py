@@ -8,16 +8,16 @@ from wellfed.explain.diagnosis.thresholds import MANY_TENSORS, SMALL_TENSOR, WOR
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where thousands of small tensors are trained, each of which costs a step some calls."""
+    """Returns a note if thousands of small tensors are trained, each of which costs a step some calls."""
     process, time = evidence.record.process, evidence.time
     if process is None or time is None or process["parameter_tensors"] < MANY_TENSORS:
         return None
     number, mean = process["parameter_tensors"], process["parameter_values"] / process["parameter_tensors"]
     if mean > SMALL_TENSOR or time["compute_frac"] < WORKS_FRAC:
         return None
-    said = (
+    text = (
         f"The model trains {number:,} tensors of {mean:,.0f} values on average. Gradients and optimizer handle each by "
         "itself, at a cost that hardly depends on its size. Adam, AdamW and SGD of torch update all in one call with "
         "+workload.optimizer.fused=true; fewer and larger parameters save the gradients' share, too."
     )
-    return Finding("many_tensors", said, {"parameter_tensors": number, "values_per_tensor": mean}, is_note=True)
+    return Finding("many_tensors", text, {"parameter_tensors": number, "values_per_tensor": mean}, is_note=True)

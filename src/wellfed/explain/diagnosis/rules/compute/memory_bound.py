@@ -1,4 +1,4 @@
-"""Finds steps that the bandwidth of the card's memory limits."""
+"""Finds steps limited by the bandwidth of the card's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the card moves bytes rather than computes."""
+    """Returns a finding if the card moves bytes rather than computes."""
     load = device_load(evidence)
     if load is None or load.limit != "bandwidth" or load.dram_frac is None or small_batch.check(evidence) is not None:
         return None

@@ -11,7 +11,7 @@ from wellfed.units import counted, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where merging micro-batches, or a larger batch, would fill the card."""
+    """Returns a finding if merging micro-batches, or a larger batch, would fill the card."""
     load, used = device_load(evidence), memory_frac(evidence)
     if load is None or used is None or load.limit in (None, "synchronisation"):
         return None
@@ -21,14 +21,14 @@ def check(evidence: Evidence) -> Finding | None:
         gain = merged.gain(load)
         if gain.factor < LEAST_DEVICE_GAIN:
             return None
-        said = (
+        text = (
             f"Each step is split into {merged.parts_before} micro-batches of {merged.micro_batch_before}, too small "
             f"for the GPU: {_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same "
             f"step in {counted(merged.parts, 'part')}."
         )
         figures |= {"num_micro": merged.parts_before, "num_micro_that_suffice": merged.parts}
-        return Finding("small_batch", said, figures, merged.change, gain=gain)
-    # A step that is not split can only grow by what it learns from; launches and bytes are cheaper to save.
+        return Finding("small_batch", text, figures, merged.change, gain=gain)
+    # An unsplit step can only grow by more samples, which changes learning. Saving launches and bytes costs less.
     effective = evidence.value("workload.effective_batch_size")
     if load.limit != "small kernels" or not effective or used >= MEMORY_USED_FRAC or has_run_out(evidence):
         return None
@@ -40,12 +40,12 @@ def check(evidence: Evidence) -> Finding | None:
         (f"workload.effective_batch_size={2 * effective}", "memory.micro_batch=null", "memory.accumulate=null"),
         changes_learning=True,
         gain=Gain(min(2.0, 1 / load.full_frac), 1.0, 2.0),
-        is_note=True,  # no setting that leaves what is learned as it is can help
+        is_note=True,  # every setting that helps changes what is learned
     )
 
 
 def _use_of(load: DeviceLoad) -> str:
-    """Returns the figure that shows that the card is not full."""
+    """Returns the figure that shows that the card is not full, as text."""
     if load.limit == "launches":
         return f"it is busy for {show_percent(load.busy_frac)} of a step, and waits for Python to launch the rest"
     if load.limit == "bandwidth" and load.dram_frac is not None:

@@ -12,44 +12,44 @@ from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC, TREND_FACTOR
 from wellfed.units import show_factor, show_ms, show_percent
 
 _BLOCKS, _FEWEST = 10, 60
-"""Parts of a run whose medians must rise, and steps below which chance may do that."""
+"""Number of parts of a run whose medians must rise, and minimum number of steps."""
 _LARGEST_RISE = 0.4
-"""Share of the growth in one part: more is a jump, as of a machine that others begin to use."""
+"""Maximum share of the growth in one part. More is a jump, as when others begin to use the machine."""
 _LARGEST_FALL = 0.3
-"""Fall from one part to the next over the mean rise: noise of a part's median."""
+"""Maximum fall from one part to the next over the mean rise, for noise of the medians."""
 _STARTED = 0.05
-"""Share of the growth at which it is said to have begun."""
+"""Share of the growth at which it is reported to have begun."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the steps of each part of a run took longer than those of the part before."""
+    """Returns a finding if the steps of each part of a run took longer than those of the part before."""
     samples, steps = evidence.column("samples"), evidence.column("step")
     times_ms = evidence.rest_ms
     if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
-        times_ms = times_ms * float(np.mean(samples)) / samples  # a last batch of an epoch may be smaller
+        times_ms = times_ms * float(np.mean(samples)) / samples  # the last batch of an epoch may be smaller
     levels = _rising(times_ms)
     if levels is None or clocks_limited.check(evidence) is not None or _others_rise(evidence):
         return None
     first, last = float(levels[0]), float(levels[-1])
     begun = int(np.argmax(levels > first + _STARTED * (last - first))) - 1
-    place = round(begun * len(times_ms) / _BLOCKS)
-    step = int(steps[place]) if len(steps) == len(times_ms) else place
+    index = round(begun * len(times_ms) / _BLOCKS)
+    step = int(steps[index]) if len(steps) == len(times_ms) else index
     between_ms = np.array_split(np.nan_to_num(evidence.column("host_ms")), _BLOCKS)
     grown_ms = np.median(between_ms[-1]) - np.median(between_ms[0]) if len(between_ms[-1]) else 0.0
     part = "between the steps" if grown_ms > 0.5 * (last - first) else "in forward, backward and optimizer"
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
-    said = (
+    text = (
         f"Steps take longer and longer: {show_ms(first)} at the start and {show_ms(last)} at the end, "
         f"{show_factor(last / first)} times as long, from step {step} on. The growth is {part}; waiting for data is "
         f"not in it. It cost {show_percent(lost_frac)} of the steps' time. Look for work that grows with each step: a "
         "list that the loss goes through, a graph that is never detached, a log that is read again."
     )
     figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "from_step": step}
-    return Finding("step_time_trend", said, figures, lost_frac=lost_frac)
+    return Finding("step_time_trend", text, figures, lost_frac=lost_frac)
 
 
 def _rising(times_ms: Series) -> Series | None:
-    """Returns the median of each part where they rise all along, by enough, and not in one jump; else None."""
+    """Returns the median of each part if they rise throughout, by enough, and not in one jump; else None."""
     if len(times_ms) < _FEWEST:
         return None
     levels = np.array([np.median(part) for part in np.array_split(times_ms, _BLOCKS)])

@@ -8,11 +8,10 @@ from wellfed.explain.diagnosis.finding import Finding
 from wellfed.units import show_percent
 
 _NAMED = 3
-"""Lines that the message names."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the host waits for the card, and the card then for the host."""
+    """Returns a finding if the host waits for the card, and the card then for the host."""
     load = device_load(evidence)
     if load is None or load.limit != "synchronisation":
         return None
@@ -35,7 +34,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def how_often(per_step: float) -> str:
-    """Returns a frequency in words: ``once a step``."""
+    """Returns a frequency as text: ``once a step``."""
     if per_step >= 1.5:
         return f"{per_step:.0f} times a step"
     return "once a step" if per_step > 0.75 else f"every {1 / max(per_step, 1e-3):.0f} steps"

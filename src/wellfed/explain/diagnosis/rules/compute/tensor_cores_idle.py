@@ -9,14 +9,14 @@ from wellfed.explain.diagnosis.thresholds import SM_HALF_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 
 _RATIO, _LEAST_RATIO, _MOST_RATIO = 4.0, 2.0, 16.0
-"""Rate of products on tensor cores over that in float32, which real kernels reach. Of the cards' peaks: 4 for an RTX
-4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
+"""Speed-up of products on tensor cores over float32 that real kernels reach: usual, lowest, highest. Ratios of peak
+rates: 4 for an RTX 4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
 _DRAM_FRAC = 0.25
-"""Share of time for memory traffic beside the products, if not measured."""
+"""Assumed share of time for memory traffic beside the products, if not measured."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the card has work that its tensor cores could do."""
+    """Returns a finding if the card has work that its tensor cores could do."""
     load, capability = device_load(evidence), capability_of(evidence)
     if load is None or load.limit is not None or capability is None or load.full_frac < SM_HALF_FRAC:
         return None
@@ -29,22 +29,22 @@ def check(evidence: Evidence) -> Finding | None:
     if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
         return None
     figures: Figures = {"full_frac": load.full_frac, "capability": capability}
-    said = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
+    text = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
     if tensor is None:
-        said = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {said}: its tensor cores are not used"
+        text = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {text}: its tensor cores are not used"
     else:
         figures["tensor_frac"] = tensor
         at_work = (
             f"{show_percent(load.full_frac)} of the GPU is at work, and {show_percent(tensor)} of its tensor cores"
         )
-        said = f"{at_work}: it {said}"
+        text = f"{at_work}: it {text}"
     change = ("gpu.precision=bf16-mixed", "gpu.tf32=true") if has_tf32 else ("gpu.precision=16-mixed",)
     least, most = (_gain(load, ratio) for ratio in (_LEAST_RATIO, _MOST_RATIO))
     gain = Gain(_gain(load, _RATIO), 1.0 if tensor is None else least, most)
-    return Finding("tensor_cores_idle", f"{said}.", figures, change, gain=gain)
+    return Finding("tensor_cores_idle", f"{text}.", figures, change, gain=gain)
 
 
 def _gain(load: DeviceLoad, ratio: float) -> float:
-    """Products take less time, bytes and launches the same."""
+    """Returns the gain if products take less time, but bytes and launches the same."""
     dram = min(1.0, _DRAM_FRAC if load.dram_frac is None else load.dram_frac)
     return max(1.0, 1 / max(dram + (1 - dram) / ratio, load.launch_frac or 0.0))

@@ -1,4 +1,4 @@
-"""Notes batches of float64, of which models use half."""
+"""Notes batches of float64, where models use float32."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from wellfed.units import MIB, show_bytes
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where most of a batch is float64."""
+    """Returns a note if most of a batch is float64."""
     sizes = evidence.record.loading.get("batch_dtypes") or {}
     wide, total = sizes.get("float64", 0.0), sum(sizes.values())
     if wide < WIDE_MIB or wide < WIDE_FRAC * total:
         return None
-    said = (
+    text = (
         f"{show_bytes(wide * MIB)} of a batch's {show_bytes(total * MIB)} are float64, as NumPy makes it. float32 is "
         "half as much to build, to hand over and to copy, and uint8 (made a float in on_device) an eighth."
     )
-    return Finding("wide_batches", said, {"float64_mib": wide, "batch_mib": total}, is_note=True)
+    return Finding("wide_batches", text, {"float64_mib": wide, "batch_mib": total}, is_note=True)

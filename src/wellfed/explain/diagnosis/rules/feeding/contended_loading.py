@@ -1,4 +1,4 @@
-"""Finds workers that wait for one another, or for a limit that they share, while they build batches."""
+"""Finds workers that wait for one another, or for a shared limit, while they build batches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from wellfed.units import show_factor, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where a batch takes far longer beside other workers than one worker alone took for it."""
+    """Returns a finding if a batch takes far longer beside other workers than with one worker alone."""
     waiting = waiting_for(evidence, "contended_loading")
     if waiting is None or waiting.feeding.contention is None:
         return None
     feeding, factor = waiting.feeding, waiting.feeding.contention
     is_thread = evidence.value("loader.backend") == "threads"
     first = "Python's own lock, as they are threads" if is_thread else "a lock in the dataset"
-    said = (
-        f"{waiting.said}. Beside {feeding.num_workers} workers a batch takes "
+    text = (
+        f"{waiting.share_text}. Beside {feeding.num_workers} workers a batch takes "
         f"{show_ms(feeding.build_ms)} to build, {show_factor(factor)} times as long as one worker alone took, and "
         f"{show_percent(feeding.cpu_frac)} of that is CPU time. The workers wait for one another: {first}, "
         "a rate limit, or a store at its limit. More workers don't help. Read without the lock, in larger "
         "requests, or from a local copy."
     )
     figures = {**feeding.figures(), "build_ms_alone": feeding.alone_ms or 0.0, "contention_factor": factor}
-    return Finding("contended_loading", said, figures, lost_frac=waiting.frac)
+    return Finding("contended_loading", text, figures, lost_frac=waiting.frac)

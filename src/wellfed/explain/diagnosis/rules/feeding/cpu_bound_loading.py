@@ -10,30 +10,30 @@ from wellfed.units import show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where more workers would only share the same cores."""
+    """Returns a finding if more workers would only share the same cores."""
     waiting = waiting_for(evidence, "cpu_bound_loading")
     if waiting is None:
         return None
     feeding = waiting.feeding
-    said = (
-        f"{waiting.said}: building a batch takes "
+    text = (
+        f"{waiting.share_text}: building a batch takes "
         f"{show_ms(feeding.build_cpu_ms)} of CPU, a step takes {show_ms(feeding.fed_ms)}"
     )
     change: tuple[str, ...] = ()
     gain = None
     if has_unused_fetch(evidence):
-        said += ". The data can give whole batches (fetch), and is asked for single samples."
+        text += ". The data can give whole batches (fetch), and is asked for single samples."
         change = planned_anew(evidence)
         gain = Gain(feeding.bound, 1.0, feeding.bound)
     else:
-        said += (
+        text += (
             f", and {_cores(feeding)}: more workers would only share them. Make it cheaper: fetch "
             "for whole batches, what is the same in each epoch prepared once, pictures stored or decoded at the size "
             "that is used (a JPEG in Pillow's draft mode), augmentation in on_device."
         )
-    return Finding("cpu_bound_loading", said, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
+    return Finding("cpu_bound_loading", text, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
 
 
 def _cores(feeding: Feeding) -> str:
-    said = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
-    return said if feeding.others < 0.1 * feeding.cores else f"{said} ({feeding.others:.1f} of them with others' work)"
+    text = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
+    return text if feeding.others < 0.1 * feeding.cores else f"{text} ({feeding.others:.1f} of them with others' work)"

@@ -9,29 +9,29 @@ from wellfed.explain.diagnosis.waiting import waiting_for
 from wellfed.units import show_ms
 
 _FETCH_FRAC = 0.1
-"""Time to fetch a whole batch over that of its samples one by one, at most (record loader_cpu)."""
+"""Maximum time to fetch a whole batch over the time for its samples one by one (record loader_cpu)."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where there are no workers, and others could build beside the step."""
+    """Returns a finding if there are no workers, and workers could build beside the step."""
     waiting = waiting_for(evidence, "loading_in_main_process")
     if waiting is None:
         return None
     feeding = waiting.feeding
-    said = (
-        f"{waiting.said}: the training process builds a batch itself in "
+    text = (
+        f"{waiting.share_text}: the training process builds a batch itself in "
         f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
     )
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
         gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
-        said += ". The data can give whole batches (fetch), and is asked for single samples."
+        text += ". The data can give whole batches (fetch), and is asked for single samples."
         change = planned_anew(evidence)
     else:
         advised = feeding.workers_advised
         gain = feeding.gain(advised)
-        said += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
+        text += f"; {feeding.show_need()}, none is set.{feeding.show_doubt()}"
         change = knobs(evidence, backend="auto", num_workers=advised)
         if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
             change += knobs(evidence, persistent_workers=True)
-    return Finding("loading_in_main_process", said, feeding.figures(), change, gain=gain)
+    return Finding("loading_in_main_process", text, feeding.figures(), change, gain=gain)

@@ -1,4 +1,4 @@
-"""Finds that each epoch waits for its worker processes: to be started anew, or to have a first batch ready."""
+"""Finds that each epoch waits for its worker processes to start, or to have a first batch ready."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ _FEWEST_STARTS = 3
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the first batch of each epoch comes late by more than `PAUSE_FRAC` of the time.
-
-    Either the workers are started anew, or they begin with nothing ready, and the data could be fetched without them.
-    """
+    """Returns a finding if the first batches of epochs are late by at least `PAUSE_FRAC` of the time. Either the
+    workers are started anew, or they begin with nothing ready, and the data could be fetched without them."""
     stays = evidence.value("loader.persistent_workers") is not False
     if evidence.num_workers == 0 or (stays and not has_unused_fetch(evidence)):
         return None
@@ -33,19 +31,19 @@ def check(evidence: Evidence) -> Finding | None:
     frac = start_ms * len(starts) / wall_ms
     if frac < PAUSE_FRAC:
         return None
-    # Its first batch has to be built in any case.
+    # The first batch has to be built in any case.
     kept_frac = min(1.0, (evidence.build_ms or 0.1 * start_ms) / start_ms) * frac
     is_own = evidence.value("loader.backend") == "own"
     begin = "Workers begin each epoch with nothing ready" if stays else "Workers are started anew for each epoch"
-    said = (
+    text = (
         f"{begin}: its first step comes {show_duration(start_ms / 1e3)} late, "
         f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {evidence.lags.get('epoch', 0)} steps."
     )
     if stays:
-        said += " The data can give whole batches (fetch), and is asked for single samples."
+        text += " The data can give whole batches (fetch), and is asked for single samples."
     return Finding(
         "restarted_workers",
-        f"{said}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
+        f"{text}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",
         {"restart_frac": frac, "late_ms": start_ms, "epochs_begun": len(starts)},
         () if is_own else ("loader=auto",) if stays else ("loader.persistent_workers=true",),
         gain=gain_of(frac - kept_frac, 0.5 * (frac - kept_frac), frac),

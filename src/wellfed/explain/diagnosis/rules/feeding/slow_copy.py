@@ -9,20 +9,20 @@ from wellfed.explain.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
 from wellfed.units import MIB, show_bytes, show_percent
 
 _AHEAD = 2
-"""Batches copied ahead that hide a copy as long as a step: what the plan takes."""
+"""Number of batches copied ahead, as in the plan. It hides a copy as long as a step."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where a step waits for its copy, which could run beside the step before."""
+    """Returns a finding if a step waits for its copy, which could overlap with the previous step."""
     copy = evidence.copy_frac
     if copy <= COPY_FRAC or evidence.num_measured < FEWEST_STEPS or evidence.step_ms is None:
         return None
     copy_ms, mib = copy * evidence.step_ms, evidence.record.loading.get("batch_mib")
     figures: Figures = {"copy_frac": copy, "copy_ms": copy_ms}
-    said = f"{show_percent(copy)} of each step is copying its batch to the GPU"
+    text = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
-        said += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
+        text += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
     change, whys = [], []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
@@ -31,16 +31,16 @@ def check(evidence: Evidence) -> Finding | None:
         change.append(f"loader.device_prefetch={_AHEAD}")
         whys.append("nothing is copied ahead")
     if not change:
-        said += (
+        text += (
             ", and copies run ahead of the step already. Only smaller batches go over faster: uint8 or int16 in the "
             "batch, converted to floats on the device (on_device)"
         )
-        return Finding("slow_copy", f"{said}.", figures, lost_frac=copy)
-    return Finding("slow_copy", f"{said}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
+        return Finding("slow_copy", f"{text}.", figures, lost_frac=copy)
+    return Finding("slow_copy", f"{text}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
 
 
 def _hidden(copy: float, evidence: Evidence) -> Gain:
-    """Returns the gain of copies beside the step; copies and launching limit it where they take longer."""
+    """Returns the gain of copies beside the step, limited by copies and launching where they take longer."""
     launched_frac = (launch_ms(evidence) or 0.0) / (evidence.step_ms or 1.0)
     best = 1 / (1 - min(copy, 0.99))
     factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))

@@ -1,4 +1,4 @@
-"""Finds steps that wait for each batch to be taken over from the worker process that has built it in time."""
+"""Finds steps that wait while each batch is transferred from the worker process that built it in time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where workers are fast enough, and each step waits about as long for a ready batch."""
+    """Returns a finding if workers are fast enough, and each step waits about equally long for a ready batch."""
     waiting = waiting_for(evidence, "slow_handover")
     if waiting is None:
         return None
     feeding, taken_ms = waiting.feeding, handover_ms(evidence)
-    said = (
-        f"{waiting.said}, though {counted(feeding.num_workers, 'worker')} "
+    text = (
+        f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up: to take a batch over from another process takes "
         f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
     )
@@ -24,10 +24,10 @@ def check(evidence: Evidence) -> Finding | None:
     if evidence.record.loading.get("has_fetch"):
         return Finding(
             "slow_handover",
-            f"{said}. The data can give whole batches (fetch): threads build them in this process.",
+            f"{text}. The data can give whole batches (fetch): threads build them in this process.",
             figures,
             knobs(evidence, backend="threads"),
             gain=feeding.gain(feeding.num_workers),
         )
-    said += ". Fewer and larger tensors in a batch go over faster; threads need none of it, where the data has fetch."
-    return Finding("slow_handover", said, figures, lost_frac=waiting.frac)
+    text += ". Fewer and larger tensors in a batch go over faster; threads need none of it, where the data has fetch."
+    return Finding("slow_handover", text, figures, lost_frac=waiting.frac)

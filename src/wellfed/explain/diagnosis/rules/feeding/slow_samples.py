@@ -1,4 +1,4 @@
-"""Finds few samples that take very long to load each time, or never come."""
+"""Finds a few samples that always take very long to load, or fail to load."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from wellfed.explain.diagnosis.waiting import latency_of, slow_twice, waiting_fo
 from wellfed.units import counted
 
 _NAMED = 5
-"""Most that are named."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the same samples were slow in two epochs, or a note on those that were left out."""
+    """Returns a finding if the same samples were slow in two epochs, or a note on samples that were left out."""
     lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
     if lost:
         indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
-        said = (
+        text = (
             f"{counted(len(lost), 'sample')} could not be loaded and {'was' if len(lost) == 1 else 'were'} left out: "
             f"{', '.join(map(str, indices))}. Each cost the run a look for it; loader.skip_ids leaves them out from "
             "the start."
         )
-        return Finding("slow_samples", said, {"samples_skipped": len(lost)}, is_note=True)
+        return Finding("slow_samples", text, {"samples_skipped": len(lost)}, is_note=True)
     waiting = waiting_for(evidence, "slow_samples")
     if waiting is None:
         return None
-    repeated, (said, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
+    repeated, (text, figures, lost_frac) = slow_twice(evidence), latency_of(evidence, waiting)
     named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
     more = f" and {len(repeated) - _NAMED} more" if len(repeated) > _NAMED else ""
-    said += (
+    text += (
         f". The same samples were slow in more than one epoch: {named}{more}. Look at these samples; loader.skip_ids "
         "leaves them out."
     )
-    return Finding("slow_samples", said, {**figures, "samples_slow_twice": len(repeated)}, lost_frac=lost_frac)
+    return Finding("slow_samples", text, {**figures, "samples_slow_twice": len(repeated)}, lost_frac=lost_frac)

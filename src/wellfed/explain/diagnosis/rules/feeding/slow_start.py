@@ -1,4 +1,4 @@
-"""Finds first steps that took much of the time of a run: warming up, compiling, starting workers."""
+"""Finds first steps that took much of the time of a run: warm-up, compilation, start of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wellfed.units import counted, show_duration
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where the first steps took much of the time; no figure contains them."""
+    """Returns a note if the first steps took much of the time. No figure contains them."""
     wall = evidence.record.wall
     if wall is not None and wall["start_s"] + wall["end_s"] >= 0.5 * evidence.once_s:
         return _around_steps(evidence, wall)
@@ -34,7 +34,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _around_steps(evidence: Evidence, wall: WallEntry) -> Finding | None:
-    """Returns a note where much of the time passed before the first step or after the last."""
+    """Returns a note if much of the time passed before the first step or after the last."""
     around_s = wall["start_s"] + wall["end_s"]
     if around_s < SLOW_START_S or around_s < SLOW_START_FRAC * wall["total_s"]:
         return None

@@ -18,40 +18,40 @@ from wellfed.units import show_duration, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where building hardly uses the CPU, and the disk is seen to be what it waits for."""
+    """Returns a finding if building hardly uses the CPU, and there is evidence that it waits for the disk."""
     waiting = waiting_for(evidence, "slow_storage")
     if waiting is None:
         return None
     feeding, figures = waiting.feeding, waiting.feeding.figures()
     if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_builds(evidence, feeding):
         return _stalls(evidence, waiting, period_s)
-    said = (
-        f"{waiting.said}: a batch takes {show_ms(feeding.build_ms)} to "
+    text = (
+        f"{waiting.share_text}: a batch takes {show_ms(feeding.build_ms)} to "
         f"build, only {show_percent(feeding.cpu_frac)} of it CPU time"
     )
     iowait_pct, cold = evidence.mean("iowait_pct"), cold_over_warm(evidence)
     if iowait_pct is not None:
-        said += f"; cores stood idle for a disk in {iowait_pct:.0f} % of the time"
+        text += f"; cores stood idle for a disk in {iowait_pct:.0f} % of the time"
         figures["iowait_pct"] = iowait_pct
     if cold is not None:
-        said += f"; in the first epoch it took {cold:.2g} times as long as later"
+        text += f"; in the first epoch it took {cold:.2g} times as long as later"
         figures["cold_over_warm"] = cold
-    said += ". Keep the data on a local disk, in few large files, or in memory."
+    text += ". Keep the data on a local disk, in few large files, or in memory."
     needed = feeding.workers_advised
     gain = feeding.gain(needed)
     if needed <= feeding.num_workers or gain.factor < LEAST_GAIN:
-        return Finding("slow_storage", said, figures, lost_frac=waiting.frac)
-    said += " More workers read at the same time, where the disk is not at its limit."
+        return Finding("slow_storage", text, figures, lost_frac=waiting.frac)
+    text += " More workers read at the same time, where the disk is not at its limit."
     change = knobs(evidence, num_workers=needed)
-    return Finding("slow_storage", said, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
+    return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
 
 
 def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
     slow_ms = evidence.wait_ms[slow_steps(evidence, waiting.feeding)]
-    said = (
+    text = (
         f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "
-        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: what the data is read from "
-        "stands still so often, whatever samples are asked for. Look what else uses it, or keep the data locally."
+        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: the storage "
+        "stalls that often, whichever samples are requested. Check what else uses it, or keep the data locally."
     )
     figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
-    return Finding("slow_storage", said, figures, lost_frac=waiting.frac)
+    return Finding("slow_storage", text, figures, lost_frac=waiting.frac)

@@ -19,7 +19,7 @@ from wellfed.units import counted, show_ms
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where more batches kept ready would bridge the slow ones, or latency is random."""
+    """Returns a finding if more batches kept ready would bridge the slow ones, or latency is random."""
     waiting = waiting_for(evidence, "uneven_batches")
     if waiting is None:
         return None
@@ -28,34 +28,34 @@ def check(evidence: Evidence) -> Finding | None:
         return _latency(evidence, waiting)
     needed = prefetch_needed(evidence, feeding)
     p99_ms = float(np.nanquantile(evidence.column("build_ms"), 0.99))
-    said = (
-        f"{waiting.said}, though {counted(feeding.num_workers, 'worker')} "
+    text = (
+        f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
         f"average: the slowest batches take {show_ms(p99_ms)}. {needed} kept ready by each worker bridge "
         f"that; now it is {feeding.prefetch}."
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
     change = knobs(evidence, prefetch_factor=needed)
-    return Finding("uneven_batches", said, figures, change, gain=feeding.gain(feeding.num_workers, needed))
+    return Finding("uneven_batches", text, figures, change, gain=feeding.gain(feeding.num_workers, needed))
 
 
 def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
-    """Returns the finding for batches that come far too late, with other samples each time."""
+    """Returns the finding for batches that are far too late, with other samples each time."""
     feeding, (latency, of_latency, lost_frac) = waiting.feeding, latency_of(evidence, waiting)
-    said, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
+    text, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
     found = way_out_of_latency(evidence, feeding)
     if found is None:
-        said += " No queue for which there is room bridges that: make the slowest reads faster."
-        return Finding("uneven_batches", said, figures, lost_frac=lost_frac)
+        text += " No queue for which there is room bridges that: make the slowest reads faster."
+        return Finding("uneven_batches", text, figures, lost_frac=lost_frac)
     workers, prefetch = found
-    said += " Batches kept ready bridge some of that."
+    text += " Batches kept ready bridge some of that."
     ahead = {} if feeding.num_workers else {"backend": "auto"}
     change = knobs(evidence, **ahead, num_workers=workers, prefetch_factor=prefetch)
-    return Finding("uneven_batches", said, figures, change, gain=feeding.gain(workers, prefetch))
+    return Finding("uneven_batches", text, figures, change, gain=feeding.gain(workers, prefetch))
 
 
 def _of_samples(evidence: Evidence) -> str:
-    """Returns what is recorded of the samples in the slow batches."""
+    """Returns what the record shows of the samples in the slow batches, as text."""
     epochs, index = evidence.column("epoch"), evidence.column("slowest_index")
     if len(index) and np.isfinite(index).any():
         if len(np.unique(epochs[np.isfinite(epochs)])) > 1:

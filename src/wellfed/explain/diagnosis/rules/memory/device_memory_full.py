@@ -1,4 +1,4 @@
-"""Finds that device memory ran out, and what would have been enough."""
+"""Finds that device memory ran out, and which settings would have been enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where a step, or an evaluation, did not fit in the memory of the card."""
+    """Returns a finding if a step, or an evaluation, did not fit in the memory of the card."""
     record = evidence.record
     events = [event for event in record.events if event["kind"] in _KINDS]
     if (record.status != "oom" and not events) or memory_creeps.check(evidence) is not None:
@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
-    """Returns overrides that need less memory, cheapest first; the samples of a step stay the same."""
+    """Returns overrides that need less memory, cheapest first. The samples of a step stay the same."""
     may_lower = evidence.record.memory.get("may_lower", [_MICRO_BATCH, _CHECKPOINTING])
     if micro is not None and micro > 1 and _MICRO_BATCH in may_lower:
         on_oom = evidence.record.plan.get("memory.on_oom")
@@ -60,7 +60,7 @@ def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
 
 
 def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
-    """Returns overrides with which the run would begin as it ended, and in words how it went on."""
+    """Returns overrides to start with the settings that the run ended with, and how it continued as text."""
     wanted: dict[str, Any] = {}
     for event in events:
         if event.get("micro_batch"):
@@ -82,7 +82,7 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
 
 
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:
-    """Returns the share of the time of all steps that repeated steps took beyond others."""
+    """Returns the extra time of repeated steps over the time of all steps."""
     numbers = evidence.all_steps.get("step", np.empty(0))
     took, again = evidence.all_ms, np.isin(numbers, steps)
     if len(took) != len(again) or not again.any() or again.all():

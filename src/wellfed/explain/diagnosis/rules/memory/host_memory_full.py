@@ -10,7 +10,7 @@ from wellfed.units import MIB, counted, show_bytes, show_gib
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the run ended for want of it, or held nearly all."""
+    """Returns a finding if the run ended for lack of host memory, or held nearly all of it."""
     record = evidence.record
     error, machine = record.error, record.machine
     rss = evidence.curve("rss_gib")
@@ -22,23 +22,23 @@ def check(evidence: Evidence) -> Finding | None:
     is_shm_full = bool(shm and shm_gib and shm >= MEMORY_FULL_FRAC * shm_gib)
     if not (has_ended or is_full or is_shm_full):
         return None
-    said = []
+    text = []
     if error is not None and has_ended:
-        was_killed = "Worker processes failed, which mostly is for want of host memory or of /dev/shm"
-        said.append(was_killed if error["kind"] == "worker" else "The run ended for want of host memory")
+        was_killed = "Worker processes failed, mostly for lack of host memory or /dev/shm"
+        text.append(was_killed if error["kind"] == "worker" else "The run ended for lack of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
-        said.append(f"it held {show_gib(held)} of {show_gib(ram_gib)}")
+        text.append(f"it held {show_gib(held)} of {show_gib(ram_gib)}")
         figures |= {"rss_gib": held, "ram_gib": ram_gib}
     if is_shm_full and shm and shm_gib:
-        said.append(f"/dev/shm had {show_gib(shm)} of {show_gib(shm_gib)} in use")
+        text.append(f"/dev/shm had {show_gib(shm)} of {show_gib(shm_gib)} in use")
         figures |= {"shm_used_gib": shm, "shm_gib": shm_gib}
     workers, prefetch = evidence.num_workers, evidence.value("loader.prefetch_factor") or 2
     ready = ready_mib(evidence, workers) if workers else None
     if workers:
         size = "" if ready is None else f", {show_bytes(ready * MIB)}"
-        said.append(f"{counted(workers, 'worker')} keep {workers * prefetch} batches ready{size}")
-    message = "; ".join(said)
+        text.append(f"{counted(workers, 'worker')} keep {workers * prefetch} batches ready{size}")
+    message = "; ".join(text)
     return Finding(
         "host_memory_full",
         f"{message[0].upper()}{message[1:]}. It is not the GPU's memory that is short.",
@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]:
-    """Returns overrides for half the workers, and for fewer batches ready by each."""
+    """Returns overrides for half the workers, and for fewer ready batches each."""
     if not workers or evidence.value("loader.backend") == "own":
         return ()
     fewer, less = max(1, workers // 2), max(1, prefetch // 2)

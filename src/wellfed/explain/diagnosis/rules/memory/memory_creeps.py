@@ -13,11 +13,11 @@ from wellfed.units import show_duration, show_gib
 
 _BLOCKS = 5
 _LEAST_OF_MEAN = 0.25
-"""Minimum growth of a block over the mean growth: less means that the growth has ended."""
+"""Minimum growth of each block over the mean growth. Less means that the growth has ended."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the growth never ends, unlike that of a cache that fills."""
+    """Returns a finding if the growth never ends, unlike a cache that fills."""
     machine = evidence.record.machine
     sizes = {label_of(gpu): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
     for gpu in evidence.gpus:
@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
                 "ever new lengths leave gaps, which gpu.allocator=expandable avoids."
             )
             return _finding(f"Memory in use on GPU {named(gpu)}", found, why, ended=evidence.record.status == "oom")
-    # Pages of a memory map count as they are first read: in the first epoch they grow without a leak.
+    # Pages of a memory map count when first read, so in the first epoch they grow without a leak.
     if len(epochs := evidence.column("epoch")) and np.nanmax(epochs) >= 1:
         found = _growth(evidence, "rss_gib", HOST, machine.get("ram_gib"))
         if found is not None:
@@ -39,18 +39,18 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _finding(what: str, growth: tuple[float, float, float], why: str, *, ended: bool) -> Finding:
     start_gib, end_gib, left_s = growth
-    said = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and had not come to rest"
-    said += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
+    text = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and was still growing"
+    text += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
     return Finding(
         "memory_creeps",
-        f"{said}. {why}",
+        f"{text}. {why}",
         {"start_gib": start_gib, "end_gib": end_gib, "full_in_s": 0.0 if ended else left_s},
         lost_frac=1.0 if ended else 0.0,
     )
 
 
 def _growth(evidence: Evidence, name: str, gpu: int, size_gib: float | None) -> tuple[float, float, float] | None:
-    """Returns the first and last GiB, and the seconds until it is full; None if it rose too little or rests."""
+    """Returns the first and last GiB, and the seconds until it is full; None if growth is too small or has ended."""
     curve = evidence.curves.get(gpu, {})
     used, time_s = curve.get(name, np.empty(0)), curve.get("time_s", np.empty(0))
     known = np.isfinite(used) & np.isfinite(time_s) if len(used) == len(time_s) else np.zeros(0, bool)

@@ -1,4 +1,4 @@
-"""Finds device memory that lies idle while the run does more work to save it."""
+"""Finds unused device memory while the run does extra work to save memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from wellfed.explain.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_
 from wellfed.units import show_gib, show_percent
 
 _RECOMPUTED_FRAC = 0.25
-"""Share that recomputing activations has of forward and backward: one forward pass of four."""
+"""Share of recomputation in forward and backward: one forward pass of four."""
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where features could be kept on the device, activations kept, or micro-batches merged.
-
-    `small_batch` reports split steps that leave the card half empty; this rule those that leave it less than full.
-    """
+    """Returns a finding if features could be kept on the device, activations kept, or micro-batches merged.
+    `small_batch` reports split steps that leave the card half empty, this rule those that leave it less than full."""
     load, used = device_load(evidence), memory_frac(evidence)
     if load is None or used is None or used >= MEMORY_USED_FRAC or has_run_out(evidence):
         return None
@@ -39,7 +37,7 @@ def check(evidence: Evidence) -> Finding | None:
 
 def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...], Gain | None] | None:
     """Returns what saves memory in this run, the overrides without it, and their gain."""
-    # By request alone: the plan keeps features on the device where they fit. An encoder that learns has none to keep.
+    # Only if requested: the plan keeps features on the device if they fit. A trained encoder has no fixed features.
     features = evidence.record.plan.get("memory.features")
     by_stage = evidence.value("memory.stages") is not None
     if (
@@ -55,7 +53,7 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
     merged = merge(evidence)
     if merged is None or load.limit is not None or (load.sm_frac is not None and load.full_frac >= SM_FULL_FRAC):
         return None
-    if tensor_cores_idle.check(evidence) is not None:  # what takes more of the time comes first
+    if tensor_cores_idle.check(evidence) is not None:  # the larger loss is reported first
         return None
     gain = merged.gain(load)
     why = f"each step is split into {merged.parts_before} micro-batches"

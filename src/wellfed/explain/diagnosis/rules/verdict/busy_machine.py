@@ -1,4 +1,4 @@
-"""Finds that other programs had the cores that a run needed, so that its figures are not its own."""
+"""Finds that other programs used the cores that a run needed, so that its figures are distorted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the cores were full and others had a good part of them, in many readings of the training.
-
-    Not where it is known that the run needed none of them: no thread waited for a core, and no step for its batch.
-    """
+    """Returns a finding if in many readings the cores were full and others used a large part of them. None if the run
+    needed none of them: no thread waited for a core, and no step for its batch."""
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
     own, others = curve.get("cpu_pct"), evidence.others_cores
     waited_frac = evidence.record.host.get("core_wait_frac")
@@ -30,10 +28,10 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
     when = "" if frac > limits.CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
-    said = f"Judge nothing yet: other programs took {taken:.1f} of your {cores:g} cores; this run got {left:.1f}"
+    text = f"Don't judge this run: other programs took {taken:.1f} of your {cores:g} cores; this run got {left:.1f}"
     return Finding(
         "busy_machine",
-        f"{said}{when}. Run it again when they have ended. No gain can be predicted from this run.",
+        f"{text}{when}. Run it again when they have ended. No gain can be predicted from this run.",
         {"others_cores": taken, "own_cores": left, "cores": cores, "busy_frac": frac},
         lost_frac=frac * taken / cores,
     )

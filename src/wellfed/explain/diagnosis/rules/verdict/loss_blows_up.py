@@ -1,4 +1,4 @@
-"""Finds a loss that grew far beyond what it was, or was no number."""
+"""Finds a loss that grew far beyond its earlier values, or was not a number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LR = "workload.optimizer.lr"
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a finding where the training loss left its running median, or was not finite."""
+    """Returns a finding if the training loss left its running median, or was not finite."""
     steps, values = evidence.losses
     events = [event for event in evidence.record.events if event["kind"] == "nan"]
     at = _first_jump(values)
@@ -27,26 +27,26 @@ def check(evidence: Evidence) -> Finding | None:
     evidence_: Figures = {}
     if events:
         step = int(events[0].get("step") or 0)
-        said = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
+        text = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
         if events[-1].get("action") == "raise":
-            said = f"The loss was no finite number by step {step}, which ended the run"
+            text = f"The loss was no finite number by step {step}, which ended the run"
         evidence_ |= {"non_finite_steps": len(events)}
     else:
         assert at is not None
         step, median = int(steps[at]), float(np.median(values[max(0, at - LOSS_WINDOW) : at]))
         now = float(values[at])
-        said = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
+        text = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
         if not np.isfinite(now):
-            said = f"The loss was no finite number at step {step}"
+            text = f"The loss was no finite number at step {step}"
         evidence_ |= {"loss": now, "median_before": median}
     named = next((event for event in events if isinstance(event.get("sample"), int)), None)
     if named is not None:
-        return _of_data(evidence, named, said, {"step": step, **evidence_})
+        return _of_data(evidence, named, text, {"step": step, **evidence_})
     lr = _far_too_high(evidence)
     cause = "the learning rate is too high for it, or gradients are not bounded"
     return Finding(
         "loss_blows_up",
-        f"{said}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
+        f"{text}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
         {"step": step, **evidence_},
         _changes(evidence),
         changes_learning=True,
@@ -54,14 +54,14 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _of_data(evidence: Evidence, named: Mapping[str, Any], said: str, figures: Figures) -> Finding:
+def _of_data(evidence: Evidence, named: Mapping[str, Any], text: str, figures: Figures) -> Finding:
     """Returns the finding for a batch with a sample that is not finite."""
     sample, ended = named["sample"], named.get("action") == "raise"
-    place = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
+    where = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
     skipped = [*(evidence.value("loader.skip_ids") or ()), sample]
     return Finding(
         "loss_blows_up",
-        f"{said}: training sample {sample} holds {named.get('value', 'NaN')} ({place}). The data is the cause, not the "
+        f"{text}: training sample {sample} holds {named.get('value', 'NaN')} ({where}). The data is the cause, not the "
         "learning rate: repair that sample, or leave it out.",
         {**figures, "sample": sample},
         (f"loader.skip_ids=[{','.join(map(str, skipped))}]",),
@@ -85,12 +85,12 @@ def _far_too_high(evidence: Evidence) -> float | None:
 
 
 def _highest(evidence: Evidence) -> float:
-    """Returns the highest learning rate in use: Adam and its kin move each weight by about that much a step."""
+    """Returns the highest usual learning rate. Adam and its variants move each weight by about that much per step."""
     return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
 
 
 def _first_jump(values: Series) -> int | None:
-    """Returns the place of the first value that is not finite, or far above the median of those before it."""
+    """Returns the index of the first value that is not finite, or far above the median of those before it."""
     if len(values) <= LOSS_WINDOW:
         return None
     medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]

@@ -1,29 +1,29 @@
-"""Reports figures of a run that contradict each other, where nothing that was measured explains it."""
+"""Reports figures of a run that contradict each other, if no measurement explains it."""
 
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import workers_crowd
+from wellfed.explain.diagnosis.feeding import workers_take_cores
 from wellfed.explain.diagnosis.finding import Figures, Finding
 from wellfed.explain.diagnosis.rules.between_steps import frequent_logging, slow_callbacks
 from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Returns a note where the ceiling contradicts the time that went into data and callbacks."""
+    """Returns a note if the ceiling contradicts the time spent on data and callbacks."""
     found, factor = contradiction(evidence.record), evidence.ceiling_factor
-    if found is None or factor is None or workers_crowd(evidence):  # then it is known what made it slower
+    if found is None or factor is None or workers_take_cores(evidence):  # crowding workers explain the slowness
         return None
     if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
-    said = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
+    text = f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}"
     figures: Figures = {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor}
     if found.slower != "rank":
         others = evidence.mean_others_cores
         if others is not None and evidence.cores:
             figures["others_cores"] = others
-            said += f" Other programs took {others:.1f} of your {evidence.cores:g} cores."
-        said += " Run it again to know."
-    return Finding("machine_was_slower", said, figures, is_note=True)
+            text += f" Other programs took {others:.1f} of your {evidence.cores:g} cores."
+        text += " Run it again to know."
+    return Finding("machine_was_slower", text, figures, is_note=True)

@@ -9,17 +9,17 @@ from wellfed.units import counted
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Reports that too few steps ran to judge the speed."""
+    """Returns a note if too few steps ran to judge the speed."""
     measured = evidence.num_measured
     if measured >= FEWEST_STEPS and evidence.time is not None:
         return None
-    said = f"{counted(measured, 'step')} after the warm-up" if measured else "No step was measured after the warm-up"
+    text = f"{counted(measured, 'step')} after the warm-up" if measured else "No step was measured after the warm-up"
     more = "give the run more steps (trainer.max_steps, trainer.max_epochs)"
     if evidence.record.status == "running":
         more = "ask again when the run has come further"
     return Finding(
         "too_few_steps",
-        f"{said}: {'that is ' if measured else ''}too little to say where time is lost. It takes {FEWEST_STEPS}: "
+        f"{text}: {'that is ' if measured else ''}too little to say where time is lost. It takes {FEWEST_STEPS}: "
         f"{more}.",
         {"steps_measured": measured},
         is_note=True,

@@ -1,4 +1,4 @@
-"""Reports lost time without a cause that another rule found."""
+"""Reports lost time for which no other rule found a cause."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MOSTLY = 0.8
 def check(evidence: Evidence) -> Finding | None:
     """Returns how much time is lost, and how to find the cause. For runs without other findings."""
     factor, wait_frac = evidence.ceiling_factor, evidence.wait_frac
-    elsewhere = "debug=profiler shows what a step spends its time on."
+    advice = "debug=profiler shows what a step spends its time on."
     is_below = factor is not None and factor > CEILING_FACTOR * _uncertainty(evidence)
     if wait_frac > WAIT_FRAC and (is_below or is_starved(evidence)) and _epoch_start_frac(evidence) >= _MOSTLY:
-        said = f"{show_percent(wait_frac)} of training waits for data, nearly all of that in the first steps of each"
-        said += " epoch: nothing is built ahead across its end. Longer epochs lose less."
-        return Finding("unexplained", said, {"wait_frac": wait_frac}, lost_frac=wait_frac)
+        text = f"{show_percent(wait_frac)} of training waits for data, nearly all of that in the first steps of each"
+        text += " epoch: nothing is built ahead across its end. Longer epochs lose less."
+        return Finding("unexplained", text, {"wait_frac": wait_frac}, lost_frac=wait_frac)
     if is_starved(evidence):
-        said = f"{show_percent(wait_frac)} of each step waits for data, and what holds the batches up can't be told"
-        return Finding("unexplained", f"{said}. {elsewhere}", {"wait_frac": wait_frac}, lost_frac=wait_frac)
+        text = f"{show_percent(wait_frac)} of each step waits for data, and the cause of the delay is unknown"
+        return Finding("unexplained", f"{text}. {advice}", {"wait_frac": wait_frac}, lost_frac=wait_frac)
     if factor is None or not is_below:
         return None
-    said = f"The run reached {show_percent(1 / factor)} of its ceiling, and no cause was recognised. {elsewhere}"
-    return Finding("unexplained", said, {"ceiling_factor": factor}, lost_frac=1 - 1 / factor)
+    text = f"The run reached {show_percent(1 / factor)} of its ceiling, and no cause was recognised. {advice}"
+    return Finding("unexplained", text, {"ceiling_factor": factor}, lost_frac=1 - 1 / factor)
 
 
 def _uncertainty(evidence: Evidence) -> float:
@@ -44,6 +44,6 @@ def _epoch_start_frac(evidence: Evidence) -> float:
     starts = np.flatnonzero(np.diff(evidence.column("epoch")) > 0) + 1
     if not evidence.num_workers or not len(starts):
         return 0.0
-    places = np.unique((starts[:, None] + np.arange(evidence.num_workers)).ravel())
+    indices = np.unique((starts[:, None] + np.arange(evidence.num_workers)).ravel())
     waited_ms = evidence.wait_ms
-    return float(waited_ms[places[places < len(waited_ms)]].sum() / max(waited_ms.sum(), 1e-9))
+    return float(waited_ms[indices[indices < len(waited_ms)]].sum() / max(waited_ms.sum(), 1e-9))

@@ -1,4 +1,4 @@
-"""Reports that nothing is known to cost time, and that it is not known either whether the run could be faster."""
+"""Reports that no loss was found, but that it is unknown whether the run could be faster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WALL_NAMES = {
 }
 """Parts of the wall time beside steps and callbacks, by their keys in the record."""
 _KNOWN_FRAC = 0.8
-"""Share of the wall time in steps at the ceiling's rate and in a slow start from which no note is made."""
+"""Share of the wall time in steps at the ceiling's rate and in a slow start, beyond which there is no note."""
 _MOST_NAMED, _LEAST_NAMED_FRAC = 3, 0.01
 
 
 def check(evidence: Evidence) -> Finding | None:
     """Returns a note why it is unknown whether the run is at its ceiling. For runs without other findings."""
-    said, figures = _reason(evidence)
-    return Finding("unknown", f"{said}.", {"wait_frac": evidence.wait_frac, **figures}, is_note=True) if said else None
+    text, figures = _reason(evidence)
+    return Finding("unknown", f"{text}.", {"wait_frac": evidence.wait_frac, **figures}, is_note=True) if text else None
 
 
 def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
@@ -37,40 +37,40 @@ def _reason(evidence: Evidence) -> tuple[str, dict[str, float]]:
     rate = throughput["samples_per_s"] if throughput else 0.0
     low, high = (throughput["ci95"] or (rate, rate)) if throughput else (0.0, 0.0)
     if throughput and (high - low) / 2 > WIDEST_HALF_FRAC * rate:
-        said = (
+        text = (
             f"Unknown whether it could be faster: steps varied too much. {rate:,.0f} {throughput['sample_unit']}/s has "
             f"a 95 % interval from {max(0.0, low):,.0f} to {high:,.0f}. More steps (trainer.max_steps), and nothing "
             "else at work on the machine, make it narrower"
         )
-        return said, {"ci95_low": low, "ci95_high": high}
+        return text, {"ci95_low": low, "ci95_high": high}
     if factor is None:
-        said = "Unknown whether it could be faster: no ceiling was measured. Nothing else that costs time was found"
-        return f"{said}; {show_percent(evidence.wait_frac)} of a step waits for data", {}
+        text = "Unknown whether it could be faster: no ceiling was measured. Nothing else that costs time was found"
+        return f"{text}; {show_percent(evidence.wait_frac)} of a step waits for data", {}
     figures = {"of_ceiling_frac": 1 / factor}
     if factor > CEILING_FACTOR:
-        said = (
+        text = (
             f"Unknown how near it is to its ceiling: {show_percent(1 / factor)} of it, but the rate is known no better "
             f"than {show_percent(low / rate / factor)} to {show_percent(high / rate / factor)} of it"
         )
-        return said, figures
+        return text, figures
     data_frac = evidence.wait_frac + evidence.copy_frac
     if data_frac > 1 - LEAST_AT_CEILING_FRAC:
-        said = (
+        text = (
             f"Unknown whether it could be faster: {show_percent(data_frac)} of a step went into data, and yet the same "
             f"steps without data were only {factor:.2f} times as fast. Either may be off; more steps "
             "(trainer.max_steps) would show which"
         )
-        return said, {**figures, "data_frac": data_frac}
+        return text, {**figures, "data_frac": data_frac}
     wall, frac = evidence.wall, evidence.at_ceiling_frac
     if wall is None or frac is None:
-        said = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
-        return f"{said}, and what passed between them was not measured", figures
+        text = f"Unknown whether it could be faster: its steps reached {show_percent(1 / factor)} of the ceiling"
+        return f"{text}, and what passed between them was not measured", figures
     is_slow_start = slow_start.check(evidence) is not None  # reported by that rule
     if frac < LEAST_AT_CEILING_FRAC and not (is_slow_start and frac + evidence.once_s / wall["total_s"] >= _KNOWN_FRAC):
-        said = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
+        text = f"Unknown whether it could be faster: {show_percent(frac)} of the wall time of training went into steps"
         named = beside_steps(wall, {"callbacks": sum(wall["callbacks"].values())}, _MOST_NAMED)
         rest = ", ".join(named) or "slow first steps"
-        return f"{said} at the ceiling's rate. The rest: {rest}", {**figures, "at_ceiling_frac": frac}
+        return f"{text} at the ceiling's rate. The rest: {rest}", {**figures, "at_ceiling_frac": frac}
     return "", {}
 
 

@@ -1,4 +1,4 @@
-"""Finds that a GPU is busy and idle in turns, where neither data nor callbacks hold it up."""
+"""Finds that a GPU alternates between busy and idle, where neither data nor callbacks delay it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding
-from wellfed.explain.diagnosis.swing_words import due_as_often, utilisation_said
+from wellfed.explain.diagnosis.swing_text import settings_with_period, utilisation_swing
 from wellfed.explain.diagnosis.thresholds import BUSY_PCT, FEWEST_READINGS, IDLE_PCT
 from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_percent
 
 _EXPLAINED_FRAC = 0.5
-"""Share of idle time in waiting, copies and the loop from which their rules explain it."""
+"""Share of idle time in waiting, copies and the loop, beyond which their rules explain it."""
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -30,18 +30,18 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     figures: Figures = {"gpu": named(gpu), "low_pct": low, "high_pct": high}
     swing = evidence.swings_of_gpus.get(gpu)
-    said = None if swing is None else utilisation_said(evidence)
-    if swing is None or said is None:
+    text = None if swing is None else utilisation_swing(evidence)
+    if swing is None or text is None:
         levels = f"between {low:.0f} % and {high:.0f} %"
-        said = f"The utilisation of GPU {named(gpu)} goes up and down {levels}, without a period."
+        text = f"The utilisation of GPU {named(gpu)} goes up and down {levels}, without a period."
     else:
         figures["period_s"] = swing.period_s
-        due = due_as_often(evidence, swing.period_s)
-        said += f" As often comes {' and '.join(due)}." if due else " Nothing that was set comes as often."
+        due = settings_with_period(evidence, swing.period_s)
+        text += f" As often comes {' and '.join(due)}." if due else " Nothing that was set comes as often."
     if evidence.time is not None:
-        said += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time: look at what "
-        said += "the model does in some steps only, and at what else uses this GPU."
-    return Finding("utilisation_swings", said, figures, lost_frac=idle_frac - held_up_frac)
+        text += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time: look at what "
+        text += "the model does in some steps only, and at what else uses this GPU."
+    return Finding("utilisation_swings", text, figures, lost_frac=idle_frac - held_up_frac)
 
 
 def _deepest(evidence: Evidence) -> int | None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.explain.diagnosis.curves.test_swing import noise, wave
-from wellfed.explain.diagnosis.curves.level import level_of, verdict_of
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_of, verdict_of
 
 PERCENT = st.floats(0, 100)
 
@@ -20,7 +20,7 @@ def at(values, interval_s=0.5):
 @settings(max_examples=50, deadline=None)
 @given(values=st.lists(PERCENT, min_size=1, max_size=39))
 def test_figures_lie_within_the_curve_and_the_mean_decides(values):
-    level = level_of(*at(values))
+    level = utilisation_of(*at(values))
     assert min(values) <= level.p5_pct <= level.p95_pct <= level.peak_pct == max(values)
     assert min(values) <= level.mean_pct <= max(values)
     assert level.mean_pct == pytest.approx(np.mean(values))
@@ -34,17 +34,17 @@ def test_figures_lie_within_the_curve_and_the_mean_decides(values):
 def test_readings_that_are_no_number_change_nothing(values):
     time_s, util_pct = at(values)
     there = np.isfinite(util_pct)
-    assert level_of(time_s, util_pct) == level_of(time_s[there], util_pct[there])
+    assert utilisation_of(time_s, util_pct) == utilisation_of(time_s[there], util_pct[there])
 
 
 @pytest.mark.parametrize(("percent", "verdict"), [(100, "well used"), (80, "well used"), (79.9, "room left")])
 def test_a_steady_curve_is_judged_at_the_bounds(percent, verdict):
-    assert level_of(*at([percent] * 100)).verdict == verdict
+    assert utilisation_of(*at([percent] * 100)).verdict == verdict
 
 
 @pytest.mark.parametrize(("percent", "verdict"), [(50, "room left"), (49.9, "starved"), (0, "starved")])
 def test_a_low_curve_is_judged_at_the_bounds(percent, verdict):
-    assert level_of(*at([percent] * 100)).verdict == verdict
+    assert utilisation_of(*at([percent] * 100)).verdict == verdict
 
 
 @settings(max_examples=25, deadline=None)
@@ -60,7 +60,7 @@ def test_a_planted_swing_overrides_whatever_the_mean(seed, period_s, low, depth,
     time_s, values, mean_s = wave(
         rng, period_s=period_s, interval_s=0.5, duration_s=num * period_s, low=low, high=low + depth
     )
-    level = level_of(time_s, values)
+    level = utilisation_of(time_s, values)
     assert level.verdict == "swings"
     assert level.swing.period_s == pytest.approx(mean_s, rel=0.05)
 
@@ -70,37 +70,37 @@ def test_a_planted_swing_overrides_whatever_the_mean(seed, period_s, low, depth,
 def test_neither_a_slow_ramp_nor_noise_swings(seed, first, last, number):
     rng = np.random.default_rng(seed)
     ramp = np.linspace(first, last, number) + rng.normal(0, 2, number)
-    assert level_of(*at(ramp)).verdict != "swings"
-    assert level_of(*noise(rng, number)).verdict != "swings"
+    assert utilisation_of(*at(ramp)).verdict != "swings"
+    assert utilisation_of(*noise(rng, number)).verdict != "swings"
 
 
 def test_a_shallow_swing_is_none():
     time_s = 0.5 * np.arange(400)
-    level = level_of(time_s, 90 + 5 * np.sign(np.sin(2 * np.pi * time_s / 9.5)))
+    level = utilisation_of(time_s, 90 + 5 * np.sign(np.sin(2 * np.pi * time_s / 9.5)))
     assert (level.verdict, level.swing) == ("well used", None)
 
 
 def test_a_gpu_that_was_never_busy_is_idle():
-    assert level_of(*at([0.0, 0.9])).is_idle
-    assert not level_of(*at([0.0, 1.0])).is_idle
+    assert utilisation_of(*at([0.0, 0.9])).is_idle
+    assert not utilisation_of(*at([0.0, 1.0])).is_idle
 
 
 def test_the_message_has_the_figures_and_the_advice_something_to_type():
-    starved = level_of(*at([41.2] * 100))
+    starved = utilisation_of(*at([41.2] * 100))
     assert starved.message == "utilisation 41 % on average: starved"
     time_s, values, _ = wave(np.random.default_rng(1), period_s=9.5, interval_s=0.5, duration_s=95)
-    swings = level_of(time_s, values)
+    swings = utilisation_of(time_s, values)
     assert swings.message.startswith("utilisation 48 % on average: swings between 3 % and 95 %")
     assert swings.message.endswith("with a period of 9.4 s")
-    for level in (starved, swings, level_of(*at([60])), level_of(*at([90]))):
+    for level in (starved, swings, utilisation_of(*at([60])), utilisation_of(*at([90]))):
         assert "python -m wellfed" in level.advice
         assert "wellfed.GPUWatch (any loop)" in level.advice
 
 
 def test_without_readings_there_is_no_level():
-    assert level_of(np.array([]), np.array([])) is None
-    assert level_of(np.arange(3.0), np.full(3, np.nan)) is None
-    assert level_of(np.full(3, np.nan), np.arange(3.0)) is None
+    assert utilisation_of(np.array([]), np.array([])) is None
+    assert utilisation_of(np.arange(3.0), np.full(3, np.nan)) is None
+    assert utilisation_of(np.full(3, np.nan), np.arange(3.0)) is None
 
 
 def test_a_verdict_is_of_the_time_in_use():
@@ -111,7 +111,7 @@ def test_a_verdict_is_of_the_time_in_use():
     entry = found.entry()
     assert (entry["verdict"], entry["in_use"]["verdict"]) == ("starved", "well used")
     always = verdict_of(*at([90.0] * 80))
-    assert (always.in_use, always.in_use_message, always.judged) == (None, None, always.whole)
+    assert (always.in_use, always.in_use_message, always.rated) == (None, None, always.whole)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_a_verdict_is_of_the_time_in_use():
 )
 def test_of_too_little_there_is_no_verdict(values, message):
     found = verdict_of(*at(values))
-    assert (found.message, found.judged, found.advice, found.in_use) == (message, None, None, None)
+    assert (found.message, found.rated, found.advice, found.in_use) == (message, None, None, None)
     entry = found.entry()
     assert entry is None or (entry["verdict"], entry["advice"]) == (None, None)

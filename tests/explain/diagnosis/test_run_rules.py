@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence, walled
-from wellfed.explain.diagnosis import judge as judge_module
 from wellfed.explain.diagnosis import rules
+from wellfed.explain.diagnosis import run_rules as judge_module
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.judge import judge
+from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.record import RunRecord
 
@@ -21,7 +21,7 @@ VERDICTS = {"healthy", "unknown", "busy_machine", "too_few_steps", "machine_was_
 
 
 def ids(given):
-    return [finding.id for finding in judge(given)]
+    return [finding.id for finding in run_rules(given)]
 
 
 def widely_known(given):
@@ -46,14 +46,14 @@ def test_every_rule_is_asked():
 
 
 def test_a_run_at_its_ceiling_is_told_to_stop_tuning():
-    (found,) = judge(evidence(ceiling=1.02))
+    (found,) = run_rules(evidence(ceiling=1.02))
     assert found.id == "healthy"
     assert found.severity == "info"
     assert found.text == "Stop tuning: 98.0 % of the ceiling, and nothing that costs time was found."
-    (found,) = judge(widely_known(evidence(ceiling=1.2)))
+    (found,) = run_rules(widely_known(evidence(ceiling=1.2)))
     assert found.id == "unknown"
     assert "83.3 % of it, but the rate is known no better than 66.7 % to 100.0 % of it" in found.text
-    assert "as fast as with all its data" in judge(evidence(ceiling=0.9))[0].text
+    assert "as fast as with all its data" in run_rules(evidence(ceiling=0.9))[0].text
 
 
 HOOKS = ("Own.on_train_epoch_end", "Own.on_train_batch_start", "Own.on_before_optimizer_step", "OneCycleLR.step")
@@ -74,7 +74,7 @@ HOOKS = ("Own.on_train_epoch_end", "Own.on_train_batch_start", "Own.on_before_op
 def test_time_lost_between_steps_at_the_ceiling_is_named(wall, cause, said):
     events = [{"kind": "checkpoint", "step": 25 * number, "file": "last.ckpt"} for number in range(1, 5)]
     config = {"trainer": {"checkpoint_every_steps": 25}}
-    found = judge(evidence(ceiling=1.02, wall=wall, events=events, config=config))
+    found = run_rules(evidence(ceiling=1.02, wall=wall, events=events, config=config))
     assert [one.id for one in found] == [cause]
     assert said in found[0].text
     assert "Stop tuning" not in found[0].text
@@ -83,7 +83,7 @@ def test_time_lost_between_steps_at_the_ceiling_is_named(wall, cause, said):
 def test_a_gap_is_named_only_if_it_takes_most_of_what_is_missing():
     events = [{"kind": "checkpoint", "step": 100, "file": "last.ckpt"}]
     wall = walled(steps_s=87.0, validation_s=3.0, checkpoint_s=3.0, epoch_end_s=3.0, logging_s=4.0)
-    found = judge(evidence(ceiling=1.02, wall=wall, events=events))
+    found = run_rules(evidence(ceiling=1.02, wall=wall, events=events))
     assert [one.id for one in found] == ["unknown"]
     assert "The rest: logging 4.0 %" in found[0].text
 
@@ -91,25 +91,25 @@ def test_a_gap_is_named_only_if_it_takes_most_of_what_is_missing():
 def test_what_steps_lose_counts_for_their_share_of_the_wall_time():
     starved = {"plan": {"loader.num_workers": 0, "loader.backend": "inline"}, "loading": {"build_ms_mean": 30.0}}
     times = {"ceiling": 4.0, "wait_ms": 30.0, "phases": {"validate": {"total_s": 6.0, "times": 6}}}
-    first, second = judge(evidence(wall=walled(steps_s=4.0, validation_s=6.0), **times, **starved))
+    first, second = run_rules(evidence(wall=walled(steps_s=4.0, validation_s=6.0), **times, **starved))
     assert (first.id, second.id) == ("frequent_validation", "loading_in_main_process")
     assert "in its steps, 40.0 % of the wall time of training, predicted" in second.text
     assert second.time_lost_frac == pytest.approx(0.4 * second.gain.lost_frac)
     assert "in its steps" not in first.text
-    (only,) = judge(evidence(wall=walled(steps_s=9.8, validation_s=0.2), **times, **starved))
+    (only,) = run_rules(evidence(wall=walled(steps_s=9.8, validation_s=0.2), **times, **starved))
     assert "times as fast" in only.text
     assert "in its steps" not in only.text
 
 
 def test_little_between_the_steps_is_no_reason_to_tune():
     wall = walled(steps_s=95.0, validation_s=2.0, checkpoint_s=2.0, start_s=1.0)
-    (found,) = judge(evidence(ceiling=1.02, wall=wall))
+    (found,) = run_rules(evidence(ceiling=1.02, wall=wall))
     assert found.id == "healthy"
     assert found.evidence["at_ceiling_frac"] == pytest.approx(95 / 99 / 1.02)
 
 
 def test_setting_up_a_run_of_seconds_is_nothing_to_tune():
-    (found,) = judge(evidence(ceiling=1.02, wall=walled(steps_s=1.0, start_s=0.5, end_s=0.2)))
+    (found,) = run_rules(evidence(ceiling=1.02, wall=walled(steps_s=1.0, start_s=0.5, end_s=0.2)))
     assert found.id == "healthy"
 
 
@@ -122,7 +122,7 @@ def test_setting_up_a_run_of_seconds_is_nothing_to_tune():
     ],
 )
 def test_what_is_not_known_is_said_to_be_unknown(given, said):
-    (found,) = judge(given)
+    (found,) = run_rules(given)
     assert found.id == "unknown"
     assert said in found.text
     assert found.severity == "info"
@@ -134,9 +134,9 @@ def test_of_a_machine_that_others_use_no_gain_is_promised():
         return evidence(wait_ms=30.0, ceiling=4.0, cores=2.0, curves={HOST: curve}, **more)
 
     starved = {"plan": {"loader.num_workers": 0, "loader.backend": "inline"}, "loading": {"build_ms_mean": 30.0}}
-    free = judge(watched(100.0, 0.0, **starved))
+    free = run_rules(watched(100.0, 0.0, **starved))
     assert free[0].gain is not None
-    busy = judge(watched(20.0, 180.0, **starved))
+    busy = run_rules(watched(20.0, 180.0, **starved))
     assert busy[0].id == "busy_machine"
     assert "other programs took 1.8 of your 2 cores; this run got 0.2" in busy[0].text
     assert busy[1].id == free[0].id
@@ -176,13 +176,13 @@ def test_the_costliest_comes_first_and_notes_last(monkeypatch):
 
 
 def test_a_run_of_few_steps_or_none_is_said_to_be_too_short():
-    (found,) = judge(evidence(steps=3))
+    (found,) = run_rules(evidence(steps=3))
     assert found.id == "too_few_steps"
     assert found.text.startswith("3 steps after the warm-up: that is too little to say where time is lost. It takes 20")
-    (found,) = judge(Evidence(RunRecord("run", status="killed")))
+    (found,) = run_rules(Evidence(RunRecord("run", status="killed")))
     assert found.text.startswith("No step was measured after the warm-up: too little")
     assert "trainer.max_steps" in found.text
-    (found,) = judge(Evidence(RunRecord("run", status="running")))
+    (found,) = run_rules(Evidence(RunRecord("run", status="running")))
     assert found.text.endswith("It takes 20: ask again when the run has come further.")
 
 

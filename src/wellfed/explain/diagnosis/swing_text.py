@@ -1,4 +1,4 @@
-"""Words a swing: its period, its depth, and the settings with the same period."""
+"""Describes a swing as text: its period, its depth, and the settings with the same period."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DUE = {
 
 
 def swing_of(evidence: Evidence, setting: str) -> str | None:
-    """Returns a sentence if steps take longer as often as a setting implies, else None."""
+    """Returns a sentence if steps take longer at the period that a setting implies, else None."""
     for swing in evidence.swings_of_steps:
         period_s = evidence.period_s(swing.lag)
         if setting in swing.settings and period_s is not None:
@@ -34,8 +34,8 @@ def swing_of(evidence: Evidence, setting: str) -> str | None:
     return None
 
 
-def utilisation_said(evidence: Evidence) -> str | None:
-    """Returns levels and period of the GPU whose utilisation swings most; None without a swing."""
+def utilisation_swing(evidence: Evidence) -> str | None:
+    """Returns levels and period of the GPU whose utilisation swings most, as text; None without a swing."""
     deepest = max(evidence.swings_of_gpus.items(), key=lambda found: found[1].depth, default=None)
     if deepest is None or deepest[1].depth < LEAST_DEPTH:
         return None
@@ -44,7 +44,7 @@ def utilisation_said(evidence: Evidence) -> str | None:
     return f"The utilisation of GPU {named(gpu)} swings {levels}, with a period of {show_duration(swing.period_s)}."
 
 
-def due_as_often(evidence: Evidence, period_s: float) -> list[str]:
+def settings_with_period(evidence: Evidence, period_s: float) -> list[str]:
     """Returns the settings of a run that imply such a period."""
     periods_s = {name: every_s for name, lag in evidence.lags.items() if (every_s := evidence.period_s(lag))}
     minutes = evidence.value("trainer.checkpoint_minutes")

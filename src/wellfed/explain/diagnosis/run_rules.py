@@ -53,7 +53,7 @@ from wellfed.explain.diagnosis.rules.verdict import (
     unknown,
     utilisation_swings,
 )
-from wellfed.explain.diagnosis.swing_words import utilisation_said
+from wellfed.explain.diagnosis.swing_text import utilisation_swing
 from wellfed.explain.diagnosis.thresholds import LEAST_AT_CEILING_FRAC
 
 Rule = Callable[[Evidence], Finding | None]
@@ -64,7 +64,7 @@ OF_EVENTS: tuple[Rule, ...] = (
     loss_blows_up.check,
     host_memory_full.check,
 )
-"""Decide from what happened and what ended the run, of however few steps."""
+"""Rules on events and the end of a run, valid for any number of steps."""
 OF_STEPS: tuple[Rule, ...] = (
     clocks_limited.check,
     launch_bound.check,
@@ -96,27 +96,25 @@ OF_STEPS: tuple[Rule, ...] = (
     wide_batches.check,
     utilisation_swings.check,
 )
-"""Decide from figures of enough steps."""
+"""Rules on figures, which need enough steps."""
 OF_GAPS = (frequent_checkpoints.check, frequent_validation.check, slow_callbacks.check)
-"""Name what takes time between the steps; take the least share that they name."""
+"""Rules on time between the steps. They take the least share to report."""
 _OF_WALL = (*OF_GAPS, restarted_workers.check)
-"""Rules whose gains refer to the wall time of training; gains of others refer to its steps."""
+"""Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
 _EXPLAINED_FRAC = 0.5
 """Minimum share of a gap in the missing time, for a finding."""
 
 
 def conclude(evidence: Evidence) -> None:
-    """Puts swing and findings into the record of the evidence."""
+    """Stores swing and findings in the record of the evidence."""
     record = evidence.record
     record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
-    record.findings = [finding.entry() for finding in judge(evidence)]
+    record.findings = [finding.entry() for finding in run_rules(evidence)]
 
 
-def judge(evidence: Evidence) -> list[Finding]:
-    """Returns the findings of a run, the costliest first, notes last; the first says if nothing costs time.
-
-    If others use the machine, that comes first, and no gain is promised.
-    """
+def run_rules(evidence: Evidence) -> list[Finding]:
+    """Returns the findings of a run, the costliest first, notes last. If no time is lost, the first finding says so. If
+    other programs use the machine, that finding is first, and no gain is predicted."""
     too_few = too_few_steps.check(evidence)
     found = [finding for rule in OF_EVENTS if (finding := rule(evidence)) is not None]
     found += [] if too_few else _of_steps(evidence)
@@ -128,9 +126,9 @@ def judge(evidence: Evidence) -> list[Finding]:
         return found
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
-        said = utilisation_said(evidence)
-        if said is not None and said not in found[0].message:
-            found[0] = replace(found[0], message=f"{found[0].message} {said}")
+        text = utilisation_swing(evidence)
+        if text is not None and text not in found[0].message:
+            found[0] = replace(found[0], message=f"{found[0].message} {text}")
         is_known = any(finding.id == "workers_take_the_cpu" for finding in found)
         return found if doubt is None or is_known else [*found, doubt]
     verdict = doubt or unexplained.check(evidence) or _largest_gap(evidence)
@@ -139,7 +137,7 @@ def judge(evidence: Evidence) -> list[Finding]:
 
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
-    """Returns the largest gap if too little of the wall time went into steps at the ceiling's rate."""
+    """Returns the largest gap if too little of the wall time was spent in steps at the ceiling's rate."""
     frac = evidence.at_ceiling_frac
     if frac is None or frac >= LEAST_AT_CEILING_FRAC:
         return None
@@ -148,7 +146,6 @@ def _largest_gap(evidence: Evidence) -> Finding | None:
 
 
 def _without_gain(finding: Finding) -> Finding:
-    """Returns the finding without its predicted gain."""
     if finding.gain is None:
         return finding
     message = f"{finding.message} What that would win can't be predicted beside other programs."

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.explain.diagnosis.curves.test_swing import loader, wave
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.swing_words import due_as_often, swing_of, utilisation_said
+from wellfed.explain.diagnosis.swing_text import settings_with_period, swing_of, utilisation_swing
 
 
 def lockstep():
@@ -32,11 +32,11 @@ def test_the_gpu_that_swings_most_is_told():
     for gpu, low in ((0, 50), (1, 5)):
         time_s, values, _ = wave(rng, period_s=9.5, interval_s=0.5, duration_s=95, low=low)
         curves[gpu] = {"time_s": time_s, "util_pct": values}
-    assert utilisation_said(evidence(curves=curves)).startswith("The utilisation of GPU 1 swings between ")
-    assert utilisation_said(evidence()) is None
+    assert utilisation_swing(evidence(curves=curves)).startswith("The utilisation of GPU 1 swings between ")
+    assert utilisation_swing(evidence()) is None
 
 
 def test_what_is_due_as_often_is_within_a_tenth():
     case = evidence(compute_ms=99.9, config={"trainer": {"log_every_steps": 50, "validate_every_steps": 70}})
-    assert due_as_often(case, 5.2) == ["a row of metrics.csv (trainer.log_every_steps, 5.0 s)"]
-    assert due_as_often(case, 6.0) == []
+    assert settings_with_period(case, 5.2) == ["a row of metrics.csv (trainer.log_every_steps, 5.0 s)"]
+    assert settings_with_period(case, 6.0) == []

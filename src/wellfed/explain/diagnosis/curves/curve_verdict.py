@@ -1,4 +1,4 @@
-"""Rates a curve of GPU utilisation by its mean (well used, room left, starved) and finds whether it swings."""
+"""Rates a curve of GPU utilisation by its mean (well used, room left, starved) and detects swings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Verdict = Literal["well used", "room left", "starved", "swings"]
 WELL_USED_PCT, STARVED_PCT = 80, 50
 """Mean utilisation from which a GPU is well used, and below which it is starved."""
 _IN_USE_FRAC = 0.95
-"""Share of the readings from the first at work to the last: with more it was in use all the time."""
+"""Share of readings from the first to the last busy one, beyond which the GPU counts as always in use."""
 _CAUSE = (
     f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with "
     "wellfed.GPUCurves (Lightning) or wellfed.GPUWatch (any loop)."
@@ -31,15 +31,14 @@ _ADVICE: dict[Verdict, str] = {
 
 
 @dataclass(frozen=True)
-class Level:
-    """How busy a GPU was over a stretch of time, in percent of that time."""
+class CurveUtilisation:
+    """Utilisation of a GPU over an interval, in percent of that time."""
 
     mean_pct: float
     p5_pct: float
     p95_pct: float
     peak_pct: float
     num: int
-    """Readings."""
     span_s: float
     """Seconds from the first reading to the last."""
     swing: Swing | None
@@ -54,7 +53,7 @@ class Level:
     @property
     def message(self) -> str:
         """Verdict with its figures, in one sentence without a full stop."""
-        mean = f"utilisation {int(self.mean_pct)} % on average"  # not rounded: 49.9 is below 50
+        mean = f"utilisation {int(self.mean_pct)} % on average"  # truncated, not rounded: 49.9 is below 50
         if self.swing is None:
             return f"{mean}: {self.verdict}"
         levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
@@ -70,7 +69,7 @@ class Level:
         return {**asdict(self), "message": self.message, "advice": self.advice}
 
 
-def level_of(time_s: Series, util_pct: Series) -> Level | None:
+def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
     """Returns the level of a curve read at ``time_s`` seconds; None without readings. ``nan`` is no reading."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
@@ -85,7 +84,7 @@ def level_of(time_s: Series, util_pct: Series) -> Level | None:
     by_mean: Verdict = (
         "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
     )
-    return Level(
+    return CurveUtilisation(
         mean_pct,
         p5_pct,
         p95_pct,
@@ -101,26 +100,26 @@ def level_of(time_s: Series, util_pct: Series) -> Level | None:
 class CurveVerdict:
     """Verdict on one GPU from its curve alone, live or from a file."""
 
-    whole: Level | None
+    whole: CurveUtilisation | None
     """Level of all readings; None without any."""
-    judged: Level | None
-    """Level while the GPU was in use, if it was idle before or after, else of all; None without a verdict."""
+    rated: CurveUtilisation | None
+    """Level the verdict is based on: readings while the GPU was in use, else all. None without a verdict."""
 
     @property
     def message(self) -> str:
         """Verdict on all readings, without a full stop."""
         if self.whole is None:
             return "no utilisation was read"
-        if self.judged is not None:
+        if self.rated is not None:
             return self.whole.message
         if self.whole.num < FEWEST_OF_CARD:
             return f"{counted(self.whole.num, 'reading')}, too few for a verdict"
         return "nothing ran on it"
 
     @property
-    def in_use(self) -> Level | None:
-        """Level while the GPU was in use, if that was not all the time."""
-        return None if self.judged is self.whole else self.judged
+    def in_use(self) -> CurveUtilisation | None:
+        """Level while the GPU was in use; None if that was all the time."""
+        return None if self.rated is self.whole else self.rated
 
     @property
     def in_use_message(self) -> str | None:
@@ -131,28 +130,28 @@ class CurveVerdict:
     @property
     def advice(self) -> str | None:
         """Next command to type; None without a verdict."""
-        return None if self.judged is None else self.judged.advice
+        return None if self.rated is None else self.rated.advice
 
     def entry(self) -> dict[str, Any] | None:
         """Returns plain data; None without readings. Without a verdict, ``verdict`` and ``advice`` are None."""
         if self.whole is None:
             return None
-        verdict = None if self.judged is None else self.whole.verdict
+        verdict = None if self.rated is None else self.whole.verdict
         in_use = None if self.in_use is None else self.in_use.entry()
-        said = {"verdict": verdict, "message": self.message, "advice": self.advice}
-        return {**asdict(self.whole), **said, "in_use": in_use}
+        fields = {"verdict": verdict, "message": self.message, "advice": self.advice}
+        return {**asdict(self.whole), **fields, "in_use": in_use}
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
-    """Returns the verdict on a curve, without the idle time before and after a training."""
+    """Returns the verdict on a curve. Idle time before and after a training is left out."""
     there = np.isfinite(time_s) & np.isfinite(util_pct)
     time_s, util_pct = time_s[there], util_pct[there]
-    whole = level_of(time_s, util_pct)
+    whole = utilisation_of(time_s, util_pct)
     if whole is None or whole.num < FEWEST_OF_CARD or whole.is_idle:
         return CurveVerdict(whole, None)
     busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
     used = slice(busy[0], busy[-1] + 1)
-    in_use = level_of(time_s[used], util_pct[used])
+    in_use = utilisation_of(time_s[used], util_pct[used])
     if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
         return CurveVerdict(whole, whole)
     return CurveVerdict(whole, in_use)

@@ -1,8 +1,8 @@
 """Reports how each rank ends, and ends a rank that hangs because another one has failed.
 
 In each rank a daemon thread reads once a second which ranks have ended, and checks the processes of the other ranks on
-its machine. A rank of another machine that is gone without a report is found when a collective of torch fails, or when
-rank 0 has had no sign of life for `GONE_S`.
+its machine. A missing rank of another machine is found when a collective of torch fails, or after `GONE_S` without a
+heartbeat at rank 0.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from wellfed.ranks import Launch
 from wellfed.run.ending import Outcome, RankEnded
 
 BEAT_S = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 GONE_S = 60.0
-"""Seconds without a sign of life after which a rank of another machine is gone. A call in C that keeps Python's lock
-also keeps the thread that gives them, for tens of seconds at worst."""
+"""Seconds without a heartbeat after which a rank of another machine is gone. A C call that holds Python's lock also
+stops the heartbeat thread, for tens of seconds at worst."""
 GRACE_S = 6.0
-"""Seconds in which a rank ends by itself once another has failed. Then it is ended: its collective may hang."""
+"""Seconds that a rank has to end once another has failed. Then it is killed, since its collective may hang."""
 LAST_RECORD_S = 5.0
 """Seconds that rank 0 then has to write the record."""
 REPORT_S = 10.0
@@ -43,19 +43,19 @@ class Joined(NamedTuple):
     pid: int
 
 
-class Ends:
-    """How the ranks of a run have ended, as far as this one has read or found."""
+class RankOutcomes:
+    """Outcomes of the ranks of a run, as far as this rank has read or found them."""
 
     def __init__(self, launch: Launch) -> None:
         self.lost: set[int] = set()
         """Ranks that are gone without a report."""
         self.on_rank_0_gone: Callable[[Outcome], None] = lambda outcome: None
-        """Called once, in whichever thread finds that rank 0 is gone without a report."""
+        """Called once, in the thread that finds that rank 0 is gone without a report."""
         self._launch = launch
         self._store: Any = None
         self._members: dict[int, Joined] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
-        """Last sign of life of ranks on other machines, and when it came by this process's clock."""
+        """Last heartbeat of ranks on other machines, and its arrival by this process's clock."""
         self._known: dict[int, Outcome] = {}
         self._noting = threading.Lock()
         self._is_over = threading.Event()
@@ -110,7 +110,7 @@ class Ends:
         return [rank for rank, one in self._known.items() if one.exit_code and not one.is_of_other_rank]
 
     def report(self, outcome: Outcome) -> None:
-        """Reports how this rank ends, once it has joined; only the first report counts."""
+        """Reports how this rank ends, once it has joined. Only the first report counts."""
         if self._note(self._launch.rank, outcome) and self._store is not None:
             with suppress(RankEnded):
                 self._send(self._launch.rank, outcome)
@@ -124,18 +124,18 @@ class Ends:
             raise RankEnded(failure or self._known[rank])
 
     def failure(self) -> Outcome | None:
-        """Returns the failure of another rank that explains most: not caused by another rank, not by a signal."""
+        """Returns the most informative failure of another rank: not caused by another rank, not by a signal."""
         bad = [one for rank, one in [*self._known.items()] if one.exit_code and rank != self._launch.rank]
         return min(bad, key=lambda one: (one.is_of_other_rank, one.status == "interrupted"), default=None)
 
     def reason(self, own: Outcome) -> Outcome | None:
-        """Returns how another rank failed, which may be why this one can't go on.
+        """Returns how another rank failed, if that explains why this one can't continue.
 
-        Waits until a rank reports that it failed by itself, or all others have ended. Where this rank has lost the
-        connection to one, and all but some report that too, those are gone.
+        Waits until a rank reports that it failed by itself, or all others have ended. If this rank has lost a
+        connection, and all ranks but some report that too, those are gone.
 
         Args:
-            own: the outcome of this rank. Where all ranks stop together none is waited for.
+            own: outcome of this rank. If all ranks stop together, there is no wait.
         """
         if self._store is None:
             return None
@@ -160,7 +160,7 @@ class Ends:
 
     @contextmanager
     def watching(self, on_failure: Callable[[Outcome], None]) -> Iterator[None]:
-        """Within the block the failure of another rank ends this one too, by force after `GRACE_S`.
+        """Ends this rank when another one fails within the block, by force after `GRACE_S`.
 
         Args:
             on_failure: writes the record; called in another thread before the process is ended.
@@ -185,7 +185,7 @@ class Ends:
                     self._read()
                     time.sleep(BEAT_S / 20)
             elif self._store is not None and self._launch.by == "Lightning" and self._known[own].exit_code:
-                # Lightning kills rank 0 within 5 s of a failed rank's end: the record must have been written before.
+                # Lightning kills rank 0 within 5 s of a failed rank's end, and the record must be written before.
                 self._is_over.set()
                 while time.monotonic() < now_s + GRACE_S + LAST_RECORD_S + 2 * BEAT_S:
                     self._read()  # until the store is gone
@@ -202,7 +202,7 @@ class Ends:
             while not self._is_over.wait(BEAT_S) and 0 not in self._known:  # the store ends with rank 0
                 self.ask("set", f"beat/{launch.rank}", str(time.monotonic()))
                 self._read()
-                self.missing(near)  # those that Lightning starts come later
+                self.missing(near)  # ranks that Lightning starts come later
                 left = {rank: one for rank, one in self._members.items() if rank not in {launch.rank, *self._known}}
                 found = [rank for rank in near & left.keys() if not _is_alive(left[rank].pid)]
                 found += self._silent([rank for rank in left if rank not in near]) if launch.rank == 0 else []
@@ -232,7 +232,7 @@ class Ends:
             self._note(rank, outcome)
 
     def _note(self, rank: int, outcome: Outcome) -> bool:
-        """Returns whether this is the first that is known of the rank's end."""
+        """Returns whether this is the first report of the rank's end."""
         with self._noting:
             if rank in self._known:
                 return False
@@ -252,12 +252,12 @@ class Ends:
 
     def _gone(self, *ranks: int) -> Outcome:
         verb = "is" if len(ranks) == 1 else "are"
-        message = f"{self.named(*ranks)} {verb} gone without a word: it was killed, or its machine is gone."
+        message = f"{self.named(*ranks)} {verb} gone without a report: it was killed, or its machine is gone."
         return Outcome("failed", EXIT_FAILED, "code", message)
 
     def _force_later(self, outcome: Outcome) -> None:
         if outcome.is_of_all or self._on_failure is None or self._forcing is not None:
-            return  # where all stop together, rank 0 may write its checkpoint for long
+            return  # if all stop together, rank 0 may need long for its checkpoint
         self._forcing = threading.Timer(GRACE_S, self._force, [outcome])
         self._forcing.daemon = True
         self._forcing.start()
@@ -272,7 +272,7 @@ class Ends:
         recording.start()
         recording.join(LAST_RECORD_S)
         if self._launch.rank == 0:
-            time.sleep(2 * BEAT_S)  # in which the others read it, since the store ends with this process
+            time.sleep(2 * BEAT_S)  # time for the others to read it, since the store ends with this process
         os._exit(outcome.exit_code or EXIT_FAILED)
 
 
@@ -283,5 +283,5 @@ def _is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-    except psutil.Error:  # of another user, say
+    except psutil.Error:  # e.g. of another user
         return True
