@@ -1,7 +1,7 @@
 """Declares every knob: its type, default, meaning with unit, range, and when to change it.
 
-One dataclass a group; its docstring is what users read about the group. Yaml files hold values only. ``null`` in a
-numeric knob means that the plan decides and says why.
+Each dataclass is a group; its docstring is the group's text for users. Yaml files hold values only. ``null`` in a
+numeric knob means that the plan decides.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from wellfed.config.knobs import Range
 
 
 def knob(default: Any, text: str, **limits: float) -> Any:
-    """Returns a field of a group: its default, what users read about it, and the `Range` of its numbers."""
+    """Returns a field of a group: its default, its text for users, and the `Range` of its numbers."""
     metadata = {"text": text, "range": Range(**limits) if limits else None}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-# What the knobs take that have a choice of names; as a mapping where mypy is to know the values, too.
+# Allowed names of knobs with a choice; a mapping if mypy must know the values too.
 Precision = StrEnum("Precision", ["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"])
 Compile = StrEnum(
     "Compile",
@@ -35,7 +35,7 @@ Compile = StrEnum(
         "default": "default",
         "reduce-overhead": "reduce-overhead",
         "max-autotune": "max-autotune",
-        # Spelled otherwise than by torch until 0.1: they still read, as other names of the same.
+        # Spellings of 0.1, still accepted as aliases of torch's.
         "reduce_overhead": "reduce-overhead",
         "max_autotune": "max-autotune",
     },
@@ -213,7 +213,7 @@ class ScheduleConfig:
 
     @property
     def target(self) -> dict[str, Any] | None:
-        """`_target_` and its arguments, which stand beside the knobs; None = the schedule is one of ``name``."""
+        """`_target_` and its arguments, which lie beside the knobs; None = the schedule is one of ``name``."""
         known = {each.name for each in fields(self)}
         return {key: value for key, value in vars(self).items() if key not in known} or None
 
@@ -252,7 +252,7 @@ class WorkloadConfig:
 
     @property
     def samples_per_step(self) -> int:
-        """``effective_batch_size``, once a DataLoader has told it where it is null."""
+        """``effective_batch_size``; if it is null, set once the DataLoader is known."""
         assert self.effective_batch_size is not None
         return self.effective_batch_size
 
@@ -317,17 +317,17 @@ class TrainerConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks: processes that train together, one a device."""
+        """Number of ranks: processes that train together, one per device."""
         return self.num_nodes * self.devices
 
     @property
     def ranks(self) -> str:
-        """The knobs that say how many, as typed."""
+        """Overrides that set the number of ranks, as typed."""
         devices = f"trainer.devices={self.devices}"
         return devices if self.num_nodes == 1 else f"trainer.num_nodes={self.num_nodes} x {devices}"
 
     def with_ranks(self, most: int) -> str:
-        """Returns the override for ``most`` ranks at most, fewer than there are; on fewer machines if enough."""
+        """Returns overrides for at most ``most`` ranks, fewer than there are; with fewer machines if that is enough."""
         nodes = min(self.num_nodes, most)
         if (fewer := most // self.devices) * self.devices >= most // nodes * nodes:
             return f"trainer.num_nodes={fewer}"
