@@ -1,4 +1,4 @@
-"""Finds faults and warnings in what was asked of the loader, once ``loader.*`` is decided."""
+"""Finds faults and warnings in the settings of the loader, once ``loader.*`` is decided."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ UNSHARED = "has no shard(index, count), and does not ask torch's get_worker_info
 _IDLE_FRAC = 0.05
 """Share of the ranks' time without samples above which a warning appears."""
 _LISTED = 5
-"""Most samples that a warning names."""
+"""Maximum number of samples named in a warning."""
 
 
 def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, room: Room | None) -> Iterator[Fault]:
-    """Yields what was asked of the loader and is impossible.
+    """Yields faults of settings of the loader that are impossible.
 
     Args:
-        room: what its workers keep ready, if that is known.
+        room: ready batches of its workers, if known.
     """
     asked, trainer = config.loader, config.trainer
     yield from _own_faults(config, data)
@@ -46,7 +46,7 @@ def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, ro
 
 
 def _own_faults(config: RunConfig, data: DataFacts) -> Iterator[Fault]:
-    """Yields the faults of a DataLoader of the user's, or of one that is missing."""
+    """Yields faults of a user's DataLoader, or of a missing one."""
     own, effective = data.own_loader, config.workload.effective_batch_size
     if config.loader.backend is not Backend.own:
         if problem := data.only_as_it_came:
@@ -97,7 +97,7 @@ def _stream_faults(config: RunConfig, stream: StreamFacts, section: LoaderSectio
 
 
 def cores_of_a_device(config: RunConfig, facts: MachineFacts) -> int:
-    """Returns the CPU cores for the workers of a device; one more trains."""
+    """Returns the CPU cores for the workers of a device; the training thread needs one more."""
     return max(1, int(facts.cpu_quota_cores / config.trainer.devices) - 1)
 
 
@@ -109,10 +109,10 @@ def loader_warnings(
     section: LoaderSection,
     room: Room | None,
 ) -> Iterator[str]:
-    """Yields what was asked of the loader and is ignored or near a limit.
+    """Yields warnings about settings of the loader that are ignored or near a limit.
 
     Args:
-        room: what its workers keep ready, if that is known.
+        room: ready batches of its workers, if known.
     """
     asked, devices = config.loader, config.trainer.devices
     cores, own_cores = facts.cpu_quota_cores, cores_of_a_device(config, facts)
