@@ -50,7 +50,6 @@ def _is_container(value: Any) -> bool:
 
 
 def _has_fields(value: Any) -> bool:
-    """Returns whether a container is a named tuple or a dataclass."""
     return hasattr(value, "_fields") if isinstance(value, tuple) else not isinstance(value, (Mapping, list))
 
 
@@ -60,7 +59,6 @@ def _member(name: str, container: Any, key: Any) -> str:
 
 
 def _items(container: Any) -> Iterator[Any]:
-    """Yields the items of a container."""
     if isinstance(container, Mapping):
         yield from container.values()
     elif isinstance(container, (tuple, list)):

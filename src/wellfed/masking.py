@@ -285,7 +285,6 @@ def _taken(tokens: deque[str], ends: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Returns a text without its quotes."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 

@@ -386,7 +386,6 @@ class RunRecord:
     launch: LaunchEntry | None = None
     """None if this process was started alone."""
     git: GitState | None = None
-    """State of the project's checkout."""
     engine: EngineState | None = None
     """None in records of earlier versions."""
     wandb: WandbEntry | None = None

@@ -44,7 +44,6 @@ def unquoted(value: str | None) -> str | None:
 
 
 def _is_quoted(value: str) -> bool:
-    """Returns whether a value is one quoted text for Hydra."""
     return _QUOTED.fullmatch(value) is not None
 
 

@@ -128,7 +128,6 @@ def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
 def _times_ms(
     deliveries: Iterator[Delivery], step: Callable[[], None], fewest: int, most: int, longest_s: float
 ) -> list[float]:
-    """Returns the time of each of the next batches with its step."""
     times_ms: list[float] = []
     began_s = last_s = time.perf_counter()
     while len(times_ms) < fewest or (len(times_ms) < most and last_s - began_s < longest_s):

@@ -31,7 +31,6 @@ class LoaderParts:
     """A DataLoader and everything that determines its batches."""
 
     loader: Any
-    """The DataLoader, unchanged."""
     dataset: Any
     batch_size: int | None
     """None = unknown before its batches are built."""

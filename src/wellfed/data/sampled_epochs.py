@@ -33,7 +33,6 @@ class SampledEpochs:
 
     Args:
         sampler: yields indices, or lists of indices with ``in_batches``.
-        dataset_length: samples of the dataset.
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int, dataset_length: int, *, in_batches: bool = False) -> None:

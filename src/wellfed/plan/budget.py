@@ -36,7 +36,6 @@ def within_budget(
     """Returns the plan with the cheapest memory settings that fit. Typed settings are kept.
 
     Args:
-        plan: plan by rules of thumb.
         profile: the ``gpu=`` option.
     """
     space, budget_gib = _search_space(plan, config, data, model), plan.device.memory_gib

@@ -147,7 +147,6 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
-    """Yields faults of settings that are impossible for a LightningModule."""
     if not model.is_lightning_module:
         return
     if model.steps_by_hand and config.gpu.compile is not Compile.none:

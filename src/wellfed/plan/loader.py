@@ -147,7 +147,6 @@ class LoaderPlanner:
         return max(1, min(MOST_PARTS, (stream.num_shards or 1) // self.config.trainer.world_size))
 
     def _as_it_came(self, own: OwnLoader) -> dict[str, Decided[Any]]:
-        """Describes a DataLoader that is used unchanged."""
         as_it_came = {
             "num_workers": own.num_workers,
             "prefetch_factor": own.prefetch_factor,

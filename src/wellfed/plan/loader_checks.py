@@ -46,7 +46,6 @@ def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, ro
 
 
 def _own_faults(config: RunConfig, data: DataFacts) -> Iterator[Fault]:
-    """Yields faults of a user's DataLoader, or of a missing one."""
     own, effective = data.own_loader, config.workload.effective_batch_size
     if config.loader.backend is not Backend.own:
         if problem := data.only_as_it_came:

@@ -98,7 +98,6 @@ def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
 
 
 def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
-    """Yields faults if ``memory.stages`` has no effect or is impossible here."""
     if config.memory.stages is None:
         return
     way_out = "Set memory.stages=null."
@@ -167,7 +166,6 @@ def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -
 
 
 def _per_device(config: RunConfig) -> int:
-    """Returns the samples of a step on each device."""
     return largest_share(config.workload.samples_per_step, config.trainer.world_size)
 
 
@@ -186,14 +184,12 @@ def _why_whole(config: RunConfig, model: ModelFacts) -> str:
 
 
 def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
-    """Decides whether blocks recompute their activations in the backward pass."""
     if asked and not model.has_blocks:
         return by_rule(False, f"off: {_NO_BLOCKS}")
     return unless_set("memory.checkpoint_activations", asked, False, "off: it costs about a third more compute")
 
 
 def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:
-    """Decides whether a step that ran out of memory is repeated in smaller parts."""
     asked, why = config.memory.on_oom, None
     if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
@@ -217,7 +213,6 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
 
 
 def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts) -> Decided[str | None]:
-    """Decides where features are kept."""
     asked = config.memory.features
     if data.feature_rows == 0:
         return by_rule(None, "this workload offers no features")

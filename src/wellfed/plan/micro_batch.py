@@ -223,7 +223,6 @@ def because_too(plan: RunPlan, more: str) -> RunPlan:
 
 
 def _resized(plan: RunPlan, micro: Decided[int], step: StepShape, footprint: Footprint | None) -> RunPlan:
-    """Returns the plan with another micro-batch and its predicted peak."""
     accumulate = Decided(*in_parts(step.samples, micro.value), "measured")
     plan = replace(plan, memory=plan.memory.but(micro_batch=micro, accumulate=accumulate))
     if footprint is None or plan.device.memory_gib is None:

@@ -82,7 +82,6 @@ class DeviceSection(Section):
     tf32: bool
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"]
     enforce: bool
-    """Whether the budget is enforced."""
     name: str
     """Name of the card or CPU."""
     workspaces: int

@@ -56,7 +56,6 @@ def _is_file(asked: str) -> bool:
 
 
 def _curves(path: Path, *, as_json: bool) -> int:
-    """Prints the findings on a CSV of GPU curves."""
     folder = path.absolute().parent
     is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
     if is_of_run and path.name != "telemetry.csv":

@@ -123,7 +123,6 @@ def _show(
     stop: StopRequest,
     first_s: float,
 ) -> None:
-    """Shows the figures every second until the watch ends."""
     period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
     next_s = min(first_s, period_s)
     while stop.signum is None and not terminal.quiet:

@@ -66,7 +66,6 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _in_folder(folder: Path) -> Iterator[Path]:
-    """Creates a folder to write into if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -77,7 +76,6 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 
 
 def _side_by_side(both: Comparison) -> Iterator[str | Table]:
-    """Yields a short form of the page."""
     for letter, record in zip("AB", both.records, strict=True):
         yield f"{letter}: {record.run_id} ({record.workload}): {headline(record)}"
     yield both.verdict

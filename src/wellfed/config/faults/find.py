@@ -37,9 +37,6 @@ def find_faults(
     """Returns all faults: first the command line's, in its order.
 
     Args:
-        loader: the config loader of the Hydra that failed.
-        config_name: name of the primary config.
-        overrides: as typed.
         cause: Hydra's error, reported if the search finds nothing. None = Hydra composed it.
         multirun: whether a knob may have several values.
     """

@@ -118,7 +118,6 @@ def ours_for(
 
     Args:
         name: dotted, as typed.
-        value: as typed.
         schema: names of all knobs and groups.
         fits: whether an override composes; if not, it is offered without its value.
     """

@@ -45,7 +45,6 @@ def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLo
     """Parses each override alone, so that all faults are found.
 
     Args:
-        overrides: as typed.
         multirun: whether several values for a name are an axis; else they are a fault.
         loader: for axes that take all options of a group, ``loader=glob(*)``.
     """
@@ -115,7 +114,6 @@ def choice_fault(
 
     Args:
         parsed: an override that `is_choice`.
-        repo: the search path.
         required: groups that every run needs.
         declared: groups in the defaults list of the primary config.
     """

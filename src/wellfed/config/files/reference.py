@@ -96,7 +96,6 @@ def _flat(name: str, value: Any) -> Iterator[str]:
 
 
 def _show(value: Any) -> str:
-    """Returns a value as it is typed."""
     if isinstance(value, list):
         return f"[{','.join(map(_show, value))}]"
     if value is None or isinstance(value, bool):

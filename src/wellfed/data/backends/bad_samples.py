@@ -113,7 +113,6 @@ def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
 
 
 def _cuda_in_worker(name: str) -> DataError:
-    """Returns the error of a dataset that uses CUDA in a forked worker, which fails for every sample."""
     return DataError(
         f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
         "Keep its tensors on the CPU: the engine moves batches, and on_device(batch, rng) works on the card. "
@@ -160,7 +159,6 @@ def failing_samples(
     Bisects; one bad index among n takes about 2 log2(n) calls.
 
     Args:
-        failure: failure of all indices together.
         ask: returns the failure of a part of the indices, or None.
 
     Raises:

@@ -34,6 +34,5 @@ class FirstBatches:
     timed: Mapping[str, BackendTime] = field(default_factory=dict)
     """Times by backend; empty if the time to build a batch was enough to decide."""
     failed: tuple[str, ...] = ()
-    """Backends that raised."""
     uncut: str | None = None
     """Reason why the first batch can't be cut into micro-batches; None = it can."""

@@ -151,7 +151,6 @@ class ProcessBackend:
         return None
 
     def _asked_of(self, worker: int, iterator: Any) -> list[BatchRequest]:
-        """Returns the requests that a worker has not answered, oldest first."""
         first = iterator._rcvd_idx
         return [
             self._requests.asked[number - first]
@@ -251,7 +250,6 @@ class _InWorker(Dataset[BuiltBatch]):
 
 
 def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:
-    """Sets up a worker process: signals, CPUs, threads, and the user's worker_init."""
     # A forked worker inherits the training process's handlers, which end training after the step. The training process
     # ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -144,7 +144,6 @@ class _ChunkQueue:
 
 
 def _work(builder: BatchBuilder, settings: LoaderSettings, chunks: _ChunkQueue) -> None:
-    """Builds chunk after chunk until the queue is stopped."""
     with _one_thread_here():
         while not chunks.stopped.is_set() and (chunk := chunks.take()) is not None:
             began_s = time.perf_counter()

@@ -172,7 +172,6 @@ def _why_skipped(path: Path, name: str | None, suffixes: Sequence[str], wanted: 
 
 
 def _keys(source: Path, paths: Sequence[Path]) -> list[str]:
-    """Returns a unique key for each path, without its suffix."""
     keys, taken = [], set()
     for path in paths:
         key = start = sample_key(path.relative_to(source).with_suffix("").as_posix())

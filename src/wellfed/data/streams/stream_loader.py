@@ -150,7 +150,6 @@ class StreamReading:
         yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
 
     def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[StreamStep]:
-        """Yields batches of the samples left at the ends of the parts."""
         builder, size = self._builder, self._builder.batch_size
         asked = max(mark.asked, 1)
         for number, start in enumerate(range(0, len(left), size)):

@@ -58,7 +58,6 @@ class Task:
     shaped_by: tuple[object, ...] = ()
     """Objects besides the model that affect a pass, such as the data set. A cached footprint depends on them."""
     expandable_segments: bool = False
-    """Setting of the CUDA allocator."""
 
 
 _STORE = 1
