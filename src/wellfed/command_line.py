@@ -51,6 +51,6 @@ def _is_script() -> bool:
 
 
 def announce(what: str) -> None:
-    """Prints what is being done if stderr is a terminal."""
+    """Prints the current activity if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"{what} ...", file=sys.stderr, flush=True)

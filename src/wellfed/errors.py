@@ -34,7 +34,7 @@ ENDED_WORKER = (
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-"""The run failed after the first batch was asked for."""
+"""The run failed after the first batch was requested."""
 EXIT_NOTHING_RUN = 2
 """Configuration, plan, input or command line was wrong; no run folder is left."""
 EXIT_OUT_OF_MEMORY = 3

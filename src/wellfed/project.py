@@ -105,7 +105,7 @@ def pinned_engine() -> str | None:
 
 
 def engine_doubt() -> str | None:
-    """Returns why this process may run another engine than the project asks for, with the way out; else None."""
+    """Returns why this process may run another engine than the project pins, with the way out; else None."""
     pinned = pinned_engine()
     if pinned is not None and pinned != __version__:
         return (

@@ -106,7 +106,7 @@ def own_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def own_local_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns the rank among those of this machine: the index of the GPU that Lightning assigns."""
+    """Returns the rank within this machine: the index of the GPU that Lightning assigns."""
     launch = launched(environ)
     text = environ.get("LOCAL_RANK", "0")
     return launch.local_rank if launch is not None else int(text) if text.isdigit() else 0

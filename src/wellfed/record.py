@@ -685,7 +685,7 @@ _COUNTED = (
     "_steps", "num_workers", "_factor", "_batch", "_batch_size", "_prefetch", "_gib", "_w", "accumulate",
     "interval_s",
 )  # fmt: skip
-"""Endings of names that stand for a number."""
+"""Suffixes of names whose values are numbers."""
 _SECTIONS = ("workload", "trainer", "loader", "memory", "gpu", "telemetry", "logger", "sweep", "search", "paths")
 """Parts of a configuration that are mappings."""
 

@@ -30,7 +30,7 @@ def evidence_of(folder: Path) -> Evidence:
 
 
 def read(folder: Path) -> RunRecord:
-    """Returns the record of a run folder; warns about unreadable files beside it.
+    """Returns the record of a run folder; warns about other unreadable files.
 
     Raises:
         ConfigError: the record can't be read, or has another schema.

@@ -131,7 +131,7 @@ def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> Dic
     """Composes with Hydra, including its ``hydra`` node. Values are typed, rules are not checked.
 
     Raises:
-        ConfigError: all faults, those of rules included, if it does not compose.
+        ConfigError: all faults, including broken rules, if it does not compose.
     """
     try:
         cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN)

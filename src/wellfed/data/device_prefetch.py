@@ -246,7 +246,7 @@ class _ReadAhead:
                 if not self._has_slot():
                     break
                 self._bring_to_slot(delivery)
-        except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
+        except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
             end = error
         finally:
             self._ready.put(end)

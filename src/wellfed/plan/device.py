@@ -90,7 +90,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "strategy": strategy,
         }
     )
-    # On a CPU the warnings say that the budget is not enforced, which is false with gpu.enforce=true.
+    # On a CPU the warnings deny that the budget is enforced, which is false with gpu.enforce=true.
     warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")

@@ -107,7 +107,7 @@ class LoaderPlanner:
         """Returns the section with the workers that fit during an evaluation, and a warning if they are fewer.
 
         A validation runs within an epoch, while the training batches are ready too. Its batches have
-        ``workload.eval_batch_size`` samples, else ``micro_batch``, assumed as large as those of training.
+        ``workload.eval_batch_size`` samples, else ``micro_batch``, assumed as large as training samples.
         """
         size = self.config.workload.eval_batch_size or self.data.eval_batch_size or micro_batch
         train = self._kept_ready(section)

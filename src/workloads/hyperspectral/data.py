@@ -63,7 +63,7 @@ def datasets(
     """Returns patches around labelled pixels for training, validation and test.
 
     Args:
-        path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` beside it, or a folder with one; None = the
+        path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` next to it, or a folder with one; None = the
             embedded scene.
         patch_size: side in pixels, odd.
         num_components: principal components, fitted on training pixels; None = 15, or the possible maximum; 0 = the

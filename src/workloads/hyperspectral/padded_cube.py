@@ -40,7 +40,7 @@ class PaddedCube:
 
     def opened(self) -> Tensor:
         """Returns all values, mapped again; pages that were read leave memory with the tensor."""
-        # Copy-on-write, since torch wants a writable tensor; unmodified pages stay shared with the file.
+        # Copy-on-write, since torch needs a writable tensor; unmodified pages stay shared with the file.
         return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=self._padded_shape))
 
     def read(self) -> Tensor:

@@ -84,7 +84,7 @@ class ImagePixels:
     def _open(self) -> Tensor:
         if self.is_in_memory:
             return torch.from_numpy(np.fromfile(self.file, dtype=np.uint8, count=self.num_bytes))
-        # Copy-on-write, since torch wants a writable tensor; unmodified pages stay shared with the file.
+        # Copy-on-write, since torch needs a writable tensor; unmodified pages stay shared with the file.
         return torch.from_numpy(np.memmap(self.file, dtype=np.uint8, mode="c", shape=(self.num_bytes,)))
 
     def in_memory(self) -> ImagePixels:

@@ -76,7 +76,7 @@ class LogMelTable:
     def mapped(self) -> Tensor:
         """Spectrograms float32 [N, M, T] in a mapped file, created at first use."""
         folder = prepared(self._cache_dir, KIND, self._sources, self._settings, self._write)
-        # Copy-on-write, since torch wants a writable tensor; unmodified pages stay shared with the file.
+        # Copy-on-write, since torch needs a writable tensor; unmodified pages stay shared with the file.
         return torch.from_numpy(np.memmap(folder / "log_mel.bin", dtype=np.float32, mode="c", shape=self.shape))
 
     @cached_property

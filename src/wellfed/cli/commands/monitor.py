@@ -30,7 +30,7 @@ SHORTEST_S = 0.1
 FIRST_S = 0.3
 """Seconds until the table is first shown."""
 PATIENCE_S = 1.0
-"""Seconds before a message says that the driver is still waking its GPUs."""
+"""Seconds before a message that the driver is still waking its GPUs."""
 MOST_S = 1.0
 """Maximum seconds until an event is shown."""
 

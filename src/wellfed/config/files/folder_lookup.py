@@ -81,7 +81,7 @@ RUN = FolderKind("run", "run.json", command("train"))
 
 
 def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--log-dir") -> Path:
-    """Returns the folder that was asked for. Prints its name on stderr, unless its path or whole name was given.
+    """Returns the folder named by ``asked``. Prints its name on stderr, unless its path or whole name was given.
 
     Args:
         asked: path of the folder or of a file in it, its name, a unique prefix of the name, or `LAST`; None = `LAST`.

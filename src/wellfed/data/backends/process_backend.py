@@ -202,7 +202,7 @@ class ProcessBackend:
             }
         dataset: Dataset[BuiltBatch] = _InWorker(self._builder)
         with _undisturbed():
-            multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers leave theirs behind
+            multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
             return DataLoader(
                 dataset,
                 sampler=self._requests,

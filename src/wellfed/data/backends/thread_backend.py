@@ -126,7 +126,7 @@ class _ChunkQueue:
             if chunk is not None:
                 try:
                     chunk.requests = list(islice(self._requests, chunk.length))
-                except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
+                except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
                     chunk.give(error, wakes=True)
         return chunk
 
@@ -154,7 +154,7 @@ def _work(builder: BatchBuilder, settings: LoaderSettings, chunks: _ChunkQueue) 
                 try:
                     built = builder(request)
                     built = built.pin_memory() if settings.pin_memory else built
-                except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
+                except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
                     built = error
                 chunk.took_s = time.perf_counter() - began_s
                 chunk.give(built, wakes=chunk.took_s > _SOON_S)

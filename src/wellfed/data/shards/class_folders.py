@@ -11,9 +11,9 @@ from wellfed.errors import DataError
 
 SPLITS = ("train", "val", "test")
 LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
-"""Files beside the folders of classes that list the files of a split, one path a line (Speech Commands' layout)."""
+"""Files next to the folders of classes that list the files of a split, one path a line (Speech Commands' layout)."""
 CLASSES = "classes.json"
-"""File beside shards with the names of the classes, in the order of their numbers."""
+"""File next to shards with the names of the classes, in the order of their numbers."""
 _NOT_IN_A_KEY = re.compile(r"[.:\\\s]+")
 
 

@@ -212,7 +212,9 @@ def _next_size(found: _Probed) -> int | None:
         return None
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
-        return largest + max(1, (failure - largest) // 2)  # the line predicted a fit, so it is no line
+        return largest + max(
+            1, (failure - largest) // 2
+        )  # the prediction of a fit was wrong, so the peaks are not linear
     # If two points differ by rounding alone, the estimate used the steepest slope that rounding can hide.
     if len(found.points()) == 1 or found.slope()[1] > GRANULE_BYTES:
         if not is_line and upper > 2 * largest and num_left > 1:  # most of the way, where the line shows
