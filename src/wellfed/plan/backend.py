@@ -66,22 +66,22 @@ def plan_backend(
     choices: Mapping[str, str],
     names: tuple[str, ...],
     first: FirstBatches | None,
-    no_room: frozenset[str],
+    too_large: frozenset[str],
 ) -> Decided[str]:
     """Decides ``loader.backend``.
 
     Args:
         names: result of `candidates`.
-        no_room: backends whose batches don't fit into memory.
+        too_large: backends whose batches don't fit into memory.
     """
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
     thumb = _rule_of_thumb(loader, data, timeout_for_workers(loader, choices))
     if first is None or len(names) < 2:
         return thumb
-    left = tuple(name for name in names if name not in no_room) or ("inline",)
+    left = tuple(name for name in names if name not in too_large) or ("inline",)
     more = "".join(f"; {name} failed" for name in first.failed)
-    more += "".join(f"; no room for {name}" for name in names if name in no_room)
+    more += "".join(f"; no room for {name}" for name in names if name in too_large)
     return _measured(first, left, thumb, more)
 
 

@@ -13,8 +13,8 @@ from wellfed.data.settings import MOST_PARTS
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.backend import candidates, plan_backend, timeout_for_workers, to_time
-from wellfed.plan.host_room import NEAR_FRAC, Room
 from wellfed.plan.loader_checks import UNSHARED, cores_of_a_device, loader_faults, loader_warnings
+from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches
 from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
 from wellfed.ranks import largest_share
 from wellfed.units import GIB, MIB, show_bytes, show_ms
@@ -53,7 +53,7 @@ class LoaderPlanner:
         if asked.backend is Backend.own and self.data.own_loader is not None:
             return LoaderSection.of(self._as_it_came(self.data.own_loader), candidates=(), eval_workers=0, **facts)
         names = candidates(asked, self.data, self.choices)
-        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
+        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._too_large())
         num_workers = self._num_workers(backend.value)
         num_workers = replace(num_workers, because=num_workers.because + self._in_parts(num_workers.value))
         count, builds_ahead = num_workers.value, num_workers.value > 0
@@ -90,12 +90,12 @@ class LoaderPlanner:
 
     def faults(self, section: LoaderSection) -> list[Fault]:
         """Returns faults of settings of the loader that are impossible."""
-        return list(loader_faults(self.config, self.data, section, self._kept_ready(section)))
+        return list(loader_faults(self.config, self.data, section, self._training_batches(section)))
 
     def warnings(self, section: LoaderSection) -> list[str]:
         """Returns warnings about settings of the loader that are ignored or near a limit."""
-        asked, room = self.config.loader.device_prefetch, self._kept_ready(section)
-        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, room))
+        asked, ready = self.config.loader.device_prefetch, self._training_batches(section)
+        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, ready))
         if asked and self.on_gpu and section.device_prefetch == 0:
             found.append(
                 f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
@@ -110,7 +110,7 @@ class LoaderPlanner:
         ``workload.eval_batch_size`` samples, else ``micro_batch``, assumed as large as training samples.
         """
         size = self.config.workload.eval_batch_size or self.data.eval_batch_size or micro_batch
-        train = self._kept_ready(section)
+        train = self._training_batches(section)
         if train is None or self.first is None or not self.data.num_eval:
             return section, []
         of_a_step = largest_share(self.config.workload.samples_per_step, self.config.trainer.world_size)
@@ -130,11 +130,11 @@ class LoaderPlanner:
         )
         return replace(section, eval_workers=most), [warning]
 
-    def _kept_ready(self, section: LoaderSection) -> Room | None:
+    def _training_batches(self, section: LoaderSection) -> ReadyBatches | None:
         """Returns the ready batches of training's workers; None without workers, or if no batch was built."""
         if section.num_workers == 0 or self.first is None:
             return None
-        return self._room(self.first, section.backend, section.num_workers)
+        return self._ready_batches(self.first, section.backend, section.num_workers)
 
     @property
     def _most_readers(self) -> int | None:
@@ -194,10 +194,10 @@ class LoaderPlanner:
             return by_rule(most, because)
         # Fewer if the first batches show that more are useless or don't fit.
         of_use = math.ceil(self.first.build_ms) + 1  # for steps of 1 ms
-        room = self._room(self.first, backend, min(most, of_use))
-        if room.most_workers and room.most_workers < room.num_workers:
-            fits = f"{because}; the batches of {room.most_workers} fit into {NEAR_FRAC:g} of {room.where}"
-            return Decided(room.most_workers, fits, "measured")
+        ready = self._ready_batches(self.first, backend, min(most, of_use))
+        if ready.most_workers and ready.most_workers < ready.num_workers:
+            fits = f"{because}; the batches of {ready.most_workers} fit into {NEAR_FRAC:g} of {ready.where}"
+            return Decided(ready.most_workers, fits, "measured")
         if of_use < most:
             fewer = f"a batch is built in {show_ms(self.first.build_ms)}, and steps are hardly shorter than 1 ms"
             return Decided(of_use, f"{fewer}: more would wait", "measured")
@@ -228,7 +228,7 @@ class LoaderPlanner:
         because = "copies run beside the step, on a stream of their own"
         return unless_set("loader.device_prefetch", asked, DEVICE_PREFETCH, because)
 
-    def _room(self, first: FirstBatches, backend: str, num_workers: int) -> Room:
+    def _ready_batches(self, first: FirstBatches, backend: str, num_workers: int) -> ReadyBatches:
         """Returns the use of host memory or, for worker processes, of /dev/shm if that has less free."""
         has_processes, shm_gib = backend != "threads", self.facts.shm_free_gib
         where, free_gib = "host memory", self.facts.ram_available_gib
@@ -236,11 +236,11 @@ class LoaderPlanner:
             where, free_gib = "/dev/shm", shm_gib
         factor, devices = self._prefetch_factor(backend, num_workers).value, self.config.trainer.devices
         size, count = first.batch_bytes, first.num_batches
-        return Room(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
+        return ReadyBatches(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
 
-    def _without_room(self) -> frozenset[str]:
+    def _too_large(self) -> frozenset[str]:
         """Returns the backends whose batches don't fit even with the fewest workers."""
         first, least = self.first, self.config.loader.num_workers or 1
         if first is None:
             return frozenset()
-        return frozenset(name for name in ("threads", "processes") if self._room(first, name, least).is_full)
+        return frozenset(name for name in ("threads", "processes") if self._ready_batches(first, name, least).is_full)

@@ -8,7 +8,7 @@ from wellfed.config.schema import Backend, RunConfig, ScheduleName
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.backend import asks_for_timeout
-from wellfed.plan.host_room import Room
+from wellfed.plan.ready_batches import ReadyBatches
 from wellfed.plan.run_plan import DataFacts, LoaderSection, StreamFacts
 from wellfed.ranks import largest_share
 from wellfed.units import counted, show_percent
@@ -20,11 +20,13 @@ _LISTED = 5
 """Maximum number of samples named in a warning."""
 
 
-def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, room: Room | None) -> Iterator[Fault]:
+def loader_faults(
+    config: RunConfig, data: DataFacts, section: LoaderSection, ready: ReadyBatches | None
+) -> Iterator[Fault]:
     """Yields faults of settings of the loader that are impossible.
 
     Args:
-        room: ready batches of its workers, if known.
+        ready: ready batches of its workers, if known.
     """
     asked, trainer = config.loader, config.trainer
     yield from _own_faults(config, data)
@@ -33,9 +35,9 @@ def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, ro
     elif section.backend == "threads" and not data.has_fetch:
         problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
         yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
-    if room is not None and room.is_full:
-        problem = f"the batches kept ready don't fit: {room.describe()}."
-        yield Fault(f"loader.num_workers={room.num_workers}", problem, room.way_out(has_fetch=data.has_fetch))
+    if ready is not None and ready.is_full:
+        problem = f"the batches kept ready don't fit: {ready.describe()}."
+        yield Fault(f"loader.num_workers={ready.num_workers}", problem, ready.way_out(has_fetch=data.has_fetch))
     if asked.max_skipped and not data.is_iterable and trainer.world_size > 1:
         yield Fault(
             "loader.max_skipped",
@@ -106,12 +108,12 @@ def loader_warnings(
     facts: MachineFacts,
     data: DataFacts,
     section: LoaderSection,
-    room: Room | None,
+    ready: ReadyBatches | None,
 ) -> Iterator[str]:
     """Yields warnings about settings of the loader that are ignored or near a limit.
 
     Args:
-        room: ready batches of its workers, if known.
+        ready: ready batches of its workers, if known.
     """
     asked, devices = config.loader, config.trainer.devices
     cores, own_cores = facts.cpu_quota_cores, cores_of_a_device(config, facts)
@@ -137,10 +139,10 @@ def loader_warnings(
         more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
         there = f"there are {data.num_train}, counted from 0"
         yield f"loader.skip_ids={ids}{more}: no such training sample; {there}."
-    if room is not None and room.is_near:
+    if ready is not None and ready.is_near:
         yield (
-            f"loader.num_workers={room.num_workers}: little is left beside the batches kept ready: "
-            f"{room.describe()}. {room.way_out(has_fetch=data.has_fetch)}"
+            f"loader.num_workers={ready.num_workers}: little is left beside the batches kept ready: "
+            f"{ready.describe()}. {ready.way_out(has_fetch=data.has_fetch)}"
         )
 
 

@@ -146,7 +146,7 @@ def at_plateau(
 def with_probes(
     plan: RunPlan,
     probe: Callable[[int], int | None],
-    room: Callable[[], int | None],
+    available: Callable[[], int | None],
     step: StepShape,
     footprint: Footprint,
     *,
@@ -159,7 +159,7 @@ def with_probes(
 
     Args:
         probe: returns the bytes that the allocator reserved at the peak; None if memory ran out.
-        room: returns the bytes available to this process once CUDA's context exists; None if unknown.
+        available: returns the bytes available to this process once CUDA's context exists; None if unknown.
         footprint: footprint that ``plan``, which has a budget, is based on.
         may_split: whether the micro-batch may be reduced; if not, an excessive step gives a warning.
     """
@@ -172,7 +172,7 @@ def with_probes(
             found.append(f"{micro} at a time ran out of memory")
             smaller = micro // 2
         else:
-            limit, left = _limit(budget_gib, room())
+            limit, left = _limit(budget_gib, available())
             predicted = predicted_peak(footprint, micro, StepShape(micro, workspaces=step.workspaces)).reserved_bytes
             took = f"a step of {micro} alone took {show_bytes(measured)}"
             found.append(f"{took} where {show_bytes(predicted)} were predicted{left}")
@@ -236,8 +236,8 @@ def _resized(plan: RunPlan, micro: Decided[int], step: StepShape, footprint: Foo
     )
 
 
-def _limit(budget_gib: float, room_bytes: int | None) -> tuple[int, str]:
+def _limit(budget_gib: float, available_bytes: int | None) -> tuple[int, str]:
     """Returns the bytes to plan with, and a remark if the card has less than the budget."""
-    if room_bytes is None or gib(room_bytes) >= budget_gib:
+    if available_bytes is None or gib(available_bytes) >= budget_gib:
         return limit_bytes(budget_gib), ""
-    return limit_bytes(gib(room_bytes)), f", and beside CUDA's context the card has {show_bytes(room_bytes)}"
+    return limit_bytes(gib(available_bytes)), f", and beside CUDA's context the card has {show_bytes(available_bytes)}"

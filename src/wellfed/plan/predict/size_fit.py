@@ -50,7 +50,7 @@ class Meter(ABC):
         """Frees memory without references."""
         gc.collect()
 
-    def room(self) -> int | None:
+    def available_bytes(self) -> int | None:
         """Returns the device bytes available to this process in all; None if unknown."""
         return None
 
@@ -93,7 +93,7 @@ class CudaMeter(Meter):
         super().free()
         torch.cuda.empty_cache()
 
-    def room(self) -> int | None:
+    def available_bytes(self) -> int | None:
         """Returns the reserved and the free bytes. CUDA's context already exists and is in neither."""
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
 

@@ -11,7 +11,7 @@ NEAR_FRAC = 0.8
 
 
 @dataclass(frozen=True)
-class Room:
+class ReadyBatches:
     """Batches that workers hold ready, and the memory for them."""
 
     num_workers: int
