@@ -47,8 +47,8 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
         return _not_shown(error)
     if isinstance(error, WellfedError):
         more = way_on if error.kind == "device_oom" else ""
-        told = error.under(heading) if heading and isinstance(error, ConfigError) else error
-        print(show_text(f"{told}\n{more}".rstrip()), file=sys.stderr)
+        shown = error.under(heading) if heading and isinstance(error, ConfigError) else error
+        print(show_text(f"{shown}\n{more}".rstrip()), file=sys.stderr)
         return _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # no GPU was used
         return _show(error)

@@ -112,13 +112,13 @@ def _flag_faults(args: Namespace, config_name: str, flags: Mapping[str, str]) ->
     """Returns the overrides to type instead of flags, with the other faults of the command line."""
     loader = open_hydra(**_config_folders(args), job_name=config_name).config_loader
     found = find_faults(loader, config_name, [*args.overrides, *flags.values()], None, multirun=args.multirun)
-    told = {fault.where: fault for fault in found}
+    others = {fault.where: fault for fault in found}
     faults = []
     for typed, override in flags.items():
-        fault = told.pop(override, None)
+        fault = others.pop(override, None)
         way_out = f"Write {override}" if fault is None else fault.way_out
         faults.append(Fault(typed, "is no flag: knobs are set by name=value, without dashes.", way_out))
-    return [*faults, *told.values()]
+    return [*faults, *others.values()]
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:

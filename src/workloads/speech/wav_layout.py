@@ -66,7 +66,7 @@ def _bytes(read: Callable[[int, int], bytes], head: bytes, at: int, count: int) 
     return head[at : at + count] if at + count <= len(head) else read(at, count)
 
 
-def _with_samples(form: bytes | None, at: int, told: int, size: int) -> WavLayout:
+def _with_samples(form: bytes | None, at: int, stated: int, size: int) -> WavLayout:
     if form is None or len(form) < 16:
         raise DamagedClip("its header does not say what its samples are")
     kind, num_channels, sample_rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
@@ -74,7 +74,7 @@ def _with_samples(form: bytes | None, at: int, told: int, size: int) -> WavLayou
         kind = int.from_bytes(form[24:26], "little")
     if not (num_channels and sample_rate and block):
         raise DamagedClip(f"its header says {counted(num_channels, 'channel')} at {sample_rate} Hz")
-    num_bytes = told if 0 < told < _UNKNOWN_SIZE else size - at
+    num_bytes = stated if 0 < stated < _UNKNOWN_SIZE else size - at
     if num_bytes > size - at:
         raise DamagedClip(f"cut off: {max(0, size - at):,} of {num_bytes:,} bytes of samples are there")
     is_pcm16 = kind == _PCM and bits == 16 and block == 2 * num_channels

@@ -152,8 +152,8 @@ class Stream:
                 return super().__getattribute__(name)
 
         data = self.anew()
-        told = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
-        with suppress(Exception), told[0], told[1], told[2]:  # training meets the same error and reports it
+        contexts = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
+        with suppress(Exception), contexts[0], contexts[1], contexts[2]:  # training meets the same error and reports it
             if self.worker_init is not None:
                 self.worker_init(0)
             next(iter(data), None)

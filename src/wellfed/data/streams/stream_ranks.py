@@ -87,7 +87,7 @@ class StepsOfRanks:
         if self._group is None:
             is_of_hosts = dist.get_backend() == "gloo"
             self._group = dist.group.WORLD if is_of_hosts else dist.new_group(backend="gloo")
-        told = torch.tensor([size, int(goes_on)])
-        dist.all_reduce(told, group=self._group)
-        total, num_going_on = told.tolist()
+        sums = torch.tensor([size, int(goes_on)])
+        dist.all_reduce(sums, group=self._group)
+        total, num_going_on = sums.tolist()
         return total, num_going_on
