@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import wellfed
-from wellfed.command_line import command, is_command, set_words, words
+from wellfed.command_line import command, is_command, set_arguments, typed_arguments
 
 MODULE = str(Path(wellfed.__file__).with_name("__main__.py"))
 STARTED = {
@@ -23,7 +23,7 @@ STARTED = {
 def test_commands_are_shown_as_this_process_was_started(started: str, monkeypatch: pytest.MonkeyPatch) -> None:
     argv, starts_with_name, train, plan = STARTED[started]
     monkeypatch.setattr(sys, "argv", argv)
-    assert (is_command(), words()) == (starts_with_name, ["gpu=8gb"])
+    assert (is_command(), typed_arguments()) == (starts_with_name, ["gpu=8gb"])
     assert (command("train"), command("plan")) == (train, plan)
 
 
@@ -32,10 +32,10 @@ def test_other_words_for_other_ranks_keep_the_way_of_starting(started: str, monk
     argv = list(STARTED[started][0])
     argv[1:] = [word.replace("train", "tune") for word in argv[1:]]
     monkeypatch.setattr(sys, "argv", argv)
-    set_words(["seed=2"])
-    assert words() == ["seed=2"]
+    set_arguments(["seed=2"])
+    assert typed_arguments() == ["seed=2"]
     assert sys.argv[:-1] == STARTED[started][0][:1] + ([] if started == "script" else ["tune"])
-    set_words(["seed=3"], script=Path("/project/src/train.py"))
+    set_arguments(["seed=3"], script=Path("/project/src/train.py"))
     assert sys.argv == (["/project/src/train.py"] if started == "script" else [argv[0], "train"]) + ["seed=3"]
 
 

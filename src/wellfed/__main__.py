@@ -13,6 +13,6 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    if not __package__:  # started by its path, as other ranks may be: the files beside it are no modules of their own
+    if not __package__:  # when started by path, as other ranks may be, Python puts this folder on sys.path
         del sys.path[0]
     sys.exit(run())

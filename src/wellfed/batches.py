@@ -50,17 +50,15 @@ def _is_container(value: Any) -> bool:
 
 
 def _has_fields(value: Any) -> bool:
-    """Returns whether a container is a named tuple or a dataclass."""
     return hasattr(value, "_fields") if isinstance(value, tuple) else not isinstance(value, (Mapping, list))
 
 
 def _member(name: str, container: Any, key: Any) -> str:
-    """Returns the name of a member, as Python spells it."""
+    """Returns the name of a member in Python syntax."""
     return f"{name}.{key}" if _has_fields(container) else f"{name}[{key!r}]"
 
 
 def _items(container: Any) -> Iterator[Any]:
-    """Yields what a container holds."""
     if isinstance(container, Mapping):
         yield from container.values()
     elif isinstance(container, (tuple, list)):
@@ -77,7 +75,7 @@ def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
             return mapped
         if not isinstance(container, (dict, UserDict)):
             return type(container)(mapped)  # type: ignore[call-arg]
-        clone: Any = copy.copy(container)  # a defaultdict is not made of its items alone
+        clone: Any = copy.copy(container)  # a defaultdict has more than its items
         for key, item in mapped.items():
             clone[key] = item
         return clone
@@ -90,7 +88,7 @@ def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
     given = {name: each(name, getattr(container, name)) for name, is_given in fields.items() if is_given}
     try:
         return dataclasses.replace(container, **given)
-    except (TypeError, ValueError):  # an __init__ of its own, or an InitVar
+    except (TypeError, ValueError):  # its class has its own __init__, or an InitVar
         clone = copy.copy(container)
         for name in fields:
             item = given[name] if name in given else each(name, getattr(container, name))
@@ -123,7 +121,7 @@ def named_tensors(batch: Batch, name: str = "batch") -> list[tuple[str, Tensor]]
 
 
 def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
-    """Returns a dataset's own methods for batches. A ``split`` that is not callable is a name, as torchvision's."""
+    """Returns a dataset's own methods for batches. A ``split`` that is not callable is a name, as in torchvision."""
     named = {name: getattr(dataset, name, None) for name in ("split", "weight", "on_device")}
     return {name: method for name, method in named.items() if callable(method)}
 
@@ -177,19 +175,19 @@ def bytes_by_dtype(batch: Batch) -> dict[str, int]:
 
 
 Layout = dict[str, bool]
-"""Lists and tuples without tensors, by name: True = one item a sample, False = a container of members."""
+"""Lists and tuples without tensors, by name: True = one item per sample, False = a container of members."""
 
 
 def map_rows(
     batch: Batch, num_samples: int, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[Any], Any], layout: Layout
 ) -> Batch:
-    """Returns the same structure with every member replaced that has an entry for each sample.
+    """Returns the same structure with every member replaced that has an entry per sample.
 
-    These are all tensors, and of the members without a tensor the numpy arrays, lists and tuples of ``num_samples``
-    entries. None, strings and booleans stay unchanged.
+    These are all tensors, and numpy arrays, lists and tuples of ``num_samples`` entries. None, strings and booleans
+    stay unchanged.
 
     Args:
-        layout: lists that have an entry for each sample, as found in earlier batches; new ones are added.
+        layout: lists known from earlier batches; new ones are added.
 
     Raises:
         DataError: a member can't be cut with the samples; the error names it.
@@ -216,7 +214,7 @@ def _is_of_samples(name: str, value: list[Any] | tuple[Any, ...], num_samples: i
     """Returns whether a list or tuple has an entry for each sample; False = it is a container of such members.
 
     Raises:
-        DataError: it could be both, or is neither.
+        DataError: both or neither may be true.
     """
     has_length, holds_rows = len(value) == num_samples, _holds_rows(value, num_samples)
     if has_length and holds_rows:
@@ -227,7 +225,7 @@ def _is_of_samples(name: str, value: list[Any] | tuple[Any, ...], num_samples: i
 
 
 def _is_constant(value: Any) -> bool:
-    """Returns whether a member means the same for any part of a batch."""
+    """Returns whether a member is the same for any part of a batch."""
     is_plain = value is None or isinstance(value, (str, bytes, bool, Enum, torch.dtype, torch.device))
     return is_plain or (_is_container(value) and not any(True for _ in _items(value)))
 
@@ -239,7 +237,7 @@ def _has_length(value: Any, num_samples: int) -> bool:
 
 
 def _holds_rows(value: Any, num_samples: int) -> bool:
-    """Returns whether a container has members that vary by sample, and all of those have an entry for each sample."""
+    """Returns whether a container has members that vary by sample, each with an entry per sample."""
     varying = [item for item in _items(value) if not _is_constant(item)]
     return bool(varying) and all(
         _has_length(item, num_samples) or (_is_container(item) and _holds_rows(item, num_samples)) for item in varying
@@ -263,7 +261,7 @@ def _uncut(name: str, num_samples: int, what: str) -> DataError:
 
 
 def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[Batch]:
-    """Returns successive parts of a batch: views of tensors and arrays, slices of lists with an entry for each sample.
+    """Returns successive parts of a batch: views of tensors and arrays, slices of lists with an entry per sample.
 
     Args:
         layout: as for `map_rows`.
@@ -344,23 +342,22 @@ class Delivery:
     total: int
     """Samples of the step over all ranks."""
     is_padding: bool = False
-    """Whether the batch is padding for a share without samples, which must not count."""
+    """Whether the batch only pads a share without samples; it must not count."""
     is_on_device: bool = False
-    """Whether the batch is on the device."""
     failure: Exception | None = None
     """Error that padding replaces; raised once the other ranks have been notified."""
     num_samples: int | None = None
     """Samples of the batch if its tensors don't show it: the dataset has its own ``split``."""
     is_last: bool = False
-    """Whether the epoch ends with it; set for a stream, whose length is unknown."""
+    """Whether the epoch ends with this batch; set for a stream, whose length is unknown."""
     position: dict[str, Any] | None = None
-    """Position of the loader after it, if that is more than epoch and index."""
+    """Position of the loader after this batch, if it needs more than epoch and index."""
     weights: tuple[list[int], list[int]] | None = None
     """Sizes of the micro-batches and their weights by the dataset's ``weight``, computed on the host."""
     indices: Tensor | None = None
     """Indices of the samples in the dataset; None = unknown."""
     took: BuildTime | None = None
-    """None = built by the user's DataLoader, or from samples left at the end of a stream."""
+    """None = built by the user's DataLoader, or from the samples left at the end of a stream."""
 
     @cached_property
     def size(self) -> int:

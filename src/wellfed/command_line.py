@@ -1,6 +1,6 @@
 """Reads how this process was started: by the command ``wellfed``, or by an entry script such as ``src/train.py``.
 
-``sys.argv`` is all there is to it: Lightning starts the other ranks of a run by the same words.
+Everything is in ``sys.argv``, since Lightning starts the other ranks with the same arguments.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ENTRIES = ("train", "tune", "evaluate")
-"""Commands that a project has as a script of its own, ``src/<name>.py``."""
+"""Commands that a project also has as a script, ``src/<name>.py``."""
 _MODULE = Path(__file__).with_name("__main__.py")
 
 
 def is_command() -> bool:
-    """Returns whether the first word of the command line names a command: ``wellfed train``, not ``src/train.py``."""
+    """Returns whether the first argument names a command: ``wellfed train``, not ``src/train.py``."""
     return _is_script() or Path(sys.argv[0]).absolute() == _MODULE
 
 
-def words() -> list[str]:
-    """Returns what was typed after the name of the command, or after the script."""
+def typed_arguments() -> list[str]:
+    """Returns the arguments after the name of the command, or after the script."""
     return sys.argv[2 if is_command() else 1 :]
 
 
-def set_words(new: Sequence[str], script: Path | None = None) -> None:
-    """Changes the words by which the other ranks are started.
+def set_arguments(new: Sequence[str], script: Path | None = None) -> None:
+    """Changes the arguments with which the other ranks are started.
 
     Args:
-        script: the entry script to start instead of this one, e.g. ``src/train.py``; as a command its name.
+        script: entry script to start instead of this one, e.g. ``src/train.py``; a command takes its name.
     """
     if is_command():
         sys.argv[1:] = [*([script.stem] if script else sys.argv[1:2]), *new]
@@ -37,9 +37,9 @@ def set_words(new: Sequence[str], script: Path | None = None) -> None:
 
 
 def command(name: str) -> str:
-    """Returns how a command is typed by this user: ``wellfed train`` if so started, else ``python src/train.py``.
+    """Returns how this user types a command: ``wellfed train`` if started that way, else ``python src/train.py``.
 
-    What has no script of its own is ``wellfed plan``, else ``python -m wellfed plan``.
+    Commands without a script are ``wellfed plan``, else ``python -m wellfed plan``.
     """
     if _is_script():
         return f"wellfed {name}"
@@ -51,6 +51,6 @@ def _is_script() -> bool:
 
 
 def announce(what: str) -> None:
-    """Prints what is being done if stderr is a terminal."""
+    """Prints the current activity if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"{what} ...", file=sys.stderr, flush=True)

@@ -1,8 +1,7 @@
 """Declares the interface between a workload and the engine, in plain PyTorch: two files and one yaml.
 
-``model.py`` holds an ``nn.Module`` with ``loss(batch) -> LossOutput``; ``data.py`` holds
-``datasets(...) -> Datasets``. Neither needs Lightning, devices, workers or logging.
-This file imports torch for annotations only, so that it can be imported early.
+``model.py`` holds an ``nn.Module`` with ``loss(batch) -> LossOutput``; ``data.py`` holds ``datasets(...) -> Datasets``.
+Neither needs Lightning, devices, workers or logging.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Batch = Any
-"""A tensor, or nested tuple/list/dict/dataclass of tensors that share their first dimension."""
+"""A tensor, or nested tuples, lists, dicts and dataclasses of tensors that share their first dimension."""
 
 
 @dataclass
@@ -84,8 +83,8 @@ class TrainData(Protocol):
     - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose tensors do not share the
       first dimension. ``weight`` is called before the forward pass.
     - ``for_features(mode) -> data``: for this set or a split, if `Datasets` offers features. Returns the same samples
-      with batches for that mode: with ``cache`` only indices of rows, else also the raw rows, read when the batch is
-      built. A batch without raw rows is correct in any mode.
+      with batches for that mode. With ``cache`` they hold only indices of rows, else also the raw rows. A batch
+      without raw rows is correct in any mode.
     """
 
     def __len__(self) -> int: ...
@@ -99,8 +98,8 @@ class Evaluation(Protocol):
     With features, ``update`` gets them as a third argument. The engine also takes the means of ``model.loss`` and its
     metrics. ``with_loss = False`` in the class disables that, if a split's batches do not fit the loss.
 
-    Optional, both or none. With them, each of several GPUs evaluates a share of the batches; otherwise each evaluates
-    all of them.
+    Two optional methods (both or none) let each of several GPUs evaluate a share of the batches. Without them each
+    evaluates all.
 
     - ``state() -> Any``: everything accumulated since ``reset``, as nested tuples, lists and dicts of tensors and
       numbers. It is sent to the other ranks, tensors through the CPU.
@@ -151,7 +150,7 @@ class Datasets:
     derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     """Values that follow from the data, for knobs that are null, each with its reason:
     ``{"workload.data.sample_rate": (8000, "all 288 clips have it")}``. Knobs are entries of ``workload.data``,
-    ``workload.model`` or ``workload.optimizer``. The engine fills in those of the model and the optimizer; typed values
-    stay. The plan shows each with its reason, and a resumed or evaluated run keeps them."""
+    ``workload.model`` or ``workload.optimizer``. The engine sets those of the model and the optimizer; typed values
+    stay. The plan shows each with its reason. Resumed and evaluated runs keep them."""
     notes: tuple[str, ...] = ()
     """Remarks of the reader (skipped lines, dropped users); shown once and kept in the log."""

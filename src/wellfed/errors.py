@@ -1,7 +1,7 @@
-"""Defines the errors a user can cause or meet, each with the exit code it ends the run with.
+"""Defines the errors that a user can cause or meet, each with its exit code.
 
-A message has three parts: the value in hand, the rule it breaks, the way out as something to type.
-Entry points print the message alone; a traceback appears only under HYDRA_FULL_ERROR=1.
+A message has three parts: the value in hand, the rule it breaks, and a way out to type. Entry points print the message
+alone; HYDRA_FULL_ERROR=1 adds the traceback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wellfed.masking import hidden
 ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
 LESS_HOST_MEMORY = "fewer loader.num_workers, a smaller loader.prefetch_factor"
-"""Advice if host memory or /dev/shm runs out; messages go on with what else helps there."""
+"""Advice if host memory or /dev/shm runs out; messages append more."""
 KILLED_WORKER = (
     f"mostly for want of host memory or /dev/shm. Set {LESS_HOST_MEMORY}, or loader.backend=inline to see its error."
 )
@@ -34,11 +34,11 @@ ENDED_WORKER = (
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-"""The run failed after the first batch was asked for."""
+"""The run failed after the first batch was requested."""
 EXIT_NOTHING_RUN = 2
-"""Configuration, plan, missing or unreadable input, wrong command line: no run folder is left."""
+"""Configuration, plan, input or command line was wrong; no run folder is left."""
 EXIT_OUT_OF_MEMORY = 3
-"""Memory ran out in all ways that were left; or training is predicted not to fit: then no run folder is left."""
+"""Memory ran out and no fallback was left. Or training is predicted not to fit; then no run folder is left."""
 EXIT_INTERRUPTED = 130
 _OURS = Path(__file__).resolve().parent
 
@@ -51,7 +51,7 @@ _NEEDED = frozenset(
 
 @contextmanager
 def in_environment() -> Iterator[None]:
-    """Ends the process with one line if a package of `_NEEDED` can't be imported within; other modules raise."""
+    """Ends the process with one line if a package of `_NEEDED` can't be imported inside; other import errors pass."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -90,7 +90,7 @@ class Fault:
 
 
 class ConfigError(WellfedError):
-    """A configuration that can't be run; carries every fault found, not the first."""
+    """A configuration that can't be run, with all faults found."""
 
     kind = "config"
 
@@ -101,7 +101,7 @@ class ConfigError(WellfedError):
         super().__init__(self.under(head))
 
     def under(self, heading: str) -> str:
-        """Returns the faults under another heading than that of a configuration."""
+        """Returns the faults under another heading than "configuration"."""
         return "\n".join([heading, *(f"  - {fault}" for fault in self.faults)])
 
     @classmethod
@@ -114,9 +114,9 @@ class ConfigError(WellfedError):
         """Raises one error with a fault for each argument that breaks its rule.
 
         Args:
-            prefix: dotted name that the arguments are entries of, such as ``workload.model``.
-            rules: name and value of an argument, whether it is fine, and, without full stops, what is wrong with the
-                value and what to write instead: ``("lr", lr, lr > 0, "is not above 0", "lr=0.01 or so")``.
+            prefix: dotted name of the node of the arguments, such as ``workload.model``.
+            rules: name, value, whether it is fine, the problem, and what to write instead, both without full stops:
+                ``("lr", lr, lr > 0, "is not above 0", "lr=0.01 or so")``.
         """
         faults = [
             Fault(f"{prefix}.{name}", f"{value!r} {problem}.", f"Write {way_out}.")
@@ -130,7 +130,7 @@ class ConfigError(WellfedError):
 class DoesNotFit(ConfigError):
     """A training that is predicted to need more memory than its budget.
 
-    A plan or a sweep reports it as any other fault; a run that was to train ends as one that ran out of memory.
+    A plan or a sweep reports it as a fault. A run ends as if it had run out of memory.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -139,13 +139,13 @@ class DoesNotFit(ConfigError):
 
 
 class DataError(WellfedError):
-    """Input that is missing, unreadable or not what it claims to be: names file, line and way out."""
+    """Input that is missing, unreadable or malformed; names file, line and way out."""
 
     kind = "data"
 
 
 class LastSaveFailed(WellfedError):
-    """The weights that training ended with could not be written."""
+    """Raised if the final weights could not be written."""
 
     kind = "disk"
 
@@ -154,10 +154,10 @@ class LastSaveFailed(WellfedError):
 
 
 class ModelError(WellfedError):
-    """A mistake in a user's model, or in what it makes of a batch: the message names both."""
+    """A mistake in a user's model, or in its use of a batch; the message names both."""
 
     row: int | None = None
-    """Row at fault in what the model was given, from 0."""
+    """Row of the batch at fault, from 0."""
 
 
 class NotShown(WellfedError):
@@ -168,17 +168,17 @@ class NotShown(WellfedError):
 
 
 class OutOfMemoryExhausted(WellfedError):
-    """Memory ran out and no step down was left; the message lists what was tried.
+    """Raised if memory ran out and no fallback was left; the message lists the attempts.
 
     Args:
-        kind: of which memory.
+        kind: the memory that ran out.
     """
 
     kind: Literal["device_oom", "host_oom"] = "device_oom"
     is_of_other_rank = False
-    """Another rank reports it."""
+    """Whether another rank reports the error."""
     is_of_all = False
-    """All ranks raise it at the same place of the same step, and can save a checkpoint together."""
+    """Whether all ranks raise it at the same point of the same step, so that they can save a checkpoint together."""
 
     def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
         super().__init__(message)
@@ -186,13 +186,13 @@ class OutOfMemoryExhausted(WellfedError):
 
 
 class RestartNeeded(OutOfMemoryExhausted):
-    """Memory ran out where the step can't be done again: the run can only go on from a checkpoint.
+    """Raised if memory ran out where the step can't be repeated; the run can only continue from a checkpoint.
 
-    `wellfed.run` does that. Where it can't, this ends the run as an `OutOfMemoryExhausted`.
+    `wellfed.run` restarts it. If that is impossible, the run ends as with `OutOfMemoryExhausted`.
 
     Args:
-        changes: overrides that need less memory, knob -> value; may be empty, when the step as such may be tried again.
-        is_suspect: the same text has other causes, too.
+        changes: overrides that need less memory, knob -> value; empty if the same step may be tried again.
+        is_suspect: whether the same error text has other causes too.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class RestartNeeded(OutOfMemoryExhausted):
 
 
 def text_of(error: object) -> str:
-    """Returns ``str(error)`` without secrets, of which a cut would leave halves; empty if that raises in its turn."""
+    """Returns ``str(error)`` with secrets masked, before a cut could split one; empty if ``str`` raises."""
     try:
         return hidden(str(error))
     except Exception:  # noqa: BLE001  whatever a user's exception does
@@ -228,18 +228,18 @@ def type_and_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns type, first line of the text, and the line of code, as a message names them."""
+    """Returns type, first line of the text, and the line of code, for a message."""
     reason = type_and_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason
 
 
 MOST_FRAMES = 5
-"""Most frames shown of code that is not the user's."""
+"""Maximum number of frames shown that are not the user's."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Names of the folders that packages are installed in, of this environment or of another that it sees."""
+"""Folders that hold installed packages, of this environment or one that it includes."""
 _ENTRIES = frozenset({"train.py", "tune.py", "evaluate.py"})
-"""Entry scripts of a project, in its ``src/``: a few lines that are the same in all."""
+"""Entry scripts in a project's ``src/``, nearly the same in all projects."""
 _NOT_THE_USERS = (
     _OURS,
     _OURS.with_name("hydra_plugins"),
@@ -251,7 +251,7 @@ def shortened(error: BaseException, where_whole: str) -> str:
     """Returns an error's traceback: the user's frames first, then at most `MOST_FRAMES` of other code.
 
     Args:
-        where_whole: names the place of all frames.
+        where_whole: where to find all frames, for the message.
     """
     shown = traceback.TracebackException.from_exception(error)
     left_out = sum(map(_cut, _chain(shown)))
@@ -262,7 +262,7 @@ def shortened(error: BaseException, where_whole: str) -> str:
 
 
 def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """Yields a traceback, those of its causes, and those of a group's exceptions."""
+    """Yields a traceback, and the tracebacks of its causes and of a group's exceptions."""
     yield shown
     context = None if shown.__suppress_context__ else shown.__context__
     for other in filter(None, (shown.__cause__, context, *(shown.exceptions or ()))):
@@ -270,7 +270,7 @@ def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackE
 
 
 def _cut(shown: traceback.TracebackException) -> int:
-    """Takes frames out, and returns their number."""
+    """Removes frames and returns their number."""
     frames = list(shown.stack)
     own = [number for number, frame in enumerate(frames) if is_the_users(frame.filename)]
     others = set(range(own[0] if own else 0, len(frames))) - set(own)
@@ -280,7 +280,7 @@ def _cut(shown: traceback.TracebackException) -> int:
 
 
 def is_the_users(filename: str) -> bool:
-    """Returns whether code is the user's own: not the engine's, not installed, not Python's, no entry script."""
+    """Returns whether code is the user's own: not the engine's, installed, Python's, or an entry script."""
     path = Path(filename).resolve()
     is_others = filename.startswith("<") or not INSTALLED.isdisjoint(path.parts)
     is_entry = path.name in _ENTRIES and (path.parents[1] / "configs" / "train.yaml").is_file()

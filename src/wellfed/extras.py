@@ -1,6 +1,6 @@
-"""Names the extra that brings each optional package, and what the package is for.
+"""Maps each optional package to the extra that installs it, and to its purpose.
 
-A base install has what every run needs. ``docs/dependencies.md`` lists packages, sizes and extras.
+``docs/dependencies.md`` lists packages, sizes and extras.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "cloudpickle": ("slurm", "hydra/launcher=submitit_slurm"),
     "ray": ("ray", "hydra/launcher=ray"),
 }
-"""Import name -> the extra of wellfed that installs the package, and what needs it."""
+"""Import name -> extra of wellfed, and what needs the package."""
 
 
 def is_installed(package: str) -> bool:
-    """Returns whether a package is there; does not import it."""
+    """Returns whether a package is installed, without importing it."""
     return find_spec(package) is not None
 
 
 def absent_package(error: ModuleNotFoundError) -> str | None:
-    """Returns the optional package that an import lacked; None where it lacked something else."""
+    """Returns the optional package that an import failed to find; None if another module was missing."""
     package = (error.name or "").partition(".")[0]
     return package if package in PACKAGES and not is_installed(package) else None
 
 
 def install(extra: str) -> str:
-    """Returns the command that installs an extra, of a wheel or of a clone."""
+    """Returns the command that installs an extra, for a wheel or a clone."""
     return f"python -m pip install 'wellfed[{extra}]'"
 
 
@@ -53,10 +53,7 @@ def absence(package: str) -> tuple[str, str]:
 
 
 def other_lightning(kind: type, base: str) -> tuple[str, str] | None:
-    """Returns problem and way out for a class that inherits from pytorch_lightning, the library's other name.
-
-    None for all other classes.
-    """
+    """Returns problem and way out for a class that inherits from pytorch_lightning; None for all other classes."""
     if not any(f"{each.__module__}.{each.__name__}".startswith("pytorch_lightning.") for each in kind.__mro__):
         return None
     problem = f"{kind.__qualname__} is a {base} of pytorch_lightning, and this is run by lightning.pytorch."

@@ -17,7 +17,7 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, numpy and torch in this process, and in its children by Lightning's environment variables."""
+    """Seeds Python, numpy and torch in this process, and in its children through Lightning's environment variables."""
     seed %= 2**32
     os.environ["PL_GLOBAL_SEED"], os.environ["PL_SEED_WORKERS"] = str(seed), "0"
     seed_all(seed)

@@ -1,7 +1,6 @@
-"""Masks secrets: values under secret names, passwords in URLs, keys of well-known forms, in trees, overrides, texts and
-diffs.
+"""Masks secrets: values under secret names, passwords in URLs, and keys of well-known forms.
 
-A value that was masked once in this process (`learn`) is masked in every later text, too (`hidden`).
+`learn` registers a value, which `hidden` then masks in all later texts of this process.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ def _names(text: str) -> frozenset[str]:
 
 
 _LAST = _names("pwd auth oauth authorization dsn cookie cookies bearer jwt")
-_OF_PASS = _names("db database user smtp mail proxy ftp ssh login admin root")
-_OF_TEXT = _names(
+_PASS_OWNERS = _names("db database user smtp mail proxy ftp ssh login admin root")
+_TEXT_TOKENS = _names(
     """
     max min num n per pad bos eos cls sep mask unk special start end stop blank class first last next prefix image
     patch register query distill decoder encoder separator space text language time new
     """
 )
-"""``<word>_token`` that a tokenizer has."""
-_OF_DATA = _names(
+"""First words of ``<word>_token`` names that belong to text, not to secrets."""
+_DATA_KEYS = _names(
     """
     sort label image target input output text column primary foreign cache dict batch group join feature sample query
     value id metric monitor state name file index time audio item hot short best map lookup public data field tensor
     row node hash log loss
     """
 )
-"""``<word>_key`` of a mapping."""
-_NUMBER_OF = _names("max min num n size count")
-"""First words of names of counts."""
-_ABOUT = _names("size count length len dim type id name path file url uri mode method ratio rate frac")
-"""Last words of names whose value is about a secret, and is none."""
+"""First words of ``<word>_key`` names that belong to data, not to secrets."""
+_COUNT_WORDS = _names("max min num n size count")
+"""First words of names that are counts."""
+_DESCRIPTIVE = _names("size count length len dim type id name path file url uri mode method ratio rate frac")
+"""Last words of names that describe a secret without containing it."""
 _DOUBTFUL = frozenset({"key", "session", "sig", "signature", "pass"})
 _REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
 _FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*([^},]+)")
@@ -72,24 +71,24 @@ _BEARER = re.compile(r"\b(Bearer)(\s+|%20)(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}", re.I
 def is_secret_name(name: str) -> bool:
     """Returns whether a value under this name is a secret, by the words of its snake, kebab or camel case."""
     words = [word.lower() for word in _WORDS.findall(name.rpartition(".")[2])]
-    if not words or words[0] in _NUMBER_OF:
+    if not words or words[0] in _COUNT_WORDS:
         return False
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if _JOINED.search("".join(words)):
         return True
-    if last in _ABOUT:
+    if last in _DESCRIPTIVE:
         return False
     if last in _LAST or any(map(_WORD.search, words)):
         return True
     if last == "token":
-        return before not in _OF_TEXT
+        return before not in _TEXT_TOKENS
     if last == "key":
-        return bool(before) and before not in _OF_DATA
-    return last == "pass" and before in _OF_PASS
+        return bool(before) and before not in _DATA_KEYS
+    return last == "pass" and before in _PASS_OWNERS
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Returns whether a value has to be masked for its name. References as ``${oc.env:NAME}`` hold nothing."""
+    """Returns whether a value must be masked because of its name; False for references such as ``${oc.env:NAME}``."""
     if value is None or isinstance(value, bool) or value == "":
         return False
     text = str(value)
@@ -101,11 +100,11 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def masked(tree: Any, sources: Any = None, *, inside: bool = False) -> Any:
-    """Returns the tree with secrets as ``***``; interpolations as ``${oc.env:KEY}`` stay.
+    """Returns the tree with secrets as ``***``; interpolations such as ``${oc.env:KEY}`` stay.
 
     Args:
-        sources: the same tree with its interpolations, which say where a value comes from.
-        inside: the tree is under a secret name: everything in it is one.
+        sources: the same tree before interpolations were resolved.
+        inside: whether the tree is under a secret name, so that all its values are masked.
     """
     return _walk(tree, sources, "", inside, lambda value: SECRET_SHOWN, hidden)
 
@@ -128,7 +127,7 @@ def secrets_of(tree: Any, sources: Any = None) -> set[str]:
 def _walk(
     tree: Any, sources: Any, name: str, inside: bool, mask: Callable[[object], Any], other: Callable[[str], Any]
 ) -> Any:
-    """Returns the tree with ``mask`` of each secret, and ``other`` of each other text."""
+    """Returns the tree with ``mask`` applied to secrets, and ``other`` to all other texts."""
     if isinstance(tree, Mapping):
         beside = sources if isinstance(sources, Mapping) else {}
         return {
@@ -152,17 +151,15 @@ def _comes_from_a_secret(value: object, source: object) -> bool:
     return any(map(is_secret_name, _FROM_ENVIRONMENT.findall(source)))
 
 
-# -- texts ------------------------------------------------------------------------------------------------------------
-
 _learnt: set[str] = set()
 _pattern: re.Pattern[str] | None = None
-"""Matches every form of what was learnt."""
+"""Matches every form of the learnt values."""
 
 
 def learn(values: set[str] | frozenset[str]) -> None:
-    """Masks these values in every later text of this process, however they are escaped.
+    """Masks these values in all later texts of this process, however they are escaped.
 
-    Values that could be anything are left to their names: fewer than 6 characters, or 8 without a digit or a sign.
+    Short values are skipped, since they may occur by chance: fewer than 6 characters, or 8 if all are letters.
     """
     global _pattern  # noqa: PLW0603  what a process has seen
     new = {value for value in values if len(value) >= (6 if re.search(r"[^a-z]", value) else 8)} - _learnt
@@ -182,14 +179,14 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _bounded(form: str) -> str:
-    """Returns the pattern of a form; one that begins or ends within a word or number is another text."""
+    """Returns the pattern of a form. It matches whole words and numbers only."""
     start, end = r"(?<![A-Za-z0-9])" if form[0].isalnum() else "", r"(?![A-Za-z0-9])" if form[-1].isalnum() else ""
     number = r"(?<![.\d])" if form.isdecimal() else ""
     return f"{start}{number}{re.escape(form)}{end}"
 
 
 def hidden(text: str) -> str:
-    """Returns the text without learnt values, passwords in URLs, and keys of well-known forms."""
+    """Returns the text with learnt values, passwords in URLs and keys of well-known forms masked."""
     if _pattern is not None:
         text = _pattern.sub(SECRET_SHOWN, text)
     if "://" in text:
@@ -207,12 +204,12 @@ def _masked_parameter(found: re.Match[str]) -> str:
 
 
 def hidden_in(value: Any) -> Any:
-    """Returns the value with `hidden` texts, whatever it is nested in."""
+    """Returns a nested value with all texts `hidden`."""
     return map_texts(value, hidden)
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns nested values with each text changed; keys stay."""
+    """Returns nested values with each text changed; keys are kept."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -221,7 +218,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class MaskedFormatter(logging.Formatter):
-    """Log lines and their tracebacks without secrets."""
+    """A log formatter that masks secrets in lines and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Formats the record and masks secrets in it."""
@@ -229,15 +226,13 @@ class MaskedFormatter(logging.Formatter):
 
 
 class MaskedStream(TextIOWrapper):
-    """A text file that is written without secrets."""
+    """A text file that masks secrets in what is written."""
 
     def write(self, text: str) -> int:
-        """Writes the text masked; returns its own length."""
+        """Writes the masked text; returns the length of the original."""
         super().write(hidden(text))
         return len(text)
 
-
-# -- overrides ---------------------------------------------------------------------------------------------------------
 
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _TOKEN = re.compile(
@@ -246,7 +241,7 @@ _TOKEN = re.compile(
 
 
 def masked_override(text: str) -> str:
-    """Returns the override with secrets as ``***``, also those in ``{..}`` or ``[..]``, for writing it down."""
+    """Returns the override with secrets as ``***``, also inside ``{..}`` and ``[..]``."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
     if not equals:
@@ -258,7 +253,7 @@ def masked_override(text: str) -> str:
 
 
 def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:
-    """Takes one value off the front of the tokens, up to the comma or bracket behind it, and masks it."""
+    """Removes one value from the front of the tokens, up to its comma or bracket, and masks it."""
     text = tokens.popleft() if tokens and tokens[0].isspace() else ""
     if not tokens or tokens[0] not in ("{", "["):
         value = _taken(tokens, ",}]")
@@ -280,7 +275,7 @@ def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:
 
 
 def _taken(tokens: deque[str], ends: str) -> str:
-    """Takes tokens up to one of these, but for those in parentheses."""
+    """Removes tokens up to one of ``ends`` outside parentheses, and returns them."""
     taken, depth = "", 0
     while tokens and (depth > 0 or tokens[0] not in ends):
         token = tokens.popleft()
@@ -290,11 +285,8 @@ def _taken(tokens: deque[str], ends: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Returns a text without its quotes."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
-
-# -- diffs ------------------------------------------------------------------------------------------------------------
 
 _ASSIGNED = re.compile(
     rf"""(?P<name>[A-Za-z_][\w.-]*)
@@ -308,7 +300,7 @@ _FILE = re.compile(r"\+\+\+ (?:b/)?(.*)")
 
 
 def masked_diff(diff: str) -> str:
-    """Returns the diff with secrets as ``***``; in Python files only literals, so that expressions stay readable."""
+    """Returns the diff with secrets as ``***``. In Python files only literals, so that expressions stay readable."""
     lines, name, block = [], "", None
     for line in _KNOWN_FORM.sub(SECRET_SHOWN, diff).split("\n"):
         if found := _FILE.match(line):

@@ -1,4 +1,4 @@
-"""The process: CPUs it was given, forks that end without their parent's last duties, signals that ask it to stop."""
+"""Handles the process: its CPUs, forks that skip the parent's exit handlers, and signals that ask it to stop."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from types import FrameType
 from typing import NoReturn
 
 CPUS_AT_START: frozenset[int] | None = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-"""CPUs this process was given; None where the system does not say (macOS, Windows).
+"""CPUs this process may use; None if the system does not report them (macOS, Windows).
 
-An OpenMP runtime that binds its threads (OMP_PROC_BIND, KMP_AFFINITY) ties the thread that loads it to one CPU, and
-every thread started from there inherits this. The commands therefore import this module before torch.
+An OpenMP runtime that binds its threads (OMP_PROC_BIND, KMP_AFFINITY) ties the thread that loads it to one CPU. Threads
+started from there inherit this. The commands therefore import this module before torch.
 """
 MAY_FORK = hasattr(os, "fork") and sys.platform != "darwin"
-"""macOS has fork, and its own libraries do not survive it
+"""False on macOS, whose libraries do not survive a fork
 (https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods)."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 STOPS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-"""Signals that ask a process to end. SIGHUP: the terminal is gone; SIGUSR1: Slurm's warning before a time limit."""
+"""Signals that ask a process to end. SIGHUP: the terminal closed. SIGUSR1: Slurm's warning before a time limit."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def fork() -> int:
-    """Forks after writing the buffered output, so that only this process writes it; returns as ``os.fork``."""
+    """Forks as ``os.fork``; flushes output before, so that only the parent writes it."""
     flush()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not go along
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads are not copied
         return os.fork()
 
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], None]]:
-    """Holds signals back around a fork: in the child they would run this process's handlers.
+    """Blocks signals around a fork, since the child would run the parent's handlers.
 
-    The child calls the function that this yields once it has its own handlers; here they are let through at the end.
+    The child calls the yielded function once it has its own handlers. The parent's signals are unblocked at the end.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
@@ -52,42 +52,39 @@ def held_signals() -> Iterator[Callable[[], None]]:
 
 
 def is_ignored_hangup(signum: int) -> bool:
-    """Returns whether this is a SIGHUP that the process was started to ignore, as under nohup."""
+    """Returns whether a signal is SIGHUP and the process ignores it, as under nohup."""
     return signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) is signal.SIG_IGN
 
 
 def end_by_signals() -> None:
-    """Lets a forked process end by `STOPS`, whatever handlers its parent has."""
+    """Restores the default action of `STOPS` in a forked process."""
     for number in STOPS:
         if not is_ignored_hangup(number):
             signal.signal(number, signal.SIG_DFL)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends a forked process without the handlers that its parent was given for its own end."""
+    """Ends a forked process without running the parent's exit handlers."""
     flush()
     os._exit(code)
 
 
 def exit_code(ended: SystemExit) -> int:
-    """Returns the exit code that Python makes of the argument of ``sys.exit``."""
+    """Returns the exit code that Python derives from the argument of ``sys.exit``."""
     if ended.code is None:
         return 0
     return ended.code & 0xFF if isinstance(ended.code, int) else 1
 
 
 def flush() -> None:
-    """Writes what is buffered for the terminal."""
+    """Flushes stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
             stream.flush()
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the system kill this process when its parent ends, whatever ends it; Linux alone offers it.
-
-    If that is gone already, this process ends here.
-    """
+    """Lets Linux kill this process when its parent ends; exits if that is gone. Does nothing on other systems."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -101,24 +98,28 @@ def exit_code_of(signum: int) -> int:
 
 
 EXIT_TIME_LIMIT = exit_code_of(getattr(signal, "SIGUSR1", 0))
-"""Exit code of a run that was ended by Slurm's warning before its time limit."""
+"""Exit code of a run ended by Slurm's warning before its time limit."""
 
 
 class Stopped(BaseException):
-    """A request to stop the run. Not an Exception: nothing on the way may swallow it."""
+    """A request to stop the run. Not an Exception, so that no handler swallows it."""
 
     def __init__(self, signum: int, *, is_of_all: bool = False) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
         self.is_of_all = is_of_all
-        """All ranks stop, at the same step."""
+        """Whether all ranks stop, at the same step."""
 
 
 class StopRequest:
     """Catches the signals and remembers the first.
 
-    States: idle (a signal raises at once) -> stepping (a step or a validation runs: the first signal waits for its
-    end, a second raises) -> idle; any -> finishing (the record is being written: signals change nothing any more).
+    States:
+
+    - idle: a signal raises at once.
+    - stepping (a step or a validation runs): the first signal waits for its end, a second raises.
+    - finishing (the record is being written): signals change nothing any more.
+
     ``signum`` is kept in every state, since an exception raised within a ``__del__`` is lost.
     """
 
@@ -129,9 +130,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Catches the signals inside, and restores what was there before outside.
+        """Catches the signals inside, and restores the previous handlers afterwards.
 
-        A run that was stopped and has written its record ends now: further signals are ignored.
+        If the run was stopped and has written its record, further signals are ignored.
         """
         before = {number: signal.getsignal(number) for number in STOPS}
         self.install()
@@ -143,7 +144,7 @@ class StopRequest:
                 signal.signal(number, signal.SIG_IGN if is_ending else handler)
 
     def install(self) -> None:
-        """Takes the signals, whoever has them now; not a SIGHUP that is ignored, as under nohup."""
+        """Replaces the handlers of the signals, except an ignored SIGHUP, as under nohup."""
         for number in STOPS:
             if not is_ignored_hangup(number):
                 signal.signal(number, self._on_signal)

@@ -1,7 +1,6 @@
-"""Finds the project that a process belongs to: its configurations, its code, and the engine beside it.
+"""Finds the project that a process belongs to: its configurations, its code, and the engine it uses.
 
-A project is a folder with ``configs/train.yaml``; its own packages lie in ``src/``. The engine is this package,
-wherever it lies. Nothing else asks where files of the project are.
+A project is a folder with ``configs/train.yaml``; its own packages lie in ``src/``. The engine is this package.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from wellfed.errors import INSTALLED, ConfigError
 
 ENGINE = Path(__file__).resolve().parent
 VARIABLE = "WELLFED_PROJECT"
-"""Names the project where no script of one was started."""
+"""Environment variable that names the project if no script of one was started."""
 _MARK = Path("configs", "train.yaml")
 _PIN = re.compile(r"wellfed\s*(?:\[[^\]]*\])?\s*==\s*([\w.+!-]+)\s*(?:;.*)?")
 
@@ -31,11 +30,11 @@ _PIN = re.compile(r"wellfed\s*(?:\[[^\]]*\])?\s*==\s*([\w.+!-]+)\s*(?:;.*)?")
 def root() -> Path:
     """Returns the folder of the project, absolute.
 
-    It is that of the script that was started; else the one that `VARIABLE` names; else the nearest around the working
-    directory. A script of the environment, as ``.venv/bin/wellfed``, belongs to no project.
+    Candidates in this order: the project of the started script, the folder in `VARIABLE`, the nearest project around
+    the working directory. Scripts of an environment, such as ``.venv/bin/wellfed``, belong to no project.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no project.
     """
     if (found := _script_project()) is not None:
         return found
@@ -56,7 +55,7 @@ def root() -> Path:
 
 
 def two_named() -> str | None:
-    """Returns a sentence if `VARIABLE` and the working directory name different projects; None if they do not."""
+    """Returns a sentence if `VARIABLE` and the working directory name different projects, else None."""
     named, around = os.environ.get(VARIABLE), _around(Path.cwd())
     if not named or around is None or _script_project() is not None:
         return None
@@ -77,7 +76,7 @@ def sources() -> Path:
 
 
 def add_sources() -> None:
-    """Puts the project's packages first on the path, as ``python src/train.py`` does; nothing where there is none."""
+    """Puts the project's packages first on sys.path, as ``python src/train.py`` does. A no-op without a project."""
     with suppress(ConfigError):
         folder = str(sources())
         if sys.path[:1] != [folder]:
@@ -85,12 +84,12 @@ def add_sources() -> None:
 
 
 def is_engine_within(folder: Path) -> bool:
-    """Returns whether the engine is part of that checkout, not a package installed for it."""
+    """Returns whether the engine is part of that checkout, not an installed package."""
     return ENGINE.is_relative_to(folder.resolve()) and not is_engine_installed()
 
 
 def is_engine_installed() -> bool:
-    """Returns whether an installer has put the engine into this or another environment: no checkout has it."""
+    """Returns whether the engine is installed as a package, not run from a checkout."""
     return not INSTALLED.isdisjoint(ENGINE.parts)
 
 
@@ -106,7 +105,7 @@ def pinned_engine() -> str | None:
 
 
 def engine_doubt() -> str | None:
-    """Returns why this process may not run the engine that the project means, with the way out; None if it does."""
+    """Returns why this process may run another engine than the project pins, with the way out; else None."""
     pinned = pinned_engine()
     if pinned is not None and pinned != __version__:
         return (
@@ -124,7 +123,7 @@ def engine_doubt() -> str | None:
 
 
 def _installed_engine() -> tuple[Path, str] | None:
-    """Returns where the environment has installed wellfed, and its version; a checkout's folder if it is editable."""
+    """Returns folder and version of the installed wellfed; the checkout's folder if the installation is editable."""
     try:
         found = Distribution.from_name("wellfed")
         url = json.loads(found.read_text("direct_url.json") or "{}")
@@ -137,12 +136,12 @@ def _installed_engine() -> tuple[Path, str] | None:
 
 
 def import_paths() -> list[Path]:
-    """Returns what another process must have on its path, the project's packages first; raises as `root`."""
+    """Returns the paths that another process must import from, the project's packages first; raises as `root`."""
     return list(dict.fromkeys([sources(), *([] if is_engine_installed() else [ENGINE.parent])]))
 
 
 def source_digest() -> str:
-    """Identifies all Python files that a run may execute, the project's and the engine's; raises as `root`."""
+    """Returns a digest of all Python files that a run may execute, the project's and the engine's; raises as `root`."""
     digest = hashlib.sha256()
     for folder in dict.fromkeys([sources().resolve(), ENGINE]):
         for path in sorted(folder.rglob("*.py")):
@@ -153,13 +152,13 @@ def source_digest() -> str:
 
 
 def _script() -> Path | None:
-    """Returns the file that Python was started with, unless it is one of the environment's."""
+    """Returns the file that Python was started with, unless an environment installed it."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if file is None:
         return None
     script = Path(file).absolute()
     installed = [Path(sysconfig.get_path(name)) for name in ("scripts", "stdlib", "purelib", "platlib")]
-    if not INSTALLED.isdisjoint(script.parts):  # of another environment that this one sees, such as pytest's
+    if not INSTALLED.isdisjoint(script.parts):  # in an environment that this one includes, e.g. pytest's
         return None
     return None if any(script.resolve().is_relative_to(each.resolve()) for each in (*installed, ENGINE)) else script
 

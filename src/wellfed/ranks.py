@@ -1,4 +1,4 @@
-"""Ranks: the number of this process within its run, by its launcher, and its share of the samples of a step."""
+"""Identifies this process within its run (rank, node, launcher), and its share of the samples of a step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Seconds that a collective of torch waits for a rank. Then the rank hangs, and all others end."""
+"""Seconds that a torch collective waits for a rank. After it the rank counts as hanging, and all others end."""
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that ranks sum in one call; DDP's default for ``bucket_cap_mb``."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The ranks that a launcher has started on all machines, and which of them this process is."""
+    """The ranks that a launcher has started on all machines, and this process among them."""
 
     by: Literal["torchrun", "srun", "Lightning"]
     rank: int
@@ -29,18 +29,18 @@ class Launch:
     devices: int
     """Ranks on this machine."""
     job: str | None = None
-    """Name of the job, which stays when it is started again; None = it has none."""
+    """Name of the job, the same after a restart; None = unnamed."""
     attempt: int = 0
     """Times that the job was started before."""
 
     @property
     def is_first_of_node(self) -> bool:
-        """Whether this rank does what is done once on each machine."""
+        """Whether this rank does the work needed once per machine."""
         return self.local_rank == 0
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Returns what torchrun or srun has started; None if neither has. torchrun within srun counts as torchrun."""
+    """Returns the launch by torchrun or srun; None without either. torchrun within srun counts as torchrun."""
 
     def number(name: str, default: int) -> int:
         text = environ.get(name, "")
@@ -60,7 +60,7 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
             job=None if name in ("", "none") else f"torchrun {name}",  # torchrun writes "none" without --rdzv-id
             attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
         )
-    # An interactive shell within a job has the variables of the job, and srun has not started its processes.
+    # An interactive shell within a job has the job's variables, but was not started by srun.
     if "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         world_size, num_nodes = number("SLURM_NTASKS", 1), number("SLURM_NNODES", 1)
         job = environ.get("SLURM_JOB_ID")
@@ -84,7 +84,7 @@ def lightnings_launch(rank: int, world_size: int) -> Launch:
 
 
 def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Has Slurm queue this job again (`scontrol requeue`). Returns why it could not, else None, also without srun."""
+    """Requeues this Slurm job (`scontrol requeue`). Returns why it failed; None on success or without srun."""
     launch = launched(environ)
     if launch is None or launch.by != "srun" or launch.job is None:
         return None
@@ -98,7 +98,7 @@ def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def own_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns the rank of this process, whatever has started it; 0 if the environment has none."""
+    """Returns the rank of this process under any launcher; 0 if the environment has none."""
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -106,7 +106,7 @@ def own_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def own_local_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Returns the rank among those of this machine, which is the number of the card that Lightning gives it."""
+    """Returns the rank within this machine: the index of the GPU that Lightning assigns."""
     launch = launched(environ)
     text = environ.get("LOCAL_RANK", "0")
     return launch.local_rank if launch is not None else int(text) if text.isdigit() else 0
@@ -115,11 +115,11 @@ def own_local_rank(environ: Mapping[str, str] = os.environ) -> int:
 def share_of(total: int, rank: int, world_size: int) -> range:
     """Returns the positions, within a step, of the samples that a rank takes.
 
-    Shares are contiguous and nearly equal. Some are empty where there are fewer samples than ranks.
+    Shares are contiguous and nearly equal; some are empty with fewer samples than ranks.
     """
     return range(total * rank // world_size, total * (rank + 1) // world_size)
 
 
 def largest_share(total: int, world_size: int) -> int:
-    """Returns the most samples that one rank takes."""
+    """Returns the largest number of samples that a rank takes."""
     return -(-total // world_size)

@@ -1,8 +1,7 @@
-"""Writes and reads ``run.json``, the versioned record that a run leaves for readers that never saw the run.
+"""Writes and reads ``run.json``, the versioned record of a run.
 
-Plain data, standard library only. `RunRecord` is changed by the run that owns it and replaced on disk as a whole;
-`RunRecord.read` is for everybody else and turns a ``running`` record of a dead process into ``killed``; `read` gives
-the same as plain data.
+Plain data, standard library only. The run changes its `RunRecord` and replaces the file as a whole. Readers use
+`RunRecord.read`, or `read` for plain data; both turn a ``running`` record of a dead process into ``killed``.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class OnEvent(Protocol):
     """A function that events of a run are passed to."""
 
     def __call__(self, kind: EventKind, **facts: Any) -> None:
-        """Records an event that a reader of the figures must know; ``step=`` if it is not the run's latest."""
+        """Records an event that affects the figures; ``step=`` if it is not the run's latest."""
 
 
 def ignore_event(kind: EventKind, **facts: Any) -> None:
@@ -70,7 +69,7 @@ class GitState(TypedDict):
     diff: str
     """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
     digest: NotRequired[str]
-    """Digest of the uncommitted change as a whole, also if ``diff`` is masked or cut; empty without one."""
+    """Digest of the whole uncommitted change, even if ``diff`` is masked or cut; empty without a change."""
 
 
 class EngineState(TypedDict):
@@ -78,7 +77,7 @@ class EngineState(TypedDict):
 
     version: str
     commit: str | None
-    """None: installed from a wheel, or outside of git."""
+    """None if installed from a wheel, or outside git."""
     dirty: bool
     """Whether the checkout of `commit` has uncommitted changes."""
     within_project: bool
@@ -92,7 +91,7 @@ class WandbEntry(TypedDict):
     mode: str
     path: str
     parts: list[str]
-    """One folder a part of a resumed run."""
+    """A folder for each part of a resumed run."""
 
 
 class MlflowEntry(TypedDict):
@@ -107,18 +106,18 @@ class LaunchEntry(TypedDict):
 
     by: Literal["torchrun", "srun"]
     job: str | None
-    """Name of the job, the same when it is started again; None: it has none."""
+    """Name of the job, the same after a restart; None = unnamed."""
     attempt: int
-    """Times that it was started before."""
+    """Number of earlier starts."""
 
 
 class MachineEntry(TypedDict, total=False):
-    """The machine at the start; empty before it was looked at."""
+    """The machine at the start; empty until it was examined."""
 
     cpu: str
     cpu_quota_cores: float
     host_cores: int
-    """CPUs of the machine, of which this process may use less."""
+    """CPUs of the machine; this process may be limited to fewer."""
     ram_gib: float
     shm_gib: float | None
     gpus: list[dict[str, Any]]
@@ -129,13 +128,13 @@ class MachineEntry(TypedDict, total=False):
 
 
 class HostEntry(TypedDict, total=False):
-    """CPU, memory and /dev/shm taken by the process; empty before it trained."""
+    """CPU, memory and /dev/shm of the process; empty before training."""
 
     cpu_pct: float
     rss_gib: float
     shm_gib: float | None
     core_wait_frac: float | None
-    """Share of training for which the thread that waited most was ready to run and had no core; None = not counted."""
+    """Share of training in which the most delayed thread was ready but had no core; None = not counted."""
 
 
 class PlanEntry(TypedDict):
@@ -158,20 +157,20 @@ class Throughput(TypedDict):
 
 
 class CeilingEntry(TypedDict):
-    """The rate with batches that are on the device already."""
+    """The rate with batches already on the device."""
 
     samples_per_s: float
 
 
 class TimeEntry(TypedDict):
-    """Shares of a step, and how long it takes."""
+    """Duration of a step, and its shares."""
 
     wait_frac: float
     copy_frac: float | None
     compute_frac: float
     host_frac: float
     step_ms_mean: float | None
-    """None: recorded by an earlier version."""
+    """None in records of earlier versions."""
     step_ms_p50: float
     step_ms_p95: float
     launch_ms_p50: float | None
@@ -182,15 +181,15 @@ class StartEntry(TypedDict, total=False):
     """Milliseconds of each stage before training; stages that were not reached are absent."""
 
     imports_s: float
-    """Libraries, and looking at the machine."""
+    """Libraries, and examining the machine."""
     data_s: float
-    """Making the data sets and the model."""
+    """Building data sets and model."""
     plan_s: float
-    """Estimates, and timing the first batches."""
+    """Estimates, and timing of the first batches."""
 
 
 class PhaseEntry(TypedDict):
-    """Time of a run in a phase, and how often it came to it."""
+    """Time and number of a run's visits to a phase."""
 
     total_s: float
     times: int
@@ -204,23 +203,23 @@ class WallEntry(TypedDict):
     start_s: float
     """Up to the first step: setting up, sanity checks."""
     steps_s: float
-    """Waiting for batches, copying, computing and the loop between two steps, without the callbacks' time."""
+    """Waiting for batches, copying, computing and the loop between steps, without callbacks."""
     validation_s: float
     checkpoint_s: float
     epoch_end_s: float
     """Between the last step of an epoch and the first of the next."""
     logging_s: float
-    """Writing rows of figures, and handing them to loggers."""
+    """Writing rows of figures, and passing them to loggers."""
     callbacks: dict[str, float]
-    """Seconds by ``ClassName.hook``, the costliest first: callbacks, hooks of the user's LightningModule, and
-    learning-rate schedulers as ``ClassName.step``."""
+    """Seconds by ``ClassName.hook``, longest first: callbacks, hooks of the user's LightningModule, and learning-rate
+    schedulers as ``ClassName.step``."""
     end_s: float
     """After the last step."""
     other_s: float
 
 
 class MemoryEntry(TypedDict, total=False):
-    """Device memory; empty before the run trained."""
+    """Device memory; empty before training."""
 
     device: str
     budget_gib: float | None
@@ -235,15 +234,15 @@ class SwingEntry(TypedDict):
 
     period_s: float
     period_steps: int | None
-    """None: seen in the utilisation of a GPU, and in no step."""
+    """None if found in a GPU's utilisation only, not in steps."""
     cause: str | None
-    """The setting that implies the period; ``epoch`` = the end of each."""
+    """The setting that implies the period; ``epoch`` = the end of each epoch."""
     r2: float | None
-    """Share of the variance of waiting, or of the rest of the step, that it explains."""
+    """Share of the variance that it explains, of waiting or of the rest of the step."""
 
 
 class LongestWaitEntry(TypedDict):
-    """The rank that waited longest for data, with figures as in `TimeEntry` and ``readiness_frac`` of rank 0."""
+    """The rank that waited longest for data, with figures as in `TimeEntry`; ``readiness_frac`` is rank 0's."""
 
     rank: int
     node: int
@@ -252,33 +251,33 @@ class LongestWaitEntry(TypedDict):
 
 
 class LoadingEntry(TypedDict, total=False):
-    """Time to build a batch, after the warm-up, by whichever process or thread; unknown keys are absent."""
+    """Time to build a batch after the warm-up, in any process or thread; unknown keys are absent."""
 
     build_ms_mean: float
     build_ms_p50: float
     build_ms_p99: float
     cpu_frac: float
-    """CPU time over wall time of building; the rest was waiting for a disk, a network, a lock or a core."""
+    """CPU time over wall time of building; the rest is waiting for a disk, a network, a lock or a core."""
     batch_mib: float
-    """Tensors of one batch of one rank."""
+    """MiB of the tensors of one rank's batch."""
     batch_dtypes: dict[str, float]
-    """MiB of them by dtype, as ``float32``."""
+    """MiB of the batch by dtype, e.g. ``float32``."""
     build_ms_alone: float
-    """Milliseconds that one worker alone took to build a batch before training; absent: not timed."""
+    """Milliseconds that a single worker took per batch before training; absent = not timed."""
     has_fetch: bool
-    """The data gives whole batches at once."""
+    """Whether the data returns whole batches (``fetch``)."""
     most_workers: int
-    """Workers that can share a stream; absent: as many as one likes."""
+    """Maximum number of workers that can share a stream; absent = unlimited."""
     longest_wait: LongestWaitEntry
-    """Another rank than rank 0, in whose steps all others wait; absent: none."""
+    """Set if another rank than rank 0 made the others wait."""
 
 
 class BusyThreadEntry(TypedDict):
-    """A Python thread beside the one that trains."""
+    """A Python thread other than the training thread."""
 
     name: str
     cores: float
-    """CPU time over wall time of the training behind its warm-up."""
+    """CPU time over wall time of training after its warm-up."""
 
 
 class ProcessEntry(TypedDict):
@@ -287,15 +286,15 @@ class ProcessEntry(TypedDict):
     torch_threads: int
     """Threads of one operation of torch on the CPU."""
     parameter_tensors: int
-    """Tensors that are trained."""
+    """Number of trained tensors."""
     parameter_values: int
-    """Numbers in them."""
+    """Number of values in them."""
     busy_threads: list[BusyThreadEntry]
-    """Threads of the user's or a library's that took a twentieth of a core and more."""
+    """Threads of the user or of a library that took at least a twentieth of a core."""
 
 
 class SynchronisationEntry(TypedDict):
-    """A line at which the host waits for the device in each step."""
+    """A line of code at which the host waits for the device in each step."""
 
     place: str
     """``file:line``."""
@@ -307,32 +306,31 @@ class OperationEntry(TypedDict):
 
     name: str
     calls: int
-    """Number in all of these steps. By time on a device: kernels and copies that it launched."""
+    """Number in all profiled steps. If sorted by device time: kernels and copies launched."""
     ms_per_step: float
-    """On a device: of these kernels and copies. On the CPU: without what was called within it."""
+    """On a device: time of its kernels and copies. On the CPU: without calls inside it."""
     share_frac: float
     """Share of the time of all operations."""
 
 
 class ProfileEntry(TypedDict):
-    """Operations of the steps that torch's profiler recorded. Shares of the device are None where
-    only the host was seen."""
+    """Operations of the steps that torch's profiler recorded. Device shares are None if only the host was recorded."""
 
     steps: int
     by: Literal["device", "cpu"]
     step_ms: float
-    """Wall time of a step; the recording costs some of it."""
+    """Wall time of a step, including the profiler's overhead."""
     operations: list[OperationEntry]
     """The largest, at most 20."""
     device_busy_frac: float | None
-    """Share of these steps' time in which at least one kernel ran."""
+    """Share of the profiled time in which at least one kernel ran."""
     copy_ms_per_step: float | None
     """Copies between host and device, or from one device to another."""
     copy_under_compute_frac: float | None
-    """Share of their time in which a kernel ran as well; None without copies."""
+    """Share of copy time in which a kernel ran as well; None without copies."""
     host_ahead_frac: float | None
-    """Share of these steps' time in which the device had a kernel in store: launched while an earlier one of its
-    stream ran, and not begun yet."""
+    """Share of the profiled time in which the device had the next kernel queued: launched while an earlier one of its
+    stream ran, and not started yet."""
 
 
 class GainEntry(TypedDict):
@@ -344,7 +342,7 @@ class GainEntry(TypedDict):
 
 
 class FindingEntry(TypedDict):
-    """A cause of lost time, or what there is to say instead: see `wellfed.explain.diagnosis.finding`."""
+    """A cause of lost time, or a remark; see `wellfed.explain.diagnosis.finding`."""
 
     id: str
     severity: Literal["high", "medium", "low", "info"]
@@ -354,7 +352,7 @@ class FindingEntry(TypedDict):
     changes_learning: bool
     gain: GainEntry | None
     text: str
-    """Message, overrides and gain as a screen shows them."""
+    """Message, overrides and gain, as on a screen."""
 
 
 class TelemetryEntry(TypedDict):
@@ -366,7 +364,8 @@ class TelemetryEntry(TypedDict):
 
 @dataclass
 class RunRecord:
-    """Keys are a contract with reports, sweeps, benchmarks and users' scripts: see docs/record.md for each."""
+    """The record of a run. Its keys are a contract with reports, sweeps and users' scripts; docs/record.md describes
+    each."""
 
     run_id: str
     schema: int = SCHEMA
@@ -383,11 +382,10 @@ class RunRecord:
     host_name: str = ""
     boot_id: str = ""
     process_start: int | None = None
-    """Start of the process, in clock ticks since boot; None if the system does not say."""
+    """Start of the process, in clock ticks since boot; None if the system does not report it."""
     launch: LaunchEntry | None = None
-    """None: this process was started alone."""
+    """None if this process was started alone."""
     git: GitState | None = None
-    """State of the project's checkout."""
     engine: EngineState | None = None
     """None in records of earlier versions."""
     wandb: WandbEntry | None = None
@@ -407,18 +405,18 @@ class RunRecord:
     time: TimeEntry | None = None
     before_training: StartEntry = field(default_factory=StartEntry)
     phases: dict[str, PhaseEntry] = field(default_factory=dict)
-    """Phase, as in telemetry.csv -> its time and number."""
+    """Phase, as in telemetry.csv -> time and number of visits."""
     wall: WallEntry | None = None
-    """None: not measured, as in records of earlier versions."""
+    """None if not measured, as in records of earlier versions."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     process: ProcessEntry | None = None
-    """None: training did not come to its end."""
+    """None if training did not finish."""
     synchronisations: list[SynchronisationEntry] | None = None
-    """None: not looked for, as on a CPU."""
+    """None if not searched for, as on a CPU."""
     profile: ProfileEntry | None = None
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Figures of each GPU, whose names `telemetry.metrics` has."""
+    """Figures of each GPU, named as in `telemetry.metrics`."""
     telemetry: TelemetryEntry | None = None
     swing: SwingEntry | None = None
     findings: list[FindingEntry] = field(default_factory=list)
@@ -426,7 +424,7 @@ class RunRecord:
     """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""
     metrics: dict[str, float] = field(default_factory=dict)
     tested: str | None = None
-    """Checkpoint whose weights the test split was evaluated with; None: it was not evaluated."""
+    """Checkpoint that the test split was evaluated with; None = not tested."""
     artifacts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -443,9 +441,9 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """Reads the record of a run folder; keys that it lacks, such as an older version's, have their defaults.
+        """Reads the record of a run folder; missing keys get their defaults, as for older versions.
 
-        Raises as `read` does, and a ValueError where a value is of another kind than the key's.
+        Raises as `read` does, and a ValueError if a value has the wrong type.
         """
         found = read(folder)
         if "run_id" not in found:
@@ -473,24 +471,24 @@ class RunRecord:
         return made
 
     def derived(self) -> dict[str, Any]:
-        """Returns values that followed from the data, by dotted knob."""
+        """Returns values derived from the data, by dotted knob."""
         return {knob: entry["value"] for knob, entry in self.plan.items() if entry["source"] == "data"}
 
     def filled_config(self) -> dict[str, Any]:
-        """Returns the configuration with the values that followed from the data."""
+        """Returns the configuration with the values derived from the data."""
         return filled_in(self.config, self.derived())
 
     def to_json(self) -> str:
-        """Returns strict JSON: what is not a finite number is null. No text in it holds a secret."""
+        """Returns strict JSON, with null for numbers that are not finite, and with secrets masked."""
         return json.dumps(hidden_in(plain(asdict(self))), indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Replaces ``run.json`` in ``folder`` as a whole; with an OSError the old one is still there."""
+        """Replaces ``run.json`` in ``folder`` as a whole. An OSError leaves the old file."""
         write_atomically(folder / FILE_NAME, self.to_json())
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes beside the target, flushes to disk, renames over it; leaves no temporary file behind on failure."""
+    """Writes a temporary file, flushes it to disk and renames it over ``path``; removes it on failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
@@ -498,7 +496,7 @@ def write_atomically(path: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:  # a signal's too
+    except BaseException:  # also a signal's
         temporary.unlink(missing_ok=True)
         raise
 
@@ -507,8 +505,8 @@ def read(folder: Path) -> dict[str, Any]:
     """Returns the record of a run folder as plain data; ``running`` of a dead process on this host is ``killed``.
 
     Raises:
-        OSError: there is no readable record.
-        ValueError: the file is not a record of a schema this version knows.
+        OSError: the record is missing or unreadable.
+        ValueError: the file is no record, or has an unknown schema.
     """
     path = folder / FILE_NAME
     if (size := path.stat().st_size) > _LARGEST:
@@ -529,14 +527,15 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 _LARGEST = 32 * 2**20
-"""Bytes of a record that is read; what runs write is below, since their events are bounded."""
+"""Maximum size in bytes of a record to read. Records are smaller, since their events are bounded."""
 _HIGHEST = 1e18
-"""No figure of a run is larger."""
+"""Largest absolute value accepted as a figure."""
 _LONGEST_TEXT, _MOST_ITEMS, _DEEPEST = 300_000, 100_000, 40
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
-    """Returns parsed JSON of bounded size: null for impossible numbers and what is nested deeper than `_DEEPEST`."""
+    """Returns parsed JSON of bounded size, with null for impossible numbers and for values nested deeper than
+    `_DEEPEST`."""
     if isinstance(value, str):
         return value[:_LONGEST_TEXT]
     if isinstance(value, (int, float)):
@@ -549,19 +548,19 @@ def bounded(value: Any, depth: int = 0) -> Any:
 
 
 _ABOUT_THE_RATE = {"ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
-"""Values of the other keys if a record has the rate alone."""
+"""Values of the other keys if a record only has the rate."""
 
 
 class _NotThereError(Exception):
-    """A figure that a part of a record can't do without is missing, or was no finite number."""
+    """Raised if a figure that its entry needs is missing or not finite."""
 
 
 def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns values of a dataclass or TypedDict, each of its type; missing optional ones are left out or None.
+    """Returns the members of a dataclass or TypedDict, each of its type; missing optional ones are omitted or None.
 
     Raises:
-        TypeError: a value is of another kind; says which.
-        _NotThereError: what must be there is not.
+        TypeError: a value has the wrong type; the message names it.
+        _NotThereError: a required value is missing.
     """
     members = dict(found) if is_typeddict(kind) else {}
     required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
@@ -576,7 +575,7 @@ def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]
     return members
 
 
-_hints = cache(get_type_hints)  # a table lists a thousand records
+_hints = cache(get_type_hints)  # cached, since a table reads a thousand records
 
 
 @cache
@@ -589,7 +588,7 @@ def _kinds_of(hint: Any) -> tuple[Any, tuple[Any, ...], Any]:
 
 
 def _of_kind(hint: Any, value: Any, place: str) -> Any:
-    """Returns the value without entries that lack something; raises as `_members` does."""
+    """Returns the value without incomplete entries; raises as `_members` does."""
     origin, parts, in_json = _kinds_of(hint)
     if origin is UnionType:  # with None
         try:
@@ -613,9 +612,9 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
         try:
             kept[name] = _of_kind(parts[-1], item, f"{place}.{name}")
         except _NotThereError:
-            if parts[-1] is float and origin is list:  # an interval without one of its ends
+            if parts[-1] is float and origin is list:  # an interval with a missing end
                 raise
-            if parts[-1] is float:  # the last value of a metric, which was not finite
+            if parts[-1] is float:  # the last value of a metric was not finite
                 kept[name] = None
     if place.endswith("ci95") and (len(kept) != 2 or kept[0] > kept[1]):
         raise _NotThereError
@@ -623,7 +622,7 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
 
 
 def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of ``config`` with ``values``, by dotted knob, in place of what it has there."""
+    """Returns a copy of ``config`` with ``values`` set, by dotted knob."""
     filled = copy.deepcopy(dict(config))
     for dotted, value in values.items():
         *groups, knob = dotted.split(".")
@@ -639,7 +638,7 @@ _ABOVE_ZERO = ("samples_per_s", "factor", "period_s")
 
 
 def _is_possible(place: str, value: float) -> bool:
-    """Returns whether a figure can have this value, by its name."""
+    """Returns whether a figure of this name can have the value."""
     name = place.rpartition(".")[2]
     if name.endswith("_frac") and name != "cpu_frac":
         return 0 <= value <= 1.001
@@ -649,7 +648,7 @@ def _is_possible(place: str, value: float) -> bool:
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:
-    """Returns whether the keys that all events have are of their types."""
+    """Returns whether the keys common to all events have their types."""
     numbers_ = (event.get("step", 0), event.get("time_s", 0))
     return isinstance(event.get("kind", ""), str) and all(_is_number(one) and one >= 0 for one in numbers_)
 
@@ -659,10 +658,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_sound(name: str, value: Any) -> bool:
-    """Returns whether a knob or a fact of a GPU that has no declared type has a value that its name allows."""
+    """Returns whether a value without a declared type is possible for its name."""
     if value is None:
         return True
-    if name.endswith(_COUNTED) and not name.endswith("micro_batch_steps"):  # which are a list
+    if name.endswith(_COUNTED) and not name.endswith("micro_batch_steps"):  # a list
         return _is_number(value) and value >= 0
     if name == "capability":
         return isinstance(value, str) and re.fullmatch(r"\d+\.\d+", value) is not None
@@ -686,13 +685,13 @@ _COUNTED = (
     "_steps", "num_workers", "_factor", "_batch", "_batch_size", "_prefetch", "_gib", "_w", "accumulate",
     "interval_s",
 )  # fmt: skip
-"""Ends of names that stand for a number."""
+"""Suffixes of names whose values are numbers."""
 _SECTIONS = ("workload", "trainer", "loader", "memory", "gpu", "telemetry", "logger", "sweep", "search", "paths")
 """Parts of a configuration that are mappings."""
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """Returns ``(dotted name, old, new)`` of every leaf in which two trees differ."""
+    """Returns ``(dotted name, old, new)`` of every leaf that differs between two trees."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found = []
         for key in [*old, *(key for key in new if key not in old)]:
@@ -702,7 +701,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
 
 
 def is_alive(record: Mapping[str, Any]) -> bool:
-    """Returns whether the process of a running record may still be there; on another host it counts as alive."""
+    """Returns whether the process of a running record may still run. Processes on other hosts count as alive."""
     if record.get("host_name") != socket.gethostname():
         return True
     pid = int(record.get("pid") or 0)
@@ -713,13 +712,13 @@ def is_alive(record: Mapping[str, Any]) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # not ours, but there
+        pass  # exists, but belongs to another user
     then, now = record.get("process_start"), process_start(pid)
-    return then is None or now is None or then == now  # or another process has the number now
+    return then is None or now is None or then == now  # another process may have the same id
 
 
 def process_start(pid: int) -> int | None:
-    """Returns when a process started, in clock ticks since boot; None if the system does not say."""
+    """Returns the start of a process in clock ticks since boot; None if the system does not report it."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
         return int(after_name.split()[19])  # field 22 of proc(5)
@@ -728,7 +727,7 @@ def process_start(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Identifies one boot of this machine, so that a process id from before a restart is not taken for a live one."""
+    """Returns an id of this boot, which distinguishes processes with the same id before and after a restart."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -741,7 +740,7 @@ _LONGEST_DIFF = 200_000
 def git_state(folder: Path) -> GitState | None:
     """Returns commit and changes of the checkout that holds ``folder``; None outside one or without git."""
 
-    # Optional locks off: reading the state must not disturb a git command of the user's.
+    # Optional locks would disturb git commands of the user.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
 
     def git(*arguments: str) -> str:
@@ -753,17 +752,17 @@ def git_state(folder: Path) -> GitState | None:
     try:
         commit = git("rev-parse", "HEAD").strip()
         diff = git("diff", "HEAD", "--no-color", "--no-ext-diff")
-        untracked = git("ls-files", "--others", "--exclude-standard", ":/")  # of the whole checkout, as diff
+        untracked = git("ls-files", "--others", "--exclude-standard", ":/")  # whole checkout, as for the diff
     except (OSError, subprocess.SubprocessError):
         return None
     digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""
-    shown = masked_diff(diff[: _LONGEST_DIFF + 4096])[:_LONGEST_DIFF]  # no secret is cut before it is masked
+    shown = masked_diff(diff[: _LONGEST_DIFF + 4096])[:_LONGEST_DIFF]  # masked first: no secret is split
     return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": shown, "digest": digest}
 
 
 @cache
 def engine_state() -> EngineState:
-    """Returns which engine this process uses, asking git once where it is a checkout of its own."""
+    """Returns the engine that this process uses. Calls git once if it is in a checkout of its own."""
     within = project.is_engine_within(project.root())
     git = None if within or project.is_engine_installed() else git_state(project.ENGINE)
     return {
@@ -783,10 +782,10 @@ def engine_version(engine: EngineState | None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Returns the value with everything that JSON can't hold turned into what it means."""
+    """Returns the value as JSON types; others are converted."""
     if isinstance(value, (str, bool)) or value is None:
         return value
-    if isinstance(value, numbers.Integral):  # numpy's too
+    if isinstance(value, numbers.Integral):  # includes numpy's
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Draws random numbers as functions of (seed, epoch, index), whichever worker loads a sample, and whenever.
+"""Draws random numbers as functions of (seed, epoch, index), independent of the worker and the time.
 
-`SampleRng` is an ordinary ``torch.Generator`` seeded for one batch. Its methods ``*_at`` depend on the sample's index
-only: their values are the same for every backend, number of workers and ranks, and after resume.
+`SampleRng` is a ``torch.Generator`` seeded for one batch. Its methods ``*_at`` depend on the sample's index only. Their
+values are the same for every backend, number of workers and ranks, and after resume.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 
 def seed_from(*parts: int) -> int:
-    """Returns a 63-bit seed made from integers; any change of any of them gives an unrelated seed (splitmix64)."""
+    """Returns a 63-bit seed made from integers; changing any of them gives an unrelated seed (splitmix64)."""
     return _mix_on(0, parts) >> 1
 
 
@@ -37,13 +37,13 @@ def _mix_on(state: int, parts: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=64)
 def _states(seed: int, epoch: int, part: int) -> tuple[int, int]:
-    """Returns the initial states of an epoch and of a part of its batches; cached, since each sample may need them."""
+    """Returns the initial states of an epoch and of a part of its batches; cached, since each sample uses them."""
     state = _mix_on(0, (seed, epoch))
     return state, _mix_on(state, (part,))
 
 
 def _signed(value: int) -> int:
-    """Returns the two's complement int64 with the same 64 bits, as torch multiplies."""
+    """Returns the int64 with the same 64 bits (two's complement), since torch multiplies int64."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -1,11 +1,11 @@
-"""Converts and formats for show: numbers with their units, and texts of unknown origin."""
+"""Converts and formats numbers with units, and texts of unknown origin."""
 
 from __future__ import annotations
 
 import re
 
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and line feed, marks that turn the direction of writing, and halves of characters."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and line feed, marks that change the writing direction, and surrogates."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -29,14 +29,14 @@ def show_bytes(num_bytes: float) -> str:
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         text = f"{value:.0f}" if unit == "B" else f"{value:.1f}"
-        if abs(float(text)) < 1024:  # asked of the rounded figure, or 1023.99 KiB would show as 1024.0 KiB
+        if abs(float(text)) < 1024:  # rounded first, or 1023.99 KiB would show as 1024.0 KiB
             return f"{text} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
 
 
 def show_gib(num_gib: float) -> str:
-    """Returns GiB for people: ``7.20 GiB``, and below one in the unit that keeps it above 1, e.g. ``92.2 MiB``."""
+    """Formats GiB: ``7.20 GiB``; below one in the unit that keeps it above 1, e.g. ``92.2 MiB``."""
     return f"{num_gib:.2f} GiB" if num_gib >= 1 else show_bytes(num_gib * GIB)
 
 
@@ -51,7 +51,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Returns a length of time for people: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Formats a duration: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
@@ -64,18 +64,18 @@ def show_duration(seconds: float) -> str:
 
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-"""Units of a length of time as it is typed."""
+"""Units of a typed duration, in seconds."""
 _TYPED_TIME = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(ms|s|min|h)\s*")
 
 
 def seconds_of(text: str, unit_s: float = 1.0) -> float:
-    """Returns the seconds of a length of time as it is typed: ``90``, ``90s``, ``5min``, ``2h``, ``500ms``.
+    """Returns the seconds of a typed duration: ``90``, ``90s``, ``5min``, ``2h``, ``500ms``.
 
     Args:
-        unit_s: seconds of one unit of a number that has none.
+        unit_s: seconds per unit of a number without a unit.
 
     Raises:
-        ValueError: it is neither a number nor a number with one of these units.
+        ValueError: the text is no number, or has an unknown unit.
     """
     if typed := _TYPED_TIME.fullmatch(text):
         return float(typed[1]) * _SECONDS[typed[2]]
@@ -83,7 +83,7 @@ def seconds_of(text: str, unit_s: float = 1.0) -> float:
 
 
 def show_ms(milliseconds: float) -> str:
-    """Returns a part of a step for people, with three digits: ``0.42 ms``, ``85.4 ms``, ``2.99 s``."""
+    """Formats a part of a step with three digits: ``0.42 ms``, ``85.4 ms``, ``2.99 s``."""
     return f"{milliseconds:.3g} ms" if milliseconds < 999.5 else show_duration(milliseconds / 1e3)
 
 
@@ -106,17 +106,17 @@ def show_factor(factor: float) -> str:
 
 
 def show_text(text: str) -> str:
-    """Returns the text with control characters written out (``\\x1b``): no terminal, page or file obeys any."""
-    return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)
+    """Returns the text with control characters written out (``\\x1b``), so that no terminal or page obeys them."""
+    return _CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Returns the value for a CSV; a text that a spreadsheet would take for a formula begins with a quote."""
+    """Returns the value for a CSV; a quote is put before a text that a spreadsheet would run as a formula."""
     if not isinstance(value, str) or not value.startswith(_FORMULA) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}"
 
 
 def show_line(text: str) -> str:
-    """Returns the same in one line, whatever the text holds: for names that others gave."""
+    """Returns `show_text` of the text on one line, for names from outside."""
     return show_text(" ".join(text.split()))

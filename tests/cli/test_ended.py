@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellfed.cli.ended import tell
+from wellfed.cli.ended import report_error
 from wellfed.errors import MOST_FRAMES, ConfigError, DataError, Fault, OutOfMemoryExhausted
 
 LOST = torch.AcceleratorError(
@@ -23,7 +23,7 @@ LOST = torch.AcceleratorError(
     ids=lambda value: type(value).__name__,
 )
 def test_the_message_alone_and_what_can_be_typed(error, code, message, capsys):
-    assert tell(error, way_on="accelerator=cpu does without it.") == code
+    assert report_error(error, way_on="accelerator=cpu does without it.") == code
     out, err = capsys.readouterr()
     assert message in err
     assert "resume" not in err
@@ -33,21 +33,21 @@ def test_the_message_alone_and_what_can_be_typed(error, code, message, capsys):
 
 
 def test_host_memory_has_the_exit_code_of_memory_and_no_way_on_with_another_card(capsys):
-    assert tell(OutOfMemoryExhausted("tried all", "host_oom"), way_on="accelerator=cpu does without it.") == 3
+    assert report_error(OutOfMemoryExhausted("tried all", "host_oom"), way_on="accelerator=cpu does without it.") == 3
     assert capsys.readouterr().err == "tried all\n"
 
 
 def test_a_bug_is_raised():
     error = KeyError("price")
     with pytest.raises(KeyError) as raised:
-        tell(error)
+        report_error(error)
     assert raised.value is error
 
 
 def test_a_users_own_error_shows_their_frames(capsys):
     with pytest.raises(RuntimeError) as raised:
         torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(3, 5))
-    assert tell(raised.value) == 1
+    assert report_error(raised.value) == 1
     err = capsys.readouterr().err
     assert err.startswith(f'Traceback (most recent call last):\n  File "{__file__}"')
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in err
@@ -57,4 +57,4 @@ def test_a_users_own_error_shows_their_frames(capsys):
 def test_all_are_raised_with_full_errors(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(DataError):
-        tell(DataError("line 3 is torn"))
+        report_error(DataError("line 3 is torn"))

@@ -98,8 +98,8 @@ def test_every_entry_has_a_text_on_one_line(schema_type):
 
 def test_groups_have_a_text_too():
     assert KNOBS["workload.schedule.warmup_steps"].text == "Steps of linear warm-up from 0."
-    assert KNOBS["loader"].text == "Disk to device."
-    assert entries(EvaluateConfig)["checkpoint"].text.startswith("What is evaluated: a checkpoint file")
+    assert KNOBS["loader"].text == "Loading of batches, from disk to device."
+    assert entries(EvaluateConfig)["checkpoint"].text.startswith("A checkpoint file")
 
 
 def test_defaults_are_the_schemas_and_are_not_shared():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.plan.test_decide import FETCH, ITEMS, planned
-from tests.plan.test_host_room import facts, given, sized
+from tests.plan.test_ready_batches import facts, given, sized
 
 EVALUATED = dataclasses.replace(ITEMS, num_eval=10_000)
 

@@ -1,4 +1,4 @@
-"""Runs the command ``wellfed``: reads the words after it, and prints what each subcommand answers.
+"""Runs the command ``wellfed``: finds the subcommand and prints its result.
 
-One file a subcommand in ``commands/``; the work of a run or a study is in other wings. Start from `main.COMMANDS`.
+Each subcommand is a file in ``commands/``; other wings do its work. Start from `main.COMMANDS`.
 """

@@ -1,4 +1,4 @@
-"""Prints the answer of a command, which has failed where the answer can't be written."""
+"""Prints the output of a command, and fails the command if the output can't be written."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from wellfed.run.screen import Terminal
 
 
 class Answer(Terminal):
-    """A console whose output is all that is wanted; a reader that goes away (``| head``) has had enough."""
+    """A console for a command's output. A closed pipe (``| head``) is no failure."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Prints as rich does. Raises `NotShown` if the output can't be written, as on a full disk."""
+        """Prints as rich does. Raises `NotShown` if the output can't be written, e.g. on a full disk."""
         super().print(*objects, **options)
         if self.failure is not None:
             raise NotShown(self.failure)

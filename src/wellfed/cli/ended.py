@@ -1,4 +1,4 @@
-"""Tells what has ended a command that leaves no record: the message alone, and the exit code."""
+"""Prints the error that ended a command without a record, and chooses the exit code."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _BY_KIND = {
     "device_oom": EXIT_OUT_OF_MEMORY,
     "host_oom": EXIT_OUT_OF_MEMORY,
 }
-"""Exit codes."""
+"""Kind of error -> exit code."""
 
 
-def tell(error: Exception, way_on: str = "", heading: str = "") -> int:
-    """Prints what a user needs to know of an error, and returns the exit code.
+def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
+    """Prints an error as its user needs it, and returns the exit code.
 
     Args:
-        way_on: what can be typed where the card is the matter: lost, or too small.
-        heading: for faults that are in no configuration.
+        way_on: what to type if the GPU was lost or is too small.
+        heading: for faults outside a configuration.
 
     Raises:
-        Exception: ``error`` itself, where a traceback helps and none of its frames is the user's own.
+        Exception: ``error`` itself, if its traceback has no frame of the user's.
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
@@ -47,10 +47,10 @@ def tell(error: Exception, way_on: str = "", heading: str = "") -> int:
         return _not_shown(error)
     if isinstance(error, WellfedError):
         more = way_on if error.kind == "device_oom" else ""
-        told = error.under(heading) if heading and isinstance(error, ConfigError) else error
-        print(show_text(f"{told}\n{more}".rstrip()), file=sys.stderr)
+        shown = error.under(heading) if heading and isinstance(error, ConfigError) else error
+        print(show_text(f"{shown}\n{more}".rstrip()), file=sys.stderr)
         return _BY_KIND.get(error.kind, EXIT_FAILED)
-    if "torch" not in sys.modules:  # nothing of a card
+    if "torch" not in sys.modules:  # no GPU was used
         return _show(error)
     from wellfed.run.outcome import outcome_of
 
@@ -72,21 +72,21 @@ def all_shown(code: int) -> int:
 
 
 def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
-    """Says so, unless it is a reader that went away (``| head``): that one has had enough."""
-    with suppress(OSError, ValueError):  # what is still buffered must not fail again when Python ends
+    """Reports that output can't be written, unless a reader closed the pipe (``| head``)."""
+    with suppress(OSError, ValueError):  # buffered output must not fail again when Python ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code if isinstance(error, BrokenPipeError) else code or tell(NotShown(error))
+    return code if isinstance(error, BrokenPipeError) else code or report_error(NotShown(error))
 
 
 def _is_of_printing(error: OSError) -> bool:
-    """Returns whether a ``print`` of a command has failed: commands, and what shows a configuration, write no file."""
+    """Returns whether a ``print`` failed: the files of commands and of ``config/entry.py`` write nothing else."""
     frames = traceback.extract_tb(error.__traceback__)
     printing = (Path(__file__).parent, project.ENGINE / "config" / "entry.py")
     return bool(frames) and any(Path(frames[-1].filename).is_relative_to(place) for place in printing)
 
 
 def _show(error: Exception) -> int:
-    """Shows the user's own frames; a traceback without any is a fault of the engine and is raised again."""
+    """Prints the user's own frames. An error without any is a fault of the engine and is raised again."""
     if not any(is_the_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__)):
         raise error
     print(shortened(error, "HYDRA_FULL_ERROR=1 shows all"), end="", file=sys.stderr)

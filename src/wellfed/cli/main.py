@@ -1,6 +1,6 @@
-"""Calls the command that follows ``wellfed`` or ``python -m wellfed``: one line each in COMMANDS, imported only then.
+"""Runs the command that follows ``wellfed`` or ``python -m wellfed``; COMMANDS lists all, and imports one when it runs.
 
-The entry scripts of a project call `main` too, with ``train``, ``tune`` or ``evaluate`` as the first word.
+The entry scripts of a project call `main` too, with ``train``, ``tune`` or ``evaluate`` as first argument.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wellfed import __version__, project
-from wellfed.cli.ended import all_shown, tell
+from wellfed.cli.ended import all_shown, report_error
 from wellfed.command_line import ENTRIES, command, is_command
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_environment
 
 
 @dataclass(frozen=True)
 class Command:
-    """One word after ``wellfed``.
+    """A subcommand of ``wellfed``.
 
-    ``commands/<name>.py`` has ``main(argv: Sequence[str]) -> int`` for the words after it, ``--help`` among them. For
-    `ENTRIES`, ``commands/entry_scripts.py`` has a function of the name.
+    ``commands/<name>.py`` has ``main(argv: Sequence[str]) -> int``, with the arguments after the name. The functions of
+    `ENTRIES` are in ``commands/entry_scripts.py``.
     """
 
     name: str
     summary: str
     composes: bool = True
-    """Whether its words are a run's configuration, or make one."""
+    """Whether the arguments are, or make, the configuration of a run."""
     stands_for: tuple[str, ...] = ()
-    """Words that its name is short for; the last is left out if another option of its group is typed."""
+    """Arguments of ``train`` that the name is short for. The last is dropped if another option of its group is typed.
+    """
 
 
 COMMANDS = (
@@ -60,24 +61,26 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command that the first word names and returns its exit code; prints a user's error as its message."""
+    """Runs the command named by the first argument and returns its exit code. A user's error prints its message."""
     with in_environment():
         argv = _expanded(argv)
         asked = next((each for each in COMMANDS if argv and each.name == argv[0]), None)
         try:
             return all_shown(_without_command(argv) if asked is None else _run(asked, argv[1:]))
-        except SystemExit as ended:  # argparse's: help, or a wrong word
+        except SystemExit as ended:  # argparse's: help, or a wrong argument
             ended.code = all_shown(int(ended.code or 0))
             raise
         except Exception as error:  # noqa: BLE001  raised again where a traceback helps
             is_of_configuration = asked is None or asked.composes
-            return tell(error, heading="" if is_of_configuration else f"{command(argv[0])}: this can't be done.")
+            return report_error(
+                error, heading="" if is_of_configuration else f"{command(argv[0])}: this can't be done."
+            )
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 
 
 def _expanded(argv: Sequence[str]) -> list[str]:
-    """Replaces a name that is short for words of ``train``; also where other ranks read the command line."""
+    """Replaces a short name by its arguments of ``train``. Other ranks read the command line this way too."""
     asked = next((each for each in COMMANDS if argv and each.name == argv[0]), None)
     if asked is None or not asked.stands_for:
         return list(argv)
@@ -117,7 +120,7 @@ def _name() -> str:
 
 
 def usage() -> str:
-    """Returns all commands with what they do."""
+    """Returns all commands with their descriptions."""
     width = max(len(each.name) for each in COMMANDS)
     lines = [f"  {each.name:<{width}}  {each.summary}" for each in COMMANDS]
     return "\n".join([f"usage: {_name()} <command> [--help], or --version", "", *lines])

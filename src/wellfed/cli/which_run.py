@@ -17,23 +17,23 @@ _TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
 
 
 def add_log_dir(parser: argparse.ArgumentParser, kind: str = "runs") -> None:
-    """Adds the flag that says where names are looked up."""
+    """Adds the flag that sets the folder for names."""
     help_text = f"where names are looked up: <log dir>/*/{kind}/ (default: logs)"
     parser.add_argument("--log-dir", default=PathsConfig.log_dir, help=help_text)
 
 
 def evidence_of(folder: Path) -> Evidence:
-    """Returns what a run folder shows, with its findings; raises as `read` does."""
+    """Returns the evidence of a run folder with its findings; raises as `read` does."""
     evidence = Evidence.of(read(folder), folder)
     conclude(evidence)
     return evidence
 
 
 def read(folder: Path) -> RunRecord:
-    """Returns the record of a run folder; says which of the files beside it can't be read.
+    """Returns the record of a run folder; warns about other unreadable files.
 
     Raises:
-        ConfigError: it can't be read, or is of another schema; says what is wrong with it.
+        ConfigError: the record can't be read, or has another schema.
     """
     try:
         found = RunRecord.read(folder)
@@ -47,6 +47,6 @@ def read(folder: Path) -> RunRecord:
         except (FileNotFoundError, IsADirectoryError):
             pass
         except OSError as error:
-            why = f"can't be read ({error.strerror or error}): what it tells is left out."
+            why = f"can't be read ({error.strerror or error}): its figures are left out."
             print(show_text(f"{folder / name}: {why}"), file=sys.stderr)
     return found

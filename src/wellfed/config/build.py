@@ -1,4 +1,4 @@
-"""Makes the objects that a configuration names; imports them on the way (torch included)."""
+"""Builds the objects that a configuration names, and imports their modules (torch included)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTIAL = "_partial_"
 
 
 class NotThere(ImportError):
-    """A module or class lacks a name; ``names`` are the public names that it has."""
+    """Raised for a name that a module or class lacks; ``names`` are its public names."""
 
     def __init__(self, owner: str, found: Any, name: str) -> None:
         super().__init__(f"{owner} has no {name}", name=name)
@@ -27,15 +27,15 @@ class NotThere(ImportError):
 
 
 def locate(target: str, may_name: Sequence[str] | None = None) -> Any:
-    """Imports what a dotted name stands for and returns it.
+    """Imports the object with a dotted name and returns it.
 
     Args:
-        may_name: packages and modules that the name may lead into; None = any.
+        may_name: packages and modules that may be imported; None = any.
 
     Raises:
-        NotThere: a module or class on the way has no such name.
-        PermissionError: the name leads into a module outside ``may_name``; the message is its package.
-        ImportError, SyntaxError, UnicodeDecodeError: a module on the way can't be imported.
+        NotThere: a module or class lacks the next part of the name.
+        PermissionError: the object lies outside ``may_name``; the message is its package.
+        ImportError, SyntaxError, UnicodeDecodeError: importing failed.
     """
     name, *rest = target.split(".")
     found: Any = importlib.import_module(name)
@@ -60,18 +60,18 @@ def _submodules(module: ModuleType) -> set[str]:
 def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) -> Any:
     """Builds the object that ``node`` describes: calls its `_target_` with its other entries, nested nodes first.
 
-    Not ``hydra.utils.instantiate``: that copies each argument deeply and takes dataclasses for configurations,
-    which datasets and tensors do not survive. Arguments given here reach the target as they are.
+    Arguments reach the target as they are. ``hydra.utils.instantiate`` would copy each one deeply and read dataclasses
+    as configurations, which breaks datasets and tensors.
 
     Args:
         node: plain values; ``_args_`` (a list) and ``_partial_: true`` mean what they mean in Hydra.
         where: dotted name of the node, for the message.
-        args: handed over first, before ``_args_``.
-        runtime: win over entries of the same name.
+        args: passed before ``_args_``.
+        runtime: keyword arguments; they replace entries of the same name.
 
     Raises:
-        ConfigError: the target can't be imported, needs a package of an extra that is not installed, or refuses its
-            arguments (ValueError, TypeError).
+        ConfigError: the target can't be imported, its package is not installed, or it refuses its arguments
+            (ValueError, TypeError).
     """
     target = node.get(TARGET)
     if not isinstance(target, str):
@@ -106,7 +106,7 @@ def import_fault(where: str, target: str, error: ImportError) -> Fault:
 
 
 def built(value: Any, where: str) -> Any:
-    """Returns a value in which each node that names a `_target_` is built; raises as `build`."""
+    """Builds each node of a value that names a `_target_`; raises as `build`."""
     if isinstance(value, Mapping):
         if TARGET in value:
             return build(value, where)

@@ -1,4 +1,4 @@
-"""Composes one typed, checked configuration from overrides: what every command starts with."""
+"""Composes one typed, checked configuration from overrides."""
 
 from __future__ import annotations
 
@@ -29,37 +29,34 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Composed(Generic[C]):
-    """A configuration that passed stage 1: schema, cross-field rules, allowlist, signatures that ast can read."""
+    """A configuration that passed the schema, the rules, the allowlist, and the signatures that ast can read."""
 
     config: C
     """The schema's dataclasses, e.g. `RunConfig`; ``workload.model``, ``data``, ``optimizer`` as plain dicts."""
     resolved: dict[str, Any]
-    """The same as plain values: interpolations resolved, enums as their names, secrets as ``***``."""
+    """The same configuration as plain values: interpolations resolved, enums as names, secrets as ``***``."""
     choices: dict[str, str]
     """Group -> option, e.g. ``{"gpu": "24gb"}``, or ``[csv,wandb]`` as typed; groups without a choice are absent."""
     overrides: tuple[str, ...]
     """Overrides as typed, in order, without ``hydra.*``."""
     secrets: frozenset[str]
-    """Values that are masked: another process has to `learn` them before it writes any text."""
+    """Secret values. Another process must `learn` them before it writes any text."""
     run_dir: Path | None
-    """Folder to write to: ``hydra.run.dir`` as typed, or the job's folder of a multirun. None = choose one."""
+    """Run folder: ``hydra.run.dir`` as typed, or the job's folder in a multirun. None = a new one is chosen."""
     _unresolved: DictConfig = field(repr=False, compare=False)
     _hydra: DictConfig = field(repr=False, compare=False)
 
     def yaml(self, *, resolve: bool = False) -> str:
-        """Returns the text of ``--cfg job``: nothing planned, null where the plan decides."""
+        """Returns the text of ``--cfg job``. Numbers that the plan decides are null."""
         return OmegaConf.to_yaml(self._unresolved, resolve=resolve)
 
     def write_hydra_files(self, folder: Path) -> None:
-        """Writes ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does.
-
-        Interpolations are kept, secrets are hidden.
-        """
+        """Writes ``.hydra/{config,hydra,overrides}.yaml`` as Hydra does. Interpolations stay, secrets are masked."""
         target = folder / ".hydra"
         target.mkdir(parents=True, exist_ok=True)
         shown = {text: hidden for text in self.overrides if (hidden := masked_override(text)) != text}
 
-        def without_secrets(text: str) -> str:  # Hydra's own node has the overrides more than once, also within texts
+        def without_secrets(text: str) -> str:  # Hydra's own node repeats the overrides, also within texts
             for typed, hidden in shown.items():
                 text = text.replace(typed, hidden)
             return text
@@ -71,9 +68,9 @@ class Composed(Generic[C]):
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
-        setup_globals()  # a process that has unpickled this has not started Hydra, and ${now:...} is not known there
+        setup_globals()  # ${now:...} is unknown in a process that unpickled this object
         many = Path(self._hydra.sweep.dir) / "multirun.yaml"
-        if many.exists():  # Hydra's own sweeper has written the configuration of all jobs as it is
+        if many.exists():  # Hydra's own sweeper does not mask secrets
             tree = masked(OmegaConf.to_container(OmegaConf.load(many)))
             many.write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
 
@@ -88,13 +85,13 @@ def compose(
     """Returns the checked configuration of ``overrides``; takes about 0.15 s, and imports neither torch nor numpy.
 
     Args:
-        overrides: as typed on the command line, without quotes of the shell.
-        config_name: primary config, and through it the schema.
+        overrides: as typed, without the shell's quotes.
+        config_name: primary config, which names the schema.
         config_dir: where the groups are; None = the project's ``configs/``.
         extra_dirs: searched after ``config_dir``, like Hydra's ``--config-dir``.
 
     Raises:
-        ConfigError: carries every fault of files, overrides, rules and signatures, not the first.
+        ConfigError: all faults of files, overrides, rules and signatures.
     """
     cfg = compose_raw(open_hydra(config_dir, extra_dirs, job_name=config_name), config_name, overrides)
     typed_run_dir = any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides)
@@ -103,22 +100,22 @@ def compose(
 
 
 def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None) -> dict[str, Any]:
-    """Returns ``Composed.resolved`` of a configuration that need not pass any rule; secrets are not masked.
+    """Returns ``Composed.resolved`` without checking rules or masking secrets.
 
     Raises:
-        ConfigError: it does not compose.
+        ConfigError: the configuration does not compose.
     """
     with job_of(compose_raw(open_hydra(config_dir), "train", overrides)) as job:
         try:
             values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
-        except OmegaConfBaseException:  # interpolates what is missing as yet
+        except OmegaConfBaseException:  # some values are still missing
             values = OmegaConf.to_container(job, enum_to_str=True)
     return dict(values)
 
 
 @contextmanager
 def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
-    """Yields a configuration without its ``hydra`` node, which ``${hydra:...}`` finds all the same."""
+    """Yields a configuration without its ``hydra`` node; ``${hydra:...}`` still resolves."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)
     try:
@@ -131,16 +128,16 @@ def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
 
 
 def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> DictConfig:
-    """Composes with Hydra, including its ``hydra`` node; typed, but no rule is checked.
+    """Composes with Hydra, including its ``hydra`` node. Values are typed, rules are not checked.
 
     Raises:
-        ConfigError: all faults where it does not compose, rules too.
+        ConfigError: all faults, including broken rules, if it does not compose.
     """
     try:
         cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN)
     except COMPOSE_ERRORS as error:
         raise ConfigError(find_faults(hydra.config_loader, config_name, overrides, error)) from error
-    # Hydra lets a group be taken away that no run can do without.
+    # Hydra allows removing groups that every run needs.
     takes_away = any(text.startswith("~") for text in overrides)
     if takes_away and (faults := find_faults(hydra.config_loader, config_name, overrides, None)):
         raise ConfigError(faults)
@@ -148,13 +145,12 @@ def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> Dic
 
 
 def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, checked: bool = True) -> Composed[Any]:
-    """Returns the same from what Hydra composed itself (a job of a multirun); ``HydraConfig`` must be set.
+    """Returns a `Composed` from a job that Hydra composed itself (multirun); ``HydraConfig`` must be set.
 
     Args:
-        job: typed by its schema, without a ``hydra`` node; left as it is.
-        hydra: the ``hydra`` node.
-        run_dir: where the run was told to write.
-        checked: False = what is at fault is the caller's matter.
+        job: typed by its schema, without a ``hydra`` node; not modified.
+        run_dir: folder of the run; None = a new one is chosen.
+        checked: False = faults are ignored.
 
     Raises:
         ConfigError: rules, missing values, interpolations, signatures.
@@ -187,13 +183,13 @@ class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
     pass
 
 
-# Texts are quoted that a reader could take for a number or a boolean.
+# Quotes texts that look like a number or a boolean.
 _Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
 
 
 def to_yaml(tree: Any) -> str:
-    """Returns plain values as yaml that OmegaConf reads back, by libyaml if there is one; mappings keep their order."""
+    """Returns plain values as yaml that OmegaConf reads back. Uses libyaml if installed; mappings keep their order."""
     try:
         return str(yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False))
-    except UnicodeEncodeError:  # a name that is no UTF-8: libyaml has no way to write it
+    except UnicodeEncodeError:  # libyaml can't write a name that is not UTF-8
         return OmegaConf.to_yaml(OmegaConf.create(tree))

@@ -1,6 +1,6 @@
-"""Holds everything that is taken from ``hydra._internal``: a new version of Hydra may break this file.
+"""Wraps all uses of ``hydra._internal``, which a new version of Hydra may break.
 
-``tests/config/test_hydra_internals.py`` runs it on the lowest and the highest version that pyproject.toml allows.
+``tests/config/test_hydra_internals.py`` runs this file on the lowest and the highest allowed version.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_lin
 
 
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:
-    """Returns a Hydra that searches ``main_dir``, ``extra_dirs`` and the schemas; ``GlobalHydra`` stays as it is."""
+    """Returns a Hydra that searches ``main_dir``, ``extra_dirs`` and the schemas; ``GlobalHydra`` is not modified."""
     search_path = create_config_search_path(str(main_dir))
     for extra_dir in extra_dirs:
-        # As hydra.main does for --config-dir.
+        # as hydra.main does for --config-dir
         search_path.prepend("command-line", f"file://{extra_dir.absolute()}", SearchPathQuery(provider="schema"))
     return Hydra(task_name=job_name, config_loader=ConfigLoaderImpl(config_search_path=search_path))
 
@@ -45,13 +45,13 @@ def repository_of(loader: ConfigLoader) -> IConfigRepository:
 def add_searchpath(
     loader: ConfigLoader, repo: CachingConfigRepository, config_name: str, overrides: Sequence[Override]
 ) -> None:
-    """Lets ``repo`` search the folders of ``hydra.searchpath`` too, as Hydra does when it composes."""
+    """Adds the folders of ``hydra.searchpath`` to ``repo``, as Hydra does when it composes."""
     assert isinstance(loader, ConfigLoaderImpl)
     loader._process_config_searchpath(config_name, list(overrides), repo)
 
 
 def chosen_files(repo: IConfigRepository, config_name: str, choices: list[Override]) -> list[ResultDefault]:
-    """Returns the files that make up a configuration, in the order in which they are merged."""
+    """Returns the files of a configuration, in merge order."""
     listed = create_defaults_list(repo, config_name, choices, prepend_hydra=True, skip_missing=True)
     return listed.defaults
 
@@ -63,19 +63,19 @@ def load_file(loader: ConfigLoader, repo: IConfigRepository, chosen: ResultDefau
 
 
 def set_value(cfg: DictConfig, parsed: Override) -> None:
-    """Sets one value as Hydra does for an override that is no choice of an option."""
+    """Sets one value as Hydra does for an override that picks no option."""
     ConfigLoaderImpl._apply_overrides_to_config([parsed], cfg)
 
 
 def put_empty(repo: CachingConfigRepository, config_path: str) -> ConfigResult:
-    """Makes ``repo`` take a file for empty from now on."""
+    """Makes ``repo`` return an empty file from now on."""
     empty = ConfigResult(
         provider="empty",
         path="",
         config=OmegaConf.create(),
         header={"package": None},
         defaults_list=[],
-        is_schema_source=True,  # or Hydra looks for a schema of the same name
+        is_schema_source=True,  # else Hydra looks for a schema of the same name
     )
     repo.cache[f"config_path={config_path}"] = empty
     return empty
@@ -94,6 +94,6 @@ def show(hydra: Hydra, args: Namespace, config_name: str) -> None:
 
 
 def completions(hydra: Hydra, config_name: str, words: Sequence[str]) -> list[str]:
-    """Returns what the last word may become, by the files and the overrides before it."""
+    """Returns completions of the last word, given the files and the overrides before it."""
     found: list[str] = BashCompletion(hydra.config_loader)._query(config_name=config_name, line=" ".join(words))
     return found

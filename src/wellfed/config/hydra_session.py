@@ -28,48 +28,48 @@ COMPOSE_ERRORS = (
     OSError,
     ValueError,  # gpu=24; also a file that is not UTF-8
     TypeError,  # a yaml key that is not a string
-    AssertionError,  # Hydra's own, e.g. a defaults entry with a number for a key
+    AssertionError,  # e.g. a defaults entry with a number as key
     RecursionError,  # a: ${a}
 )
-"""Exceptions of composing that are faults of the user."""
+"""Exceptions that Hydra and OmegaConf raise for faults of the user."""
 SCHEMAS: Mapping[str, tuple[type, type | None]] = {
     "tune_schema": (TuneRunConfig, RunConfig),
     "run_schema": (RunConfig, None),
     "evaluate_schema": (EvaluateConfig, None),
 }
-"""Name of a schema, which a primary config lists first in its defaults -> its class, and the schema that it extends."""
+"""Name of a schema -> its class, and the schema that it extends. Primary configs list it first in their defaults."""
 
 
 def register_schemas() -> None:
-    """Makes `SCHEMAS` known to Hydra; may be called again.
+    """Registers `SCHEMAS` with Hydra; may be called again.
 
-    A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
+    A primary config lists its schema first in its defaults. Files and overrides after it are then typed.
     """
     store = ConfigStore.instance()
     for name, (schema_type, base) in SCHEMAS.items():
-        if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
+        if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose is called often
             store.store(name=name, node=_schema(schema_type, base), provider="wellfed")
 
 
 def _schema(schema_type: type, base: type | None) -> DictConfig:
-    """Returns a schema without values for what ``base`` has: merged behind those, it leaves them as they are."""
+    """Returns a schema without values for keys of ``base``, so that merging it keeps the base's values."""
     schema: DictConfig = OmegaConf.structured(schema_type)
     read_times(schema, schema_type)
     for name in OPEN_NODES:
         if (node := OmegaConf.select(schema, name)) is not None:
-            OmegaConf.set_struct(node, False)  # `examine` tells of strangers there
+            OmegaConf.set_struct(node, False)  # `examine` reports unknown keys there
     for entry in () if base is None else fields(base):
         schema[entry.name] = MISSING
     return schema
 
 
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:
-    """Returns a Hydra over ``config_dir`` (None = the project's) that also searches ``extra_dirs``, ours first.
+    """Returns a Hydra that searches ``config_dir`` (None = the project's) before ``extra_dirs``.
 
-    Leaves ``GlobalHydra`` alone, so it can be opened inside a multirun and beside another.
+    ``GlobalHydra`` is not modified, so several can be open at once, also inside a multirun.
 
     Raises:
-        ConfigError: a folder is not there.
+        ConfigError: a folder does not exist.
     """
     version.setbase("1.3")
     register_schemas()
@@ -83,10 +83,10 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
 
 
 def read_times(schema: DictConfig, schema_type: type) -> None:
-    """Lets knobs that are lengths of time be typed as ``90s``, ``5min`` or ``2h``; their values stay numbers.
+    """Lets knobs that are durations be typed as ``90s``, ``5min`` or ``2h``; their values stay numbers.
 
-    A knob is one by its name: ``_s`` holds seconds, ``_minutes`` minutes, the unit of numbers without one. Nodes read
-    times wherever values come from: files, overrides, axes.
+    The suffix of the name gives the unit of the number: ``_s`` seconds, ``_minutes`` minutes. This holds in files,
+    overrides and axes.
     """
     for name, knob in entries(schema_type).items():
         if knob.unit_s is None:
@@ -105,7 +105,7 @@ class _Time(ValueNode):
     _unit_s: float
 
     def take_over(self, node: ValueNode, unit_s: float) -> None:
-        """Takes the place of a node: its value, name, parent and type."""
+        """Replaces a node: takes its value, name, parent and type."""
         node._deepcopy_impl(self, {})
         self.__dict__["_unit_s"] = unit_s
 
@@ -116,7 +116,7 @@ class _Time(ValueNode):
         return copied
 
     def _number(self, value: Any) -> Any:
-        """Returns a time as a number in this knob's unit; anything else as it is, for the node's own check."""
+        """Returns a duration as a number in this knob's unit; other values unchanged, for the node's own check."""
         if not isinstance(value, str) or not value.rstrip()[-1:].isalpha():
             return value
         try:

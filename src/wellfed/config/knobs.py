@@ -1,4 +1,4 @@
-"""Reads the schema: which knobs there are, what each takes and means, and which one a typo meant."""
+"""Reads the schema: its knobs, their types and meanings, and the knob that a typo meant."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from types import NoneType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
-"""Nodes with any arguments; ``faults.target_faults`` checks these against the signature of their `_target_`."""
+"""Nodes with any arguments; ``faults.target_faults`` checks them against the signature of their `_target_`."""
 OPEN_NODES = ("workload.schedule",)
-"""Groups of knobs in which a `_target_` with any argument may stand as well."""
+"""Groups of knobs that may also hold a `_target_` with any arguments."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def is_free(name: str) -> bool:
-    """Returns whether a name lies within one of `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
+    """Returns whether a name lies within `FREE_NODES` or `OPEN_NODES`, which accept any name."""
     return name.startswith(tuple(f"{node}." for node in (*FREE_NODES, *OPEN_NODES)))
 
 
 @dataclass(frozen=True)
 class Range:
-    """Limits of a number; null passes where the schema allows it."""
+    """Limits of a number; null passes if the schema allows it."""
 
     at_least: float | None = None
     above: float | None = None
@@ -37,7 +37,7 @@ class Range:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Returns whether a finite ``value`` lies within; NaN and infinity never do."""
+        """Returns whether ``value`` lies within; NaN and infinity never do."""
         return (
             math.isfinite(value)
             and (self.at_least is None or value >= self.at_least)
@@ -47,7 +47,7 @@ class Range:
         )
 
     def legal_value(self, like: float) -> str:
-        """Returns a value within, as it is typed: a whole number where ``like`` is one."""
+        """Returns a value within the range, as typed: a whole number if ``like`` is one."""
         if self.at_least is not None:
             return _limit(self.at_least)
         return _limit(1 if isinstance(like, int) or self.at_most is None else self.at_most)
@@ -66,60 +66,60 @@ class Knob:
     """One entry of the schema: a knob, or a group of them."""
 
     name: str
-    """Dotted, as it is typed."""
+    """Dotted, as typed."""
     annotation: Any
     field: Field[Any]
 
     @property
     def type(self) -> Any:
-        """The annotation without its Optional."""
+        """Annotation without its Optional."""
         return without_none(self.annotation)
 
     @property
     def is_group(self) -> bool:
-        """Whether it holds other knobs."""
+        """Whether the entry holds other knobs."""
         return is_dataclass(self.type)
 
     @property
     def is_enum(self) -> bool:
-        """Whether it takes one of a few names."""
+        """Whether the knob takes one of a few names."""
         return isinstance(self.type, type) and issubclass(self.type, Enum)
 
     @property
     def is_optional(self) -> bool:
-        """Whether null is a value of it."""
+        """Whether the knob may be null."""
         return self.type is not self.annotation
 
     @property
     def default(self) -> Any:
-        """A new one; ``???`` where a value must be given."""
+        """A fresh default; ``???`` if a value must be given."""
         return self.field.default if self.field.default_factory is NO_DEFAULT else self.field.default_factory()
 
     @property
     def text(self) -> str:
-        """Description of the knob, on one line."""
+        """Description on one line."""
         return str(inspect.getdoc(self.type) if self.is_group else self.field.metadata["text"])
 
     @property
     def range(self) -> Range | None:
-        """The limits of a number, or of the numbers in a list."""
+        """Limits of the number, or of each number in a list."""
         return self.field.metadata.get("range")
 
     @property
     def unit_s(self) -> float | None:
-        """Seconds of its unit where it is a length of time, which its name says; it may then be typed as 5min."""
+        """Seconds per unit, if the name ends in a unit of time; the value may then be typed as 5min."""
         if self.type not in (int, float):
             return None
         return 1.0 if self.name.endswith("_s") else 60.0 if self.name.endswith("_minutes") else None
 
     @property
     def takes(self) -> str:
-        """Its type as a reader says it: ``a whole number or null``, ``one of auto, ddp, fsdp``."""
+        """Type in words: ``a whole number or null``, ``one of auto, ddp, fsdp``."""
         return f"{self._in_words()} or null" if self.is_optional else self._in_words()
 
     @property
     def must_be(self) -> str:
-        """The same with its range: ``a whole number >= 1 or null``."""
+        """Type and range in words: ``a whole number >= 1 or null``."""
         words = f"{self._in_words()} {self.range}" if self.range else self._in_words()
         if self.unit_s is not None:
             return f"{words}, a time as 90s, 5min, 2h{', or null' if self.is_optional else ''}"
@@ -151,7 +151,7 @@ def without_none(annotation: Any) -> Any:
 
 @cache
 def entries(schema_type: type) -> Mapping[str, Knob]:
-    """Returns entries by dotted name, groups before what is in them, in the schema's order."""
+    """Returns entries by dotted name in the schema's order, each group before its members."""
 
     def walk(owner: type, prefix: str) -> Iterator[Knob]:
         annotations = get_type_hints(owner)
@@ -180,7 +180,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Returns the candidate that a typo of ``name`` most likely meant; None if none is near."""
+    """Returns the candidate closest to ``name``; None if none is close."""
     options = list(candidates)
     same_case = {option.lower(): option for option in options}
     found = difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
@@ -191,7 +191,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest_knob(schema_type: type, dotted: str) -> str | None:
-    """Returns the knob or group that a wrong name most likely meant: near as a whole, or with the same last word."""
+    """Returns the knob or group closest to a wrong name: similar as a whole, or with the same last part."""
     knobs = all_knobs(schema_type)
     group, _, name = dotted.rpartition(".")
     if not group and (near_group := nearest(name, [entry.name for entry in fields(schema_type)])):

@@ -1,4 +1,4 @@
-"""Reads the command line of a multirun: what varies, what all points share, and one checked configuration a point."""
+"""Reads the command line of a multirun: axes, overrides that all points share, and each point's configuration."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from wellfed.errors import ConfigError, Fault
 
 @dataclass(frozen=True)
 class Varied:
-    """One axis of a command line, without Hydra's own types."""
+    """One axis of a command line, free of Hydra's types."""
 
     typed: str
-    """Knob, or group, and all behind it."""
+    """The override as typed: knob or group, and its values."""
     values: tuple[str, ...] = ()
-    """Values as typed, in order, none twice; empty for an interval."""
+    """Distinct values as typed, in order; empty for an interval."""
     interval: tuple[float, float] | None = None
     """Start and end."""
     is_whole: bool = False
-    """Whether only whole numbers of the interval count: ``int(interval(..))``."""
+    """Whether only whole numbers of the interval are allowed: ``int(interval(..))``."""
     is_range: bool = False
-    """``values`` are those of a range."""
+    """Whether ``values`` come from a range."""
     tags: frozenset[str] = frozenset()
     """Tags of the value, as in ``tag(log, ..)``."""
 
 
 class Multirun:
-    """A multirun as Hydra has opened it.
+    """A multirun that Hydra has opened.
 
     Args:
-        loader: of that Hydra.
-        master: what it composed of all that has one value.
-        params: axes that the chosen option names (``hydra.sweeper.params``).
+        loader: that Hydra's config loader.
+        master: configuration of all overrides that have one value.
+        params: axes of the chosen option (``hydra.sweeper.params``).
         arguments: as typed; a knob typed here replaces an axis of the option.
-        group_of: the group that a knob is about.
-        no_axes: groups in which no two points may differ.
+        group_of: returns the group that a knob belongs to.
+        no_axes: groups that must be the same in all points.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Multirun:
 
     @property
     def typed_dir(self) -> Path | None:
-        """``hydra.sweep.dir`` where it was typed."""
+        """``hydra.sweep.dir`` if it was typed."""
         hydra = self._master.hydra
         is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in hydra.overrides.hydra)
         return Path(str(hydra.sweep.dir)) if is_typed else None
 
     @property
     def choices(self) -> dict[str, str]:
-        """Group -> option, of what all points share; Hydra's own groups too."""
+        """Group -> option shared by all points, Hydra's own groups included."""
         return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
 
     def base(self) -> Composed[RunConfig]:
-        """Returns the configuration that all points share; a point may differ in any knob but those of ``no_axes``.
+        """Returns the configuration that all points share; points may differ in any knob outside ``no_axes``.
 
         Raises:
-            ConfigError: faults in knobs that no point can put right.
+            ConfigError: faults in knobs that no point can change.
         """
         with job_of(self._master) as job:
             faults = [fault for fault in examine(job)[1] if self._is_fixed(fault.where)]
@@ -93,10 +93,10 @@ class Multirun:
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
 
     def varied(self, *, may_be_interval: bool = False) -> tuple[dict[str, Varied], tuple[str, ...]]:
-        """Returns the values of each knob or group that varies, and the overrides that all points share; all as typed.
+        """Returns the axes, and the overrides that all points share; all as typed.
 
         Raises:
-            ConfigError: an axis that is none or has no end, an interval that may not be one, or an unknown option.
+            ConfigError: a malformed or endless axis, an interval that is not allowed, or an unknown option.
         """
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]
@@ -139,7 +139,7 @@ class Multirun:
         return None
 
     def _repository(self) -> IConfigRepository:
-        """Returns the files that are searched, those of hydra.searchpath too."""
+        """Returns the repository of all searched files, hydra.searchpath included."""
         repo = CachingConfigRepository(repository_of(self._loader))
         given = [text for text in self._master.hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
         parsed = [one.parsed for one in read_overrides(given, multirun=False) if one.parsed is not None]
@@ -150,7 +150,7 @@ class Multirun:
         """Returns the configuration of one point, which writes to ``folder``.
 
         Raises:
-            ConfigError: all its faults.
+            ConfigError: all faults of the point.
         """
         try:
             cfg = self._loader.load_sweep_config(self._master, list(overrides))

@@ -1,6 +1,6 @@
-"""Rules between knobs. Pure functions of the configuration: no torch, no machine.
+"""Checks rules between knobs, as pure functions of the configuration: no torch, no hardware.
 
-Each says: the value in hand, the rule it breaks, something to type. A rule that needs the hardware is the plan's.
+Each fault names the value, the broken rule, and an override to type. Rules about the hardware are in the plan.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def rule_faults(config: Any) -> list[Fault]:
     alone = list(value_faults(config))
     if not isinstance(config, RunConfig):
         return alone
-    # A value that is wrong by itself breaks other rules too; one fault for it is enough.
+    # One fault is enough for a value that is out of range; it breaks other rules too.
     known = {fault.where.partition("=")[0] for fault in alone}
     between = [fault for rule in RULES for fault in rule(config)]
     return alone + [fault for fault in between if not any(name in str(fault) for name in known)]
 
 
 def value_faults(config: Any) -> Iterator[Fault]:
-    """Yields a fault for each number out of range, list with one, and empty text."""
+    """Yields a fault for each number out of range, also inside lists, and each empty text."""
     schema_type: type = config.__class__
     for knob in entries(schema_type).values():
         value, allowed = attrgetter(knob.name)(config), knob.range
@@ -62,7 +62,7 @@ def value_faults(config: Any) -> Iterator[Fault]:
         if not wrong:
             continue
         legal: Any = allowed.legal_value(wrong[0])
-        if isinstance(value, list):  # none is made up: an entry may name a sample
+        if isinstance(value, list):  # other entries are not changed: each may name a sample
             legal = [number for number in value if allowed.holds(number)] or knob.default
         shown = "null" if legal is None else _shown(legal)
         yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={shown}.")
@@ -84,7 +84,7 @@ def workers(config: RunConfig) -> Iterator[Fault]:
 
 
 def needs_workers(config: RunConfig) -> Iterator[Fault]:
-    """Yields faults of knobs that need workers when there are none."""
+    """Yields faults of knobs that need workers if there are none."""
     loader = config.loader
     if loader.backend is Backend.inline:
         without, way_out = "loader.backend=inline", "Set loader.backend=auto"
@@ -99,7 +99,7 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
 
 
 def own_loader(config: RunConfig) -> Iterator[Fault]:
-    """Yields faults of knobs that a user's own DataLoader decides."""
+    """Yields faults of knobs that have no effect on a user's own DataLoader."""
     loader = config.loader
     if loader.backend is not Backend.own:
         return
@@ -118,7 +118,7 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
     effective, trainer, world = config.workload.effective_batch_size, config.trainer, config.trainer.world_size
     micro, accumulate = config.memory.micro_batch, config.memory.accumulate
     if effective is None or min(effective, world, 1 if micro is None else micro) < 1:
-        return  # asked again when the DataLoader has told it; told by the ranges
+        return  # checked again with the DataLoader's batch size; the ranges report 0
     if effective < world:
         yield Fault(
             f"workload.effective_batch_size={effective}",
@@ -141,7 +141,7 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
 
 
 def encoder(config: RunConfig) -> Iterator[Fault]:
-    """Checks that an encoder is trained by features computed per batch, which alone pass gradients on."""
+    """Checks that a trained encoder gets features computed per batch: only those pass gradients on."""
     features, stages = config.memory.features, config.memory.stages
     if not _trains_encoder(config):
         return
@@ -163,7 +163,7 @@ _STAGES = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:d
 
 
 def stages(config: RunConfig) -> Iterator[Fault]:
-    """Checks that memory.stages begin with epoch 0, in order, each with less on the device than the one before."""
+    """Checks that memory.stages start at epoch 0, in order, each with less on the device than the one before."""
     memory = config.memory
     if memory.stages is None:
         return
@@ -211,7 +211,7 @@ def step_down(config: RunConfig) -> Iterator[Fault]:
 
 
 def length(config: RunConfig) -> Iterator[Fault]:
-    """Checks that a run ends, and that a falling learning rate knows where."""
+    """Checks that a run has an end, which a falling learning rate needs."""
     trainer = config.trainer
     if trainer.max_epochs is None and trainer.max_steps is None and trainer.max_time_s is None:
         problem = "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too."
@@ -227,7 +227,7 @@ def length(config: RunConfig) -> Iterator[Fault]:
 
 
 def schedule(config: RunConfig) -> Iterator[Fault]:
-    """Checks that a schedule is given by its name, or a scheduler by its `_target_`: not half of each."""
+    """Checks that a schedule is given either by its name or by a `_target_`."""
     chosen = config.workload.schedule
     target = (chosen.target or {}).get("_target_")
     if target is None:
@@ -248,14 +248,14 @@ def schedule(config: RunConfig) -> Iterator[Fault]:
 
 
 def callback_names(config: RunConfig) -> Iterator[Fault]:
-    """Checks that callbacks is a mapping: a name for each."""
+    """Checks that callbacks is a mapping from names to callbacks."""
     if config.callbacks is not None and not isinstance(config.callbacks, dict):
         way_out = "Write callbacks: {my_name: {_target_: my_package.MyCallback}}."
         yield Fault(f"callbacks={config.callbacks}", "gives its callbacks no names.", way_out)
 
 
 def strategy(config: RunConfig) -> Iterator[Fault]:
-    """Checks the ways of sharing the work against the devices."""
+    """Checks trainer.strategy against the devices."""
     trainer = config.trainer
     if trainer.strategy is Strategy.fsdp and trainer.accelerator is Accelerator.cpu:
         problem = "shards over CUDA devices only, and trainer.accelerator=cpu."
@@ -267,7 +267,7 @@ def strategy(config: RunConfig) -> Iterator[Fault]:
 
 
 def best(config: RunConfig) -> Iterator[Fault]:
-    """Checks that a metric comes with its direction, and a direction with its metric."""
+    """Checks that a metric and its direction are given together."""
     metric, mode = config.trainer.best_metric, config.trainer.best_mode
     if metric is not None and mode is None:
         way_out = "Add trainer.best_mode=max or trainer.best_mode=min."
@@ -278,14 +278,14 @@ def best(config: RunConfig) -> Iterator[Fault]:
 
 
 def continuing(config: RunConfig) -> Iterator[Fault]:
-    """Checks that a run either goes on or is done again."""
+    """Checks that resume and rerun are not both set."""
     if config.resume is not None and config.rerun is not None:
         problem = f"goes on with a run, rerun={config.rerun} starts one anew: not both."
         yield Fault(f"resume={config.resume}", problem, "Leave one of them out.")
 
 
 def pruning(config: RunConfig) -> Iterator[Fault]:
-    """Yields a fault if a grid is to prune trials: only Optuna does."""
+    """Yields a fault if a grid is to prune trials, which only Optuna does."""
     search = config.search
     if search.sampler is SearchSampler.grid and search.pruner is not SearchPruner.none:
         where = f"search.pruner={search.pruner.name}"
@@ -294,7 +294,7 @@ def pruning(config: RunConfig) -> Iterator[Fault]:
 
 
 def folder_name(config: RunConfig) -> Iterator[Fault]:
-    """Checks that the name of the workload can be that of a folder."""
+    """Checks that the workload's name is valid as a folder name."""
     name = config.workload.name
     if not _FOLDER_NAME.fullmatch(name):
         problem = "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'."

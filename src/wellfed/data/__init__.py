@@ -1,7 +1,7 @@
 """Turns a dataset into the batches of optimizer steps, each a function of its position (seed, epoch, batch).
 
-Knows datasets, ranks and backends; knows nothing of Lightning, models or planning.
-Start from `train_loader.train_loader`, `epoch_order.EpochOrder` and `settings.LoaderSettings`. The path of a batch::
+Uses no Lightning, no model and no plan. Start from `train_loader.train_loader`, `epoch_order.EpochOrder` and
+`settings.LoaderSettings`. The path of a batch::
 
     EpochOrder        selects the indices of each step for this rank
         | BatchRequest (epoch, batch, indices)
@@ -16,7 +16,7 @@ Start from `train_loader.train_loader`, `epoch_order.EpochOrder` and `settings.L
     the step
 
 `streams/` reads datasets without indices, `shards/` reads samples from tar files, `prepared` caches files made from a
-user's data. `loader_parts` takes a user's DataLoader apart; `sampled_epochs` asks its sampler for the indices of an
-epoch. `eval_loader` yields validation and test splits.
-`backend_benchmark` times the first batches, `longest_batch` finds the largest, `non_finite_samples` finds NaN.
+user's data. `loader_parts` takes a user's DataLoader apart; `sampled_epochs` reads the indices of an epoch from its
+sampler. `eval_loader` yields validation and test splits. `backend_benchmark` times the first batches, `longest_batch`
+finds the largest, `non_finite_samples` finds NaN.
 """

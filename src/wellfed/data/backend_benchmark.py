@@ -1,12 +1,10 @@
-"""Times the first batches of an epoch with each backend that could be chosen; planning decides.
+"""Times the first batches of an epoch with each candidate backend; planning decides.
 
-Each candidate feeds a simulated training loop. A step sleeps if training runs on a GPU. On a CPU it computes, since
-workers and the step then share the cores. A step takes as long as building one batch, at least `SHORTEST_STEP_MS`, and
-is the same for all candidates.
+Each candidate feeds a simulated training loop with steps as long as building one batch, at least `SHORTEST_STEP_MS`. A
+step sleeps if training runs on a GPU. On a CPU it computes, since workers and step then share the cores.
 
-The batches are those of epoch 0, also in a resumed run. They come from separate loaders, and the process's random state
-is restored, so training is as without the timing. Batches are not pinned: that would start CUDA before Lightning has
-chosen the card.
+The batches belong to epoch 0, also in a resumed run. They come from separate loaders, and random state is restored, so
+training is not affected. Batches are not pinned, since that would start CUDA before Lightning has chosen the GPU.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ from wellfed.data.train_loader import TrainLoader
 _LOG = logging.getLogger(__name__)
 
 _BUILDS, _BUILDS_S = 8, 0.02
-"""Maximum number of batches, and maximum time, to measure building one batch; at least one is built."""
+"""Maximum number of batches, and maximum seconds, to measure building one batch; at least one is built."""
 _LOOP, _LOOP_S = 32, 0.25
-"""Maximum number of steps, and maximum time, of one candidate's loop; at least `_FEWEST` steps."""
+"""Maximum number of steps, and maximum seconds, of one candidate's loop; at least `_FEWEST` steps."""
 _FEWEST = 2
 
 
@@ -54,14 +52,14 @@ def time_first_batches(
 ) -> FirstBatches | None:
     """Returns the time of a step and its batch with each candidate; None if a batch can't be built.
 
-    Training then asks for the same batch and reports the error. A batch that does not come within the timeout of
-    ``first`` is such an error. Takes milliseconds for cheap batches, up to about 2 s for batches of 100 ms.
+    In that case training requests the same batch and reports the error, also if it exceeds the timeout of ``first``.
+    Takes milliseconds for cheap batches, up to about 2 s for batches of 100 ms.
 
     Args:
-        make: returns a loader of epoch 0 that shares nothing with the loader of training.
-        candidates: returns the settings to time, given the measurements of building one batch with ``first``.
+        make: returns a loader of epoch 0, separate from the loader of training.
+        candidates: returns the settings to time, given the time to build a batch with ``first``.
         on_gpu: whether a step leaves the CPU cores to the workers.
-        known: earlier measurements of building one batch, which is then not built again.
+        known: earlier measurements of building one batch.
         data: the dataset, whose own generators are restored.
     """
     with without_side_effects(data):
@@ -88,7 +86,7 @@ def time_first_batches(
 def copied(dataset: Any) -> Any:
     """Returns a shallow copy of a dataset, so that worker processes do not inherit a file that it opens on first use.
 
-    Returns the dataset itself if it can't be copied, or if its class has ``__del__``, which may close a shared file.
+    Returns the dataset itself if copying fails, or if its class has ``__del__``, which may close a shared file.
     """
     if isinstance(dataset, Stream):
         return dataset.on_a_copy()
@@ -123,14 +121,13 @@ def _loop(loader: TrainLoader | StreamLoader, step: Callable[[], None]) -> Backe
 
 
 def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
-    """Returns the deliveries of epoch after epoch."""
+    """Returns the batches of all epochs in turn."""
     return chain.from_iterable(repeat(loader))
 
 
 def _times_ms(
     deliveries: Iterator[Delivery], step: Callable[[], None], fewest: int, most: int, longest_s: float
 ) -> list[float]:
-    """Returns the time of each of the next batches with its step."""
     times_ms: list[float] = []
     began_s = last_s = time.perf_counter()
     while len(times_ms) < fewest or (len(times_ms) < most and last_s - began_s < longest_s):
@@ -161,9 +158,9 @@ def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
 
 @contextmanager
 def without_side_effects(data: Any = None) -> Iterator[None]:
-    """Restores random state afterwards, also of generators in ``data``, and suppresses warnings within.
+    """Restores random state afterwards, also of generators in ``data``, and suppresses warnings.
 
-    Warnings of a loader or dataset then appear once, when training starts.
+    Training raises the same warnings later, once.
     """
     logger = logging.getLogger(bad_samples.__name__)
     before, logger.disabled = logger.disabled, True

@@ -1,6 +1,6 @@
-"""Copies batches to the device ahead of the step, on a CUDA stream of their own, so that copy and compute overlap.
+"""Copies batches to the device before the step, on a CUDA stream of their own, so that copy and compute overlap.
 
-The device holds at most ``ahead`` batches and the one in use. A slot is free again when the device, not only the host,
+The device holds at most ``ahead`` batches and the one in use. A slot is free again once the device, not only the host,
 has finished the step of its batch.
 """
 
@@ -21,22 +21,22 @@ from wellfed.contract import Batch
 
 Move = Callable[[Batch, torch.device], Batch]
 _LOOK_S = 0.1
-"""Seconds between checks of a thread that waits for a free slot whether it was stopped."""
+"""Seconds between checks for a stop while a thread waits for a free slot."""
 _STOP_S = 2.0
-"""Maximum wait for a thread to stop."""
+"""Maximum seconds to wait for a thread to stop."""
 _LAUNCHED = 2
-"""Steps that the host may launch before the device has finished them: one that runs, and the next."""
+"""Maximum number of steps launched but unfinished: the running step, and the next."""
 
 
 class Positioned(Protocol):
-    """A loader of deliveries with a position."""
+    """A loader of batches with a position."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Delivery]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ``epoch`` and ``batch`` of the next delivery, and other state of the loader."""
+        """Returns ``epoch`` and ``batch`` of the next batch, and other state of the loader."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position."""
@@ -46,11 +46,10 @@ class Positioned(Protocol):
 
 
 class DevicePrefetcher:
-    """Yields the loader's deliveries in order, with up to ``ahead`` batches on the device before they are asked for.
+    """Yields the loader's batches in order, with up to ``ahead`` of them on the device before they are requested.
 
-    The position is after the last delivery handed out, not after batches that are on the device already. A thread reads
-    the loader, and without workers also builds the batches. A batch is released when the next is asked for; code that
-    keeps one keeps its memory beyond what is counted here.
+    The position follows the last batch handed out, not the batches already on the device. A thread reads the loader
+    and, without workers, also builds the batches. A batch is released when the next is requested.
     """
 
     def __init__(
@@ -66,17 +65,17 @@ class DevicePrefetcher:
     ) -> None:
         """
         Args:
-            device: a GPU needs its index: threads may differ in their current device.
-            ahead: >= 1; the device needs memory for this number of additional batches.
+            device: a GPU needs its index, since threads may differ in their current device.
+            ahead: number of additional batches on the device, >= 1.
             move: copies a batch to the device; called on the side stream.
             before_move: called with each delivery while its batch is on the host.
-            no_room: returns the message of an error of ``move`` if memory ran out, else None.
-            on_less: called with the reduced number of batches ahead, and the reason, when memory runs out. A batch
-                that does not even fit alone is then handed out on the host. None = running out of memory is an error.
+            no_room: returns a message if an error of ``move`` means that memory ran out, else None.
+            on_less: called with the reduced number of batches ahead, and the reason, when memory runs out. A batch that
+                does not fit even alone is then handed out on the host. None = running out of memory is an error.
         """
         self._loader, self._device, self._ahead = loader, device, ahead
         self._move, self._before_move, self._no_room, self._on_less = move, before_move, no_room, on_less
-        # For copies beside the steps; on the CPU a copy is synchronous.
+        # Only a GPU copies during a step; on the CPU a copy is synchronous.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
@@ -84,7 +83,7 @@ class DevicePrefetcher:
         """End events of the latest steps, oldest first."""
         self._is_in_use = False
         self.latest: Batch = None
-        """Batch that was handed out last; None once the next is asked for."""
+        """Batch handed out last; None once the next is requested."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -102,7 +101,7 @@ class DevicePrefetcher:
     def keep_pace(self) -> None:
         """Waits until the device has a free slot for the next batch.
 
-        Called before the batch is asked for, so that waiting for the device is not counted as waiting for data.
+        Called before the batch is requested, so that this wait is not counted as waiting for data.
         """
         self._step_is_launched()
         while len(self._launched) >= max(_LAUNCHED, self._ahead):
@@ -112,7 +111,7 @@ class DevicePrefetcher:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
         running = self._running = _ReadAhead(self._loader, self._device, self._bring, self._ahead + 1)
-        handed: list[Delivery] = []  # popped before the yield: a local variable would keep the batch on the device
+        handed: list[Delivery] = []  # popped before the yield, or it would keep the batch on the device
         try:
             while running.take(handed):
                 self._hand_out(handed[0])
@@ -125,8 +124,8 @@ class DevicePrefetcher:
     def _bring(self, delivery: Delivery, num_slots: int) -> Delivery | None:
         """Returns the delivery with its batch on the device, or None if memory requires one slot less.
 
-        A batch that does not even fit alone stays on the host. The copy has finished when this returns, so the host's
-        buffers may be reused.
+        A batch that does not fit even alone stays on the host. The copy has finished on return, so host buffers may be
+        reused.
         """
         if self._before_move is not None:
             self._before_move(delivery)
@@ -136,7 +135,7 @@ class DevicePrefetcher:
             if self._stream is not None:
                 copied = _event()
                 copied.record(self._stream)
-                copied.synchronize()  # releases the GIL: only this thread waits
+                copied.synchronize()  # releases the GIL; only this thread waits
             return replace(delivery, batch=moved, is_on_device=True)
         except Exception as error:
             message = self._no_room(error)
@@ -154,15 +153,15 @@ class DevicePrefetcher:
             return
         self.latest = delivery.batch
         if self._stream is not None:
-            # The batch's memory belongs to the side stream: it must not be reused while kernels on the current stream
-            # may read it.
+            # The memory belongs to the side stream. It must not be reused while kernels on the current stream may read
+            # it.
             current = torch.cuda.current_stream(self._device)
             for tensor in batches.tensors(delivery.batch):
                 if tensor.is_cuda:
                     tensor.record_stream(current)
 
     def _step_is_launched(self) -> None:
-        """Marks the end of the step of the latest batch; its slot is free once the device gets there."""
+        """Records the end of the latest batch's step; the slot is free once the device reaches it."""
         if self._running is None or not self._is_in_use:
             return
         self.latest, self._is_in_use, end = None, False, None
@@ -173,9 +172,9 @@ class DevicePrefetcher:
         self._running.free.put(end)
 
     def close(self) -> None:
-        """Ends the thread and the loader's workers; a later ``iter()`` starts them anew.
+        """Ends the thread and the loader's workers; a later ``iter()`` restarts them.
 
-        A thread that the dataset blocks stays behind, and ends when it has its batch.
+        A thread that the dataset blocks is abandoned, and ends when it has its batch.
         """
         self._stop()
         self._loader.close()
@@ -209,22 +208,22 @@ class _ReadAhead:
     ) -> None:
         """
         Args:
-            bring: copies a batch to the device, given the number of slots; returns None if there must be one less.
+            bring: copies a batch to the device, given the number of slots; None = one slot less is needed.
         """
         self._loader, self._device, self._bring, self.num_slots = loader, device, bring, num_slots
         self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
-        """Free slots, each with the end event of the step that it is free after."""
+        """Free slots, each with the end event of its previous step."""
         for _ in range(num_slots):
             self.free.put(None)
         self._ready: queue.SimpleQueue[Delivery | BaseException | None] = queue.SimpleQueue()
-        """Deliveries on the device; the last entry is an error, or None."""
+        """Batches on the device; the last entry is an error, or None."""
         self._is_stopped = False
-        # A daemon: a dataset that hangs must not keep Python from exiting.
+        # A daemon, since a dataset that hangs must not keep Python from exiting.
         self._thread = threading.Thread(target=self._run, name="wellfed-device-prefetch", daemon=True)
         self._thread.start()
 
     def take(self, into: list[Delivery]) -> bool:
-        """Waits for the next delivery and appends it to ``into``; False after the last. Raises what reading raised."""
+        """Waits for the next delivery and appends it to ``into``; False after the last. Raises the error of reading."""
         found = self._ready.get()
         if isinstance(found, BaseException):
             raise found
@@ -233,7 +232,7 @@ class _ReadAhead:
         return found is not None
 
     def stop(self) -> None:
-        """Stops reading; waits up to `_STOP_S` for the current batch."""
+        """Stops reading, and waits up to `_STOP_S` for the current batch."""
         self._is_stopped = True
         self._thread.join(_STOP_S)
 
@@ -241,27 +240,27 @@ class _ReadAhead:
         deliveries: Any = iter(self._loader)
         end: BaseException | None = None
         try:
-            if self._device.type == "cuda":  # pinning memory would create a context on another current device
+            if self._device.type == "cuda":  # pinning memory would create a context on the current device
                 torch.cuda.set_device(self._device)
             for delivery in deliveries:
                 if not self._has_slot():
                     break
                 self._bring_to_slot(delivery)
-        except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
+        except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
             end = error
         finally:
             self._ready.put(end)
-            deliveries.close()  # workers end in the thread that started them
+            deliveries.close()  # workers must end in the thread that started them
 
     def _bring_to_slot(self, delivery: Delivery) -> None:
         while (brought := self._bring(delivery, self.num_slots)) is None:
             self.num_slots -= 1
-            if not self._has_slot():  # the batch of that slot frees its memory for this one
+            if not self._has_slot():  # waits for the slot's previous batch to free its memory
                 return
         self._ready.put(brought)
 
     def _has_slot(self) -> bool:
-        """Waits for a free slot; False = stopped meanwhile."""
+        """Waits for a free slot; False = stopped."""
         while not self._is_stopped:
             try:
                 after = self.free.get(timeout=_LOOK_S)

@@ -19,12 +19,12 @@ class Share(NamedTuple):
 
     batch: int
     indices: Tensor
-    """Long ``[n]``, n >= 1, dataset indices."""
+    """Dataset indices, long ``[n]``, n >= 1."""
     total: int
     """Samples of the step over all ranks."""
     is_padding: bool
-    """Whether this rank has no sample of the step, which has fewer samples than ranks. One index gives the shapes; its
-    loss must not count."""
+    """Whether this rank has no sample of a step with fewer samples than ranks. One index gives the shapes; its loss
+    must not count."""
 
 
 class Taken(NamedTuple):
@@ -37,12 +37,11 @@ class Taken(NamedTuple):
 class EpochOrder:
     """The order of the samples in each epoch, cut into steps over ``world_size`` ranks.
 
-    Every rank computes the whole order (8 bytes a sample) and takes its share of each step, so the shares are disjoint
-    and complete for any number of ranks. The order stays in the training process; requests carry the indices to the
-    workers.
+    Every rank computes the whole order (8 bytes per sample) and takes its share of each step. Shares are disjoint and
+    complete for any number of ranks. Workers get the indices with each request.
 
     Args:
-        batch_size: samples of a step; unused for a batch sampler, whose lists are the steps.
+        batch_size: samples per step; unused for a batch sampler, which lists the steps.
         sampled: selects the samples of each epoch, in its order; None = all samples, shuffled if ``shuffle``.
     """
 
@@ -66,9 +65,9 @@ class EpochOrder:
         self._has_lists = sampled is not None and sampled.in_batches
         self.skip_ids = tuple(sorted({index for index in skip_ids if 0 <= index < num_samples}))
         self._cached: tuple[int, list[Tensor]] | None = None
-        """An epoch and its steps, where a batch sampler lists them; else its whole order."""
+        """An epoch and its steps, if a batch sampler lists them; else its whole order."""
         self._rest: tuple[int, int, Tensor] | None = None
-        """An epoch that is resumed, the number of its first batch, and the indices left of it."""
+        """A resumed epoch, the number of its first batch, and its remaining indices."""
         if self._has_lists:
             lists = self._kept(0)
             self.num_batches = len(lists) if limit_batches is None else min(len(lists), limit_batches)
@@ -82,10 +81,10 @@ class EpochOrder:
         return self._kept(epoch)[0]
 
     def go_on(self, epoch: int, taken: Sequence[Taken]) -> int:
-        """Makes the samples left of an epoch its last batches, and returns the number of the first of them.
+        """Makes the remaining samples of an epoch its last batches, and returns the number of the first of them.
 
-        After a change of loader.skip_ids, batches of the same number would hold other samples. The samples left are
-        those that were not trained on and are not skipped now. The lists of a batch sampler keep their numbers.
+        After a change of loader.skip_ids, batches of the same number would hold other samples. The remaining samples
+        are neither trained on nor skipped now. The lists of a batch sampler keep their numbers.
         """
         if self._has_lists:
             return sum(part.num_batches for part in taken)
@@ -96,7 +95,7 @@ class EpochOrder:
         for skip_ids, num_batches in taken:
             taken_at = _is_kept(rest, skip_ids).nonzero().flatten()[: num_batches * self._batch_size]
             is_left = torch.ones(len(rest), dtype=torch.bool)
-            is_left[taken_at] = False  # by position: a sampler may give an index twice
+            is_left[taken_at] = False  # by position, since a sampler may repeat an index
             rest = rest[is_left]
         rest = _without(rest, self.skip_ids)
         num_left = self._num_steps(len(rest), sum(part.num_batches for part in taken))
@@ -116,12 +115,12 @@ class EpochOrder:
             start = (batch - first) * self._batch_size
             total = min(self._batch_size, len(order) - start)
         own = share_of(total, self._rank, self._world_size)
-        # narrow: half the time of a slice
+        # narrow takes half the time of a slice
         indices = order.narrow(0, start + own.start, len(own)) if own else order.narrow(0, start, 1)
         return Share(batch, indices, total, not own)
 
     def _kept(self, epoch: int) -> list[Tensor]:
-        """Returns the steps of an epoch that a batch sampler lists, or its whole order, without skipped samples."""
+        """Returns the steps of an epoch from a batch sampler, or the whole order, without skipped samples."""
         key = epoch if self._shuffle else 0
         if self._cached is not None and self._cached[0] == key:
             return self._cached[1]
@@ -141,7 +140,7 @@ class EpochOrder:
         return kept
 
     def _num_steps(self, num_samples: int, num_taken: int = 0) -> int:
-        """Returns the steps that ``num_samples`` make, in an epoch of which ``num_taken`` steps are done."""
+        """Returns the number of steps for ``num_samples``, after ``num_taken`` steps of the epoch."""
         whole, left = divmod(num_samples, self._batch_size)
         number = whole if self._drop_last or not left else whole + 1
         return number if self._limit is None else min(number, max(0, self._limit - num_taken))

@@ -21,10 +21,9 @@ class EvalLoader:
     """Yields a split in its own order, from its start at each ``iter()``.
 
     The batches are the same for any number of ranks: rank r has the batches r, r + world_size, and so on. All ranks
-    yield the same number of deliveries, since all ranks must run a model that is spread over them. A rank without a
-    batch yields empty padding at the end.
-    With one rank, a batch that can't be built raises. With several, the other ranks would wait: the rest of the pass is
-    padding that carries the error.
+    yield the same number of deliveries, as a model spread over ranks requires. A rank without a batch yields empty
+    padding at the end. A batch that can't be built raises on a single rank. With several ranks, the rest of the pass is
+    padding that carries the error, since the other ranks would wait.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class EvalLoader:
     ) -> None:
         """
         Args:
-            settings: backend and workers; None = this process builds each batch when asked.
+            settings: backend and workers; None = this process builds each batch on request.
             sampled: selects the samples of the split; None = all samples.
             worker_init: called with the worker's number in each worker process.
         """
@@ -108,7 +107,7 @@ class EvalLoader:
             running.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the start, where each pass begins."""
+        """Returns the start position, where each pass begins."""
         return {"epoch": 0, "batch": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Takes a user's DataLoader apart into what decides its batches, so that the engine's backends can build them.
+"""Takes a user's DataLoader apart, so that the engine's backends can build its batches.
 
 Kept are its dataset, batch size, ``drop_last``, ``collate_fn``, ``worker_init_fn`` and the samples that its sampler
-selects. The plan decides everything that affects speed: workers, prefetching, pinned memory, timeout. Torch's
-SequentialSampler, RandomSampler and DistributedSampler are replaced by the engine's own order.
+selects. The plan decides workers, prefetching, pinned memory and timeout. Torch's SequentialSampler, RandomSampler and
+DistributedSampler are replaced by the engine's own order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from wellfed.errors import ConfigError
 
 @dataclass(frozen=True)
 class LoaderParts:
-    """A DataLoader and everything that decides its batches."""
+    """A DataLoader and everything that determines its batches."""
 
     loader: Any
-    """The DataLoader, unchanged."""
     dataset: Any
     batch_size: int | None
     """None = unknown before its batches are built."""
@@ -44,28 +43,28 @@ class LoaderParts:
     gives_batches: bool = False
     """Whether the dataset yields batches."""
     problem: str = ""
-    """Reason why the DataLoader must be used unchanged; empty if its batches can be built by a backend."""
+    """Reason why the DataLoader must be used unchanged; empty if a backend can build its batches."""
 
     @property
     def has_own_batches(self) -> bool:
-        """Whether a batch sampler decides the samples of a step."""
+        """Whether a batch sampler selects the samples of a step."""
         return self.sampled is not None and self.sampled.in_batches
 
     @property
     def generators(self) -> list[Generator]:
-        """Its own generators, which draw an order each time it is read."""
+        """Generators of the DataLoader, which draw an order at each pass."""
         places = [self.loader, *(getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))]
         found = [getattr(place, "generator", None) for place in places]
         return [one for one in found if isinstance(one, Generator)]
 
     def step_size(self) -> int | None:
-        """Returns the samples of a step, those of the largest batch if batches differ."""
+        """Returns the samples of a step, or of the largest batch if batches differ."""
         if self.batch_size is None and self.sampled is not None:
             return max(len(batch) for batch in self.sampled.batches(0))
         return self.batch_size
 
     def describe(self) -> str:
-        """Returns one line for the screen about the training data."""
+        """Returns a line about the training data for the screen."""
         what = f"a DataLoader over {type(self.dataset).__name__} gives the training samples"
         if self.problem:
             return f"{what}, read as it came: {self.problem}"
@@ -82,7 +81,7 @@ class LoaderParts:
 
 @dataclass(frozen=True)
 class LoadedDatasets(Datasets):
-    """Datasets that came in DataLoaders, with the DataLoaders taken apart."""
+    """Datasets that came in DataLoaders, and the parts of the DataLoaders."""
 
     loaders: Mapping[str, LoaderParts] = field(default_factory=dict)
     """DataLoaders by split."""
@@ -118,7 +117,7 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
 
 
 def _alone(given: Any, split: str) -> Any:
-    """Returns the only loader of a list or mapping of loaders, None if it is empty; anything else unchanged."""
+    """Returns the only loader in a list or mapping, None if it is empty; other values unchanged."""
     if type(given).__name__ == "CombinedLoader":  # Lightning's
         given = given.iterables
     several = list(given.values()) if isinstance(given, Mapping) else given
@@ -132,13 +131,13 @@ def _alone(given: Any, split: str) -> Any:
 
 
 def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
-    """Returns everything that decides a DataLoader's batches.
+    """Returns everything that determines a DataLoader's batches.
 
     Raises:
-        ConfigError: its sampler distributes samples to ranks by a rule of its own.
+        ConfigError: its sampler distributes samples to ranks by its own rule.
     """
     cls, dataset = type(loader), loader.dataset
-    # torchdata's loaders read as torch's do, and also save their position.
+    # torchdata's loaders read like torch's, and also save their position.
     if cls.__iter__ is not DataLoader.__iter__ and not cls.__module__.startswith("torchdata."):
         return LoaderParts(loader, loader, loader.batch_size, problem=f"{cls.__name__} has an __iter__ of its own")
     common: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Finds the largest of the first batches of an epoch: if samples differ in length, it decides which size fits."""
+"""Finds the largest of the first batches of an epoch, which decides what fits if samples differ in length."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from wellfed.batches import Delivery
 from wellfed.contract import Batch
 
 MOST_BATCHES, MOST_S = 32, 0.5
-"""Maximum number of batches and approximate maximum time; at least two batches are read."""
+"""Maximum number of batches and approximate maximum seconds; at least two batches are read."""
 ALIKE_S = 0.05
-"""Maximum time while all batches have one size: slow images are not waited for."""
+"""Maximum seconds while all batches have one size, e.g. for slow images."""
 
 
 @dataclass(frozen=True)
 class Longest:
-    """The batch with the most bytes a sample, and the batches it was found among."""
+    """The batch with the most bytes per sample, and the batches compared with it."""
 
     batch: Batch
     num_batches: int
     shortest_bytes: float
-    """Bytes of a sample in the smallest batch."""
+    """Bytes per sample of the smallest batch."""
     longest_bytes: float
-    """Bytes of a sample in ``batch``."""
+    """Bytes per sample of ``batch``."""
 
     @property
     def is_longer(self) -> bool:
@@ -36,11 +36,11 @@ class Longest:
 def longest_batch(deliveries: Iterator[Delivery], clock: Callable[[], float] = time.perf_counter) -> Longest:
     """Reads 2, 4, 8 ... batches while doubling is expected to stay within the time; returns the largest.
 
-    Doubling makes every run read the same batches, unless the machine's speed is near a limit. Sizes are compared in
-    bytes: tensors that are padded to the same length (tokens and their mask) grow together.
+    With doubling, all runs read the same batches unless the speed is near a limit. Sizes are compared in bytes, since
+    tensors padded to the same length (tokens and their mask) grow together.
 
     Raises:
-        Exception: the first batch could not be built. An error of a later batch ends the search; training reports it.
+        Exception: the first batch could not be built. Errors of later batches end the search; training reports them.
     """
     first = next(deliveries)
     began_s = clock()  # after the first batch, which includes the start of its workers

@@ -1,4 +1,4 @@
-"""Finds samples with NaN or infinite values in batches that training used, by building the batches again."""
+"""Rebuilds batches that training used, and finds samples with NaN or infinite values in them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 
 _MOST_S = 20.0
-"""Maximum duration of a search."""
+"""Maximum seconds of a search."""
 
 
 @dataclass(frozen=True)
 class NonFiniteSample:
-    """A sample whose values are not all finite numbers."""
+    """A sample with values that are not finite."""
 
     sample: int
     """Dataset index."""
     epoch: int
     batch: int
-    """Number in its epoch, from 0."""
+    """Number of the batch in its epoch, from 0."""
     value: str
     """``NaN`` or ``an infinite value``."""
 
@@ -37,7 +37,7 @@ def first_non_finite(
     """Returns the first sample of these batches with such a value; None if none is found within `_MOST_S`.
 
     Args:
-        is_usual_allowed: training went well on earlier batches: if most batches hold such values, none is reported.
+        is_usual_allowed: whether earlier batches trained well; if most batches hold such values, None is returned.
     """
     found: NonFiniteSample | None = None
     num, num_bad, ends_s = 0, 0, time.monotonic() + _MOST_S
@@ -64,7 +64,7 @@ def _sample_of(builder: BatchBuilder, request: BatchRequest, value: str) -> NonF
 
 
 def _value(batch: Batch) -> str | None:
-    """Returns which kind of value in a batch is not finite, or None."""
+    """Returns the kind of non-finite value in a batch, or None."""
     for tensor in batches.tensors(batch):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return "NaN" if bool(torch.isnan(tensor).any()) else "an infinite value"

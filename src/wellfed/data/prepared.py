@@ -1,7 +1,7 @@
-"""Caches files that were made from a user's data (decoded images, parsed tables), so that they are made once.
+"""Caches files made from a user's data (decoded images, parsed tables), so that they are made only once.
 
-An entry is a folder ``<cache_dir>/<kind>/<digest>/``. It is filled under another name and then renamed, so a folder of
-that name is complete. Its manifest shows later damage. Without torch.
+An entry is a folder ``<cache_dir>/<kind>/<digest>/``. It is filled under another name and then renamed, so it is
+complete. Its manifest detects later damage. No torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wellfed.errors import DataError
 from wellfed.units import MIB
 
 if sys.platform == "win32":
-    fcntl = None  # what is open can't be removed there
+    fcntl = None  # Windows, which can't remove open files
 else:
     import fcntl
 
@@ -39,9 +39,9 @@ DIGEST = re.compile(r"[0-9a-f]{16}")
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
 BLOCK_BYTES = 64 * 1024
 NUM_BLOCKS = 16
-"""Blocks of a member that are read to check it, evenly spaced; a smaller member is read whole."""
+"""Number of evenly spaced blocks read to check a member; smaller members are read whole."""
 MOST_HELD = 64
-"""Maximum number of entries that a process marks as in use, those it asked for last."""
+"""Maximum number of entries that a process marks as in use, the latest requests."""
 SILENT_WAIT_S = 5.0
 _CANT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)  # the last: /proc
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,18 +57,18 @@ def prepared(
 ) -> Path:
     """Returns the folder that ``build(folder)`` has filled, in this process or an earlier one.
 
-    It is built again if a source has another path, size or time of change, if the settings differ, or if the entry is
+    It is rebuilt if a source's path, size or time of change differs, if the settings differ, or if the entry is
     damaged. Damage is detected by the sizes of all members and a checksum of 1 MiB of each (`NUM_BLOCKS`). Checking
-    gigabytes therefore costs no more than megabytes, and a bit that flips between those blocks is not detected. If two
-    processes ask for the same entry, one builds it and the other waits. The entry is marked as in use until this
+    large files therefore costs no more than small ones, but a bit that flips between those blocks is not detected. If
+    two processes request the same entry, one builds it and the other waits. The entry is marked as in use until this
     process ends.
 
     Args:
-        kind: lower-case name of the folder for all entries of this kind, as ``images``.
+        kind: lower-case name of the folder for all entries of this kind, such as ``images``.
         sources: all files that the entry is made from. For a folder only its own time is compared, not its files'.
         settings: values that JSON can hold. Include a number that you raise when ``build`` changes.
-        build: fills an empty folder. A full disk kills a process that writes through a memory map: write with
-            ``file.write``, or reserve the space first (``os.posix_fallocate``).
+        build: fills an empty folder. Write with ``file.write``, or reserve the space first (``os.posix_fallocate``): on
+            a full disk, a process that writes through a memory map is killed.
 
     Raises:
         DataError: a source is missing, the disk is full, or the folder can't be written.
@@ -82,10 +82,10 @@ def prepared(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _only_builder(folder):
-            if not _is_whole(folder):  # another process may have built it meanwhile
+            if not _is_whole(folder):  # another process may have built it
                 _remove_remains(folder)
                 _build(folder, build, sources, settings)
-                _is_whole(folder)  # which marks it as in use
+                _is_whole(folder)  # marks it as in use
     except OSError as error:
         raise _as_data_error(error, home, kind) from error
     return folder
@@ -103,9 +103,9 @@ def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
 
 
 def no_file(path: Path) -> str:
-    """Returns what a path is instead of a regular file; empty for a regular file or a folder.
+    """Returns the kind of a path that is not a regular file; empty for a regular file or a folder.
 
-    Opening a named pipe would wait for its writer, which may never come.
+    Opening a named pipe would wait for a writer.
 
     Raises:
         OSError: the path does not exist.
@@ -116,7 +116,7 @@ def no_file(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises a DataError for a named pipe, a socket or a device, which can't be read as a file."""
+    """Raises a DataError for a named pipe, a socket or a device."""
     try:
         kind = no_file(path)
     except OSError:
@@ -135,12 +135,9 @@ def _seen(source: Path) -> tuple[Path, int, int]:
     return path, found.st_size, found.st_mtime_ns
 
 
-# -- building -----------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Waits until no other process builds this entry. On a file system without locks, continues without."""
+    """Waits until no other process builds this entry. Continues at once on a file system without locks."""
     lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
@@ -170,7 +167,7 @@ def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path],
         try:
             partial.rename(folder)
         except OSError:
-            if not _is_whole(folder):  # on a file system without locks another process may have been first
+            if not _is_whole(folder):  # without file locks another process may have been first
                 raise
     except (OSError, RuntimeError) as error:  # numpy and torch raise without naming the disk
         if shutil.disk_usage(partial).free < MIB:
@@ -187,7 +184,7 @@ def _files(folder: Path) -> list[Path]:
 def _write_manifest(partial: Path, sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
     members = {}
     for file in _files(partial):
-        with file.open("rb") as opened:  # or the name could outlast a power failure, and the content not
+        with file.open("rb") as opened:  # else a power failure could keep the name and lose the content
             os.fsync(opened.fileno())
         members[file.relative_to(partial).as_posix()] = _checked(file)
     manifest = {
@@ -205,7 +202,7 @@ def _first(sources: Sequence[Path]) -> str:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Removes a damaged entry, and the folders of processes that were killed while they built it."""
+    """Removes a damaged entry, and folders left by processes killed while building it."""
     if folder.exists():
         warnings.warn(f"{folder} was damaged and is made again.", stacklevel=3)
         shutil.rmtree(folder)
@@ -214,7 +211,7 @@ def _remove_remains(folder: Path) -> None:
 
 
 def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
-    """Returns a DataError for an error of writing the entry; any other error, as of a source, unchanged."""
+    """Returns a DataError for an error of writing the entry; other errors unchanged."""
     if error.errno in _NO_ROOM:
         way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that has more."
         return DataError(f"{home}: there is no room for the prepared {kind} ({error.strerror}). {way_out}")
@@ -225,18 +222,15 @@ def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
     return error
 
 
-# -- checking -----------------------------------------------------------------------------------------------------
-
-
 def _is_whole(folder: Path) -> bool:
-    """Returns whether all members are as they were written, and marks the entry as in use."""
+    """Returns whether all members are unchanged since they were written, and marks the entry as in use."""
     try:
         mark = _in_use(folder / MANIFEST, (folder / MANIFEST).stat().st_ino)
         members = read_manifest(folder)["members"]
         is_whole = all(_checked(folder / name) == seen for name, seen in members.items())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # missing, or no manifest of ours
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # missing, or another program's manifest
         return False
-    # Another process may have cleared it meanwhile, by renaming it.
+    # Another process may have cleared it by renaming it.
     return is_whole and (mark is None or mark.is_of(folder / MANIFEST))
 
 
@@ -249,7 +243,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _checked(file: Path) -> list[Any]:
-    """Returns the size and a checksum of some blocks."""
+    """Returns the size, and a checksum of some blocks."""
     size = file.stat().st_size
     found = hashlib.blake2b(digest_size=8)
     with file.open("rb") as opened:
@@ -262,15 +256,12 @@ def _checked(file: Path) -> list[Any]:
     return [size, found.hexdigest()]
 
 
-# -- in use -------------------------------------------------------------------------------------------------------
-
-
 class _InUse:
-    """A shared lock on a manifest, held as long as this object or a process forked since then exists."""
+    """A shared lock on a manifest, held while this object or a process forked since exists."""
 
     def __init__(self, manifest: Path) -> None:
         self._descriptor = os.open(manifest, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # no locks here
+        with contextlib.suppress(OSError):  # file system without locks
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def is_of(self, manifest: Path) -> bool:
@@ -285,13 +276,13 @@ class _InUse:
 
 @lru_cache(maxsize=MOST_HELD)
 def _in_use(manifest: Path, inode: int) -> _InUse | None:
-    """Returns the lock of an entry, cached until the process ends: the end of its use is unknown."""
+    """Returns the lock of an entry, cached until the process ends."""
     return None if fcntl is None else _InUse(manifest)
 
 
 @contextlib.contextmanager
 def nobody_uses(folder: Path) -> Iterator[bool]:
-    """Yields whether no process uses or builds an entry; none begins to build it within."""
+    """Yields whether no process uses or builds an entry, and blocks building meanwhile."""
     lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
@@ -312,7 +303,7 @@ def nobody_uses(folder: Path) -> Iterator[bool]:
 
 
 def remove(folder: Path) -> bool:
-    """Removes an entry, or the remains of one; returns False, and keeps it, if a process uses or builds it.
+    """Removes an entry or its remains; returns False, and keeps it, if a process uses or builds it.
 
     Raises:
         OSError: the folder can't be written.
@@ -321,7 +312,7 @@ def remove(folder: Path) -> bool:
     with nobody_uses(entry) as is_free:
         if is_free:
             away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
-            folder.rename(away)  # atomic: no process finds half of it
+            folder.rename(away)  # atomic, so no process finds half of it
             shutil.rmtree(away)
             if not entry.exists():
                 _lock_file(entry).unlink(missing_ok=True)

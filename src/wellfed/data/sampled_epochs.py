@@ -1,9 +1,8 @@
-"""Asks a DataLoader's sampler for the indices of each epoch, so that an epoch has the same indices when repeated.
+"""Reads the indices of each epoch from a DataLoader's sampler, so that a repeated epoch has the same indices.
 
-All generators are seeded by (seed, epoch) while a sampler draws, and restored after. Torch's own samplers and samplers
-with ``set_epoch`` or without a generator of their own can then repeat any epoch. Any other sampler is asked for its
-epochs in order, so that one with its own generator repeats them in a resumed run. A checkpoint holds a checksum of the
-epoch's indices, which a resumed run compares.
+All generators are seeded by (seed, epoch) while a sampler draws, and restored after. Torch's own samplers, and samplers
+with ``set_epoch`` or without a generator, can then repeat any epoch. Other samplers are read epoch by epoch, so that a
+resumed run repeats them too. A checkpoint holds a checksum of the epoch's indices, which a resumed run compares.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from wellfed.sample_rng import seed_from
 
 _LOG = logging.getLogger(__name__)
 _KEPT, _FEWEST_KEPT = 2**22, 4
-"""Maximum number of indices kept of earlier epochs, and the minimum number of epochs kept."""
+"""Maximum number of indices kept of earlier epochs, and minimum number of epochs kept."""
 _ENDLESS = 100
 """Multiple of the dataset's length after which a sampler without a length counts as endless."""
 
@@ -34,19 +33,18 @@ class SampledEpochs:
 
     Args:
         sampler: yields indices, or lists of indices with ``in_batches``.
-        dataset_length: samples of the dataset.
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int, dataset_length: int, *, in_batches: bool = False) -> None:
         self._sampler, self._seed, self._dataset_length, self.in_batches = sampler, seed, dataset_length, in_batches
         self._is_torchs = type(sampler).__module__.startswith("torch.utils.data")
         self._is_free = self._is_torchs or callable(getattr(sampler, "set_epoch", None))
-        """Whether epochs may be asked for in any order."""
+        """Whether epochs may be requested in any order."""
         self._kept: dict[int, list[Tensor]] = {}
         self._inexact: set[int] = set()
-        """Epochs that a warning was given for."""
+        """Epochs already warned about."""
         self._next = 0
-        """Next epoch of a sampler that has a state of its own."""
+        """Next epoch of a sampler with its own state."""
 
     @property
     def name(self) -> str:
@@ -85,14 +83,14 @@ class SampledEpochs:
             )  # fmt: skip
 
     def _forget(self, latest: int) -> None:
-        """Drops early epochs once many are kept; keeps the first, and a few that timing loaders asks for ahead."""
+        """Drops early epochs once many are kept. The first stays, and a few that timing loaders request ahead."""
         length = sum(map(len, self._kept[0]))
         most = max(_FEWEST_KEPT, _KEPT // length)
         for number in sorted(self._kept.keys() - {0, latest})[: max(0, len(self._kept) - most)]:
             del self._kept[number]
 
     def _as_long_as_first(self, drawn: list[Tensor], epoch: int) -> list[Tensor]:
-        """Returns the indices cut to the length of the first epoch, from which the number of steps was computed."""
+        """Returns the indices cut to the length of the first epoch, which determines the number of steps."""
         first = self._kept[0]
         if not self.in_batches:
             drawn, given, wanted = [drawn[0][: len(first[0])]], len(drawn[0]), len(first[0])

@@ -1,4 +1,4 @@
-"""Settings of a loader, made from plan and configuration. Without torch, so that planning can use them."""
+"""Holds the settings of a loader, made from plan and configuration. No torch, so that planning can use it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 BackendName = Literal["torch", "inline", "threads", "processes", "own"]
-"""``own``: the user's DataLoader, unchanged, which builds its batches itself."""
+"""Names of backends; ``own`` is the user's DataLoader, unchanged, which builds its batches itself."""
 MOST_PARTS = 16
-"""Maximum number of parts that a stream is read in: each has a reader, which may hold samples in memory."""
+"""Maximum number of parts of a stream; the reader of each part may hold samples in memory."""
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """The decided values of ``loader.*``; by default the training process builds each batch when asked."""
+    """Decided values of ``loader.*``; by default the training process builds each batch on request."""
 
     backend: BackendName = "inline"
     num_workers: int = 0
@@ -22,12 +22,12 @@ class LoaderSettings:
     persistent_workers: bool = False
     pin_memory: bool = False
     timeout_s: float = 0
-    """Seconds to wait for a batch at most; 0 = no limit."""
+    """Maximum seconds to wait for a batch; 0 = no limit."""
     worker_threads: int | None = None
     """Threads of torch and numpy in each worker process; None = 1. A worker thread always uses one."""
     skip_ids: tuple[int, ...] = ()
-    """Indices of training samples that are never used."""
+    """Indices of training samples to skip."""
     max_skipped: int = 0
-    """Maximum number of training samples that may fail and are then left out; with one rank only."""
+    """Maximum number of failing training samples to leave out; with one rank only."""
     shuffle_buffer: int | None = None
-    """Samples of a stream held in memory, from which the next is drawn."""
+    """Samples of a stream held in memory; the next is drawn from them."""

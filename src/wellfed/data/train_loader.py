@@ -24,10 +24,10 @@ from wellfed.record import OnEvent, ignore_event
 
 
 class TrainLoader:
-    """Yields the steps of successive epochs: each ``iter()`` goes on after the last batch handed out.
+    """Yields the steps of successive epochs; each ``iter()`` continues after the last batch handed out.
 
-    Batches that are queued ahead do not count. Has ``__len__``: without it Lightning reads a batch ahead and loses it
-    at a checkpoint.
+    Batches queued ahead do not count. Without ``__len__``, Lightning would read a batch ahead and lose it at a
+    checkpoint.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class TrainLoader:
         self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
         self._epoch = self._next_batch = 0
         self._taken: list[Taken] = []
-        """Batches of the epoch that earlier runs with other loader.skip_ids trained on."""
+        """Batches of the epoch used by earlier runs with other loader.skip_ids."""
         self._first_batch = 0
-        """Number of the first batch that is left of the epoch."""
+        """Number of the first remaining batch of the epoch."""
         self._source = BatchSource(builder, settings)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class TrainLoader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch, each of all ranks together."""
+        """Steps of an epoch, over all ranks together."""
         return len(self)
 
     @property
@@ -76,7 +76,7 @@ class TrainLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position; samples that failed before it are not requested again.
 
-        After a change of loader.skip_ids the batches that are left of the epoch get the last numbers of the epoch.
+        After a change of loader.skip_ids the remaining batches get the last numbers of the epoch.
         """
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         self._bad.remember(state.get("skipped", ()))
@@ -99,14 +99,14 @@ class TrainLoader:
             self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
         if self._order.sampled is not None:
-            # Here, not in a worker thread: a sampler may draw from the process's generators.
+            # Called here, not in a worker thread, since a sampler may draw from the process's generators.
             self._order.sampled.batches(epoch)
         asked: deque[tuple[Share, int]] = deque()
         running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
             for built in running:
                 if self._source.is_left(running):
-                    return  # this thread was blocked by a batch while another pass began
+                    return  # another pass began while a batch blocked this thread
                 share, left_out = asked.popleft()
                 if built.lost:
                     self._bad.take(built.lost, epoch, share.batch)
@@ -132,9 +132,9 @@ class TrainLoader:
             running.close()
 
     def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[BatchRequest]:
-        """Yields requests for the rest of the epoch; adds to ``asked`` each share, and how many of it are left out.
+        """Yields requests for the rest of the epoch; adds each share, and its number of left-out samples, to ``asked``.
 
-        Worker threads read this generator themselves, one at a time.
+        Worker threads read this generator one at a time.
         """
         for batch in range(self._next_batch, len(self)):
             share = self._order.share(epoch, batch)
@@ -146,7 +146,7 @@ class TrainLoader:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position.
 
         Args:
-            skipped: number of batches right before the position that are not searched.
+            skipped: number of batches before the position that are not searched.
         """
         at = int(state["epoch"]) * len(self) + int(state["batch"])
         last = at - skipped
@@ -163,9 +163,9 @@ class TrainLoader:
         self._source.read_from(self._builder)
 
     def close(self) -> None:
-        """Ends workers and everything built ahead; a later ``iter()`` starts them anew.
+        """Ends workers and everything built ahead; a later ``iter()`` restarts them.
 
-        A thread that is blocked by a batch ends once it has the batch, and changes nothing here.
+        A blocked thread ends once it has its batch, and changes nothing here.
         """
         self._source.close()
 
@@ -189,15 +189,14 @@ def train_loader(
     """Returns a loader of steps of ``batch_size`` samples over all ranks.
 
     Args:
-        batch_size: None = the batches that ``sampled`` lists.
-        shuffle: use another order in each epoch.
+        batch_size: None = ``sampled`` lists the batches.
+        shuffle: whether each epoch has another order.
         sampled: selects the samples of each epoch; None = all samples.
         worker_init: called with the worker's number in each worker process.
         on_event: receives a ``sample_skipped`` for each sample left out.
 
     Raises:
-        DataError: there are no samples, fewer than one whole step with ``drop_last``, the dataset can't be read, or it
-            can't be sent to worker processes.
+        DataError: there are too few samples for a step, or the dataset can't be read or sent to worker processes.
     """
     if is_stream(dataset):
         return _stream_loader(

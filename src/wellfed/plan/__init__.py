@@ -2,7 +2,7 @@
 
     device                    accelerator, precision, budget: before any data is read
     decide                    all other numbers, by the files below
-      loader, backend         who builds batches; loader_checks, host_room: faults, warnings, room for batches
+      loader, backend         who builds batches; loader_checks, ready_batches: faults, warnings, room for batches
       memory                  features and checkpointing by rules of thumb
       budget                  what fits the budget (memory_candidates), by the predictions of predict/
       micro_batch             the micro-batch: an ordered list of what decides it

@@ -1,4 +1,4 @@
-"""Decides which backend builds the batches: the one set, else the fastest in a timing, else by rule of thumb."""
+"""Decides the backend that builds batches: the one set, else the fastest in a timing, else a rule of thumb."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from wellfed.plan.run_plan import DataFacts, Decided, as_set, by_rule
 from wellfed.units import show_ms
 
 CHEAP_MS = 0.05
-"""Build time below which handing a batch over, 0.02-0.03 ms, costs more. After a step a batch takes twice as long as in
-a row: one of 0.08 ms costs 0.16 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
+"""Milliseconds of build time below which passing a batch on costs more (0.02-0.03 ms). Between steps, building takes
+twice as long as in a row: 0.16 instead of 0.08 ms (2 cores, torch 2.13, `benchmarks/loader.py`)."""
 MESSAGE_MS = 1.0
-"""Build time below which worker processes do not pay: handing over costs 0.46 ms a tensor, of which a batch has a few
-(2 cores, torch 2.13)."""
+"""Milliseconds of build time below which worker processes do not pay. Passing a batch on costs 0.46 ms per tensor (2
+cores, torch 2.13)."""
 SLOW_MS = 100.0
-"""Build time above which batches are built ahead without a timing, which would take seconds."""
+"""Milliseconds of build time above which workers are used without a timing, which would take seconds."""
 TIE_FRAC = 0.1
-"""Share of a step by which a backend must be faster to be taken instead of a simpler one."""
+"""Minimum relative gain per step for a backend to replace a simpler one."""
 _WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
-"""Loader options whose timeout applies to existing workers and does not ask for any."""
+"""Loader options with a timeout that applies only if there are workers."""
 
 
 def timeout_for_workers(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
-    """Returns the timeout that needs workers, as typed; empty if there is none."""
+    """Returns the timeout that requires workers, as typed; empty if there is none."""
     return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
 
 
 def asks_for_timeout(loader: LoaderConfig, choices: Mapping[str, str]) -> bool:
-    """Returns whether a timeout is set, other than by a loader option."""
+    """Returns whether a timeout is set, but not by a loader option."""
     return bool(loader.timeout_s) and choices.get("loader") not in _WITH_TIMEOUT
 
 
 def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the backends that ``loader.backend=auto`` may take; the first wins a tie. Fewer than two: no choice."""
+    """Returns the backends that ``loader.backend=auto`` may choose; the first wins a tie. Below two: no choice."""
     if loader.backend is not Backend.auto:
         return ()
     if timeout_for_workers(loader, choices):
-        # Such samples may hang: they are not tried in the training process, nor several times.
+        # Samples may hang, so they are not tried in the training process.
         return ()
     if loader.num_workers == 0:
         return ("inline",) if data.has_fetch or data.is_iterable else ("inline", "torch")
     if not data.has_fetch:
-        if loader.num_workers:  # workers that were asked for are kept
+        if loader.num_workers:  # workers that were set are kept
             return ("processes",)
-        # Batches ahead were asked for: processes win a tie.
+        # A set prefetch_factor makes processes win a tie.
         return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
     if loader.num_workers or loader.prefetch_factor:
         return ("threads", "processes")
@@ -53,7 +53,7 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
 
 
 def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
-    """Returns the candidates that are worth timing, given the time of building one batch."""
+    """Returns the candidates worth timing, given the time to build one batch."""
     if len(names) < 2 or not CHEAP_MS <= first.build_ms < SLOW_MS:
         return ()
     left = tuple(name for name in names if name != "processes" or first.build_ms >= MESSAGE_MS)
@@ -66,22 +66,22 @@ def plan_backend(
     choices: Mapping[str, str],
     names: tuple[str, ...],
     first: FirstBatches | None,
-    no_room: frozenset[str],
+    too_large: frozenset[str],
 ) -> Decided[str]:
     """Decides ``loader.backend``.
 
     Args:
-        names: the `candidates`.
-        no_room: backends whose batches this machine can't hold.
+        names: result of `candidates`.
+        too_large: backends whose batches don't fit into memory.
     """
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
     thumb = _rule_of_thumb(loader, data, timeout_for_workers(loader, choices))
     if first is None or len(names) < 2:
         return thumb
-    left = tuple(name for name in names if name not in no_room) or ("inline",)
+    left = tuple(name for name in names if name not in too_large) or ("inline",)
     more = "".join(f"; {name} failed" for name in first.failed)
-    more += "".join(f"; no room for {name}" for name in names if name in no_room)
+    more += "".join(f"; no room for {name}" for name in names if name in too_large)
     return _measured(first, left, thumb, more)
 
 
@@ -102,7 +102,7 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided
 
 
 def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
-    """Decides by the times of the first batches; ``more`` names backends that failed or have no room."""
+    """Decides by the times of the first batches; ``more`` names failed and excluded backends."""
     built = f"a batch is built in {show_ms(first.build_ms)}"
     if first.timed:
         name = _fastest(names, first)
@@ -122,7 +122,7 @@ def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], 
 
 
 def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
-    """Returns the first that was timed, unless a later one is faster beyond a tie and beyond noise."""
+    """Returns the first timed backend, unless a later one is faster beyond a tie and beyond noise."""
     best, *others = [name for name in names if name in first.timed] or ["inline"]
     for name in others:
         one, other = first.timed[best], first.timed[name]

@@ -1,4 +1,4 @@
-"""Fits the memory knobs into the budget, with the predicted peak as the reason; or lists what would fit instead."""
+"""Fits the memory knobs into the budget with the predicted peak as the reason; else lists what would fit."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ MOST_REMEDIES = 3
 def within_budget(
     plan: RunPlan, config: RunConfig, profile: str, data: DataFacts, model: ModelFacts, estimate: Estimate
 ) -> RunPlan:
-    """Returns the plan with the cheapest settings of memory that fit, of those that the configuration leaves open.
+    """Returns the plan with the cheapest memory settings that fit. Typed settings are kept.
 
     Args:
-        plan: the plan by rules of thumb.
         profile: the ``gpu=`` option.
     """
     space, budget_gib = _search_space(plan, config, data, model), plan.device.memory_gib
@@ -55,7 +54,7 @@ def within_budget(
     if taken.fits or budget_gib is None:
         return plan
     flags = {"may_split": model.may_split, "has_blocks": model.has_blocks}
-    # With stages they decide where features are.
+    # Stages, if any, decide where features are.
     has_features = data.feature_rows > 0 and not data.features_trainable and config.memory.stages is None
     changes: dict[str, Candidate] = {}
     for one in remedies(space, estimate, budget_gib, has_features=has_features, **flags):
@@ -65,8 +64,8 @@ def within_budget(
 
 
 def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
-    """Returns what one device does in an optimizer step of this plan."""
-    halves = 2 if plan.device.precision == "bf16-true" else 1  # the model itself is in bf16 then
+    """Returns the work of one device in an optimizer step of this plan."""
+    halves = 2 if plan.device.precision == "bf16-true" else 1  # the model itself is in bf16
     return StepShape(
         samples=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
         batches_ahead=plan.loader.device_prefetch,
@@ -145,7 +144,7 @@ def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: floa
 def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
     """Returns the override for a card that can reserve these bytes; empty if there is none.
 
-    For a budget that was typed it is a larger budget, not a profile.
+    If the budget was typed, the override is a larger budget, not a profile.
     """
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
@@ -166,7 +165,7 @@ def _overrides(config: RunConfig, space: SearchSpace, candidate: Candidate) -> s
     if memory.micro_batch is not None and candidate.micro_batch != memory.micro_batch:
         typed.append(f"memory.micro_batch={candidate.micro_batch}")
         if memory.accumulate is not None:
-            typed.append("memory.accumulate=null")  # it follows from the other, and would contradict it
+            typed.append("memory.accumulate=null")  # follows from the micro-batch
     elif memory.accumulate is not None and num_micro != memory.accumulate:
         typed.append(f"memory.accumulate={num_micro}")
     return " ".join(typed) or "memory=auto"

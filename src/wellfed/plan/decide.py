@@ -1,7 +1,7 @@
 """Decides all numbers of a run, once data and model are known.
 
-`device.plan_device` comes before: it fails before anything is read. A number that was not measured is a rule of thumb
-and marked ``predicted``.
+`device.plan_device` runs earlier, before anything is read. Numbers that were not measured are rules of thumb, marked
+``predicted``.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def plan_run(
     """Returns the whole plan.
 
     Args:
-        first: measurements of the first batches; without them rules of thumb choose the loader.
-        estimate: the model's need of device memory. Without it, only bytes that are known before the first step
-            count. With it, a plan that does not fit is still returned, with its ``misfit``.
+        first: measurements of the first batches; None = rules of thumb choose the loader.
+        estimate: device memory of the model. None = only bytes known before the first step count. A plan that does not
+            fit is returned with its ``misfit``.
 
     Raises:
-        ConfigError: something is impossible with this data and model; a DoesNotFit if the known bytes exceed a card.
+        ConfigError: a setting is impossible with this data and model; DoesNotFit if the known bytes exceed a card.
     """
     loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
     loader = loading.section()
@@ -99,10 +99,10 @@ def plan_run(
 
 
 def over_stages(stages: Sequence[MemoryStage], plans: Sequence[RunPlan]) -> RunPlan:
-    """Returns the first of the plans of ``memory.stages`` with all stages; peak and misfit are the worst of them."""
+    """Returns the plan of the first of ``memory.stages`` with all stages; peak and misfit are the worst of them."""
     misfits = [each for each in plans if each.misfit is not None]
     is_known = all(each.predicted_peak_gib is not None for each in plans)
-    # If the allocator would reserve the same, by the bytes of tensors.
+    # If the allocator would reserve the same, tensor bytes decide.
     worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0 if is_known else 0, sum(each.parts.values())))
     return replace(
         plans[0],
@@ -147,7 +147,6 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
-    """Yields what was asked of a LightningModule and is impossible."""
     if not model.is_lightning_module:
         return
     if model.steps_by_hand and config.gpu.compile is not Compile.none:

@@ -1,4 +1,4 @@
-"""Decides where and in which precision a run computes, before any data is read."""
+"""Decides the device and the precision of a run, before any data is read."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from wellfed.plan.run_plan import Decided, DevicePlan, DeviceSection, TrainerSec
 from wellfed.units import MIB, counted
 
 CUBLAS_BYTES = 2 * 8_519_680
-"""Bytes of cuBLAS's workspaces (":4096:2:16:8") that the allocator holds: one for the thread of the forward pass and
-one for the thread of the backward pass (aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
+"""Bytes of cuBLAS's workspaces (":4096:2:16:8") in the allocator, for the threads of the forward and the backward pass
+(aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
 CUBLAS_BYTES_HOPPER = 2 * 32 * MIB
 """The same bytes from capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
 LEAST_GIB = 0.5
-"""Least memory of a card to train on: CUDA's own context takes that much."""
+"""Minimum memory of a card to train on; CUDA's own context takes that much."""
 
 
 def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> DevicePlan:
-    """Returns where and in which precision the run computes.
+    """Returns device and precision of the run.
 
     Raises:
-        ConfigError: with everything that this machine can't do.
+        ConfigError: all settings that are impossible on this machine.
     """
     trainer, gpu, profile = config.trainer, config.gpu, choices.get("gpu", "auto")
     cards = facts.training_gpus
@@ -56,7 +56,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     elif budget.cap:
         because = "holds this card to the budget of the one that was named"
     is_held = caps_host or budget.cap
-    # A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS.
+    # A card that is absent counts as capability 8.0; a simulated one has no cuBLAS.
     is_hopper = card is not None and int((card.capability or "8").partition(".")[0]) >= 9
     tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
     eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
@@ -90,7 +90,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "strategy": strategy,
         }
     )
-    # On a CPU the warnings say that the budget is not enforced, which is false with gpu.enforce=true.
+    # On a CPU the warnings deny that the budget is enforced, which is false with gpu.enforce=true.
     warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
@@ -101,7 +101,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
 
 
 def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
-    """Returns the budget. Training on the CPU beside a card caps nothing, but a card that was named is planned for."""
+    """Returns the budget. CPU training on a machine with a card has no limit, unless a card was named."""
     gpu, beside_a_card = config.gpu, not on_gpu and bool(facts.training_gpus)
     name = "cpu" if beside_a_card and profile == "auto" else profile
     budget = resolve_budget(name, gpu.memory_gib, gpu.enforce, facts, num_devices=config.trainer.devices)
@@ -115,9 +115,9 @@ def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) 
 
 
 def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Iterator[Fault]:
-    """Yields faults of cards that lack the memory that was asked for, or nearly all, with the processes that hold it.
+    """Yields faults of cards that lack the typed memory, or have little free, with the processes that use it.
 
-    A profile larger than the card is no fault: the run is planned for what the card has, with a warning.
+    A profile larger than the card is no fault: the run is planned for the card, with a warning.
     """
     named, asked = PROFILES.get(profile), config.gpu.memory_gib
     if named is not None and asked == named.budget_gib:

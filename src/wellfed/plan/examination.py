@@ -1,4 +1,4 @@
-"""Finds what this machine lacks for training, from recorded facts (``wellfed doctor``)."""
+"""Finds what this machine lacks for training (``wellfed doctor``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from wellfed.observe.hardware.torch_cuda import IMPORT_FAILED
 from wellfed.units import show_bytes
 
 SMALL_SHM_GIB = 1.0
-"""Size of /dev/shm below which worker processes, which pass batches through it, may fail. Docker's default is 64 MB:
-https://docs.docker.com/reference/cli/docker/container/run/ (--shm-size)."""
+"""Size of /dev/shm below which worker processes may fail, since they pass batches through it. Docker's default is 64
+MB: https://docs.docker.com/reference/cli/docker/container/run/ (--shm-size)."""
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """One thing that this machine lacks or that hinders training."""
+    """One missing or obstructing thing."""
 
     what: str
     problem: str
@@ -28,13 +28,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Facts that doctor needs beside the hardware."""
+    """Facts about the machine's software and environment, for doctor."""
 
     has_wandb_login: bool
     has_compiler: bool
     unofficial_pynvml: str | None
     engine_doubt: str | None = None
-    """Why the engine that runs may differ from the one that the project names."""
+    """Why the running engine may differ from the one that the project pins."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Examination:
 
 
 def examine(facts: MachineFacts, around: Surroundings) -> Examination:
-    """Returns what follows from the facts; reads nothing from the machine."""
+    """Returns conclusions from the facts; reads nothing from the machine."""
     profile = resolve_budget("auto", None, None, facts)
     precision = resolve_precision("auto", facts.training_gpus[0] if facts.training_gpus else None)
     assert not isinstance(precision, Fault)  # auto is always possible
@@ -67,7 +67,7 @@ def examine(facts: MachineFacts, around: Surroundings) -> Examination:
 
 def _missing_hardware(facts: MachineFacts) -> list[Missing]:
     found = []
-    # Without a card torch need not be able to use one, but it must import.
+    # Without a card, torch only needs to import.
     if facts.torch_problem is not None and (facts.gpus or facts.torch_problem.startswith(IMPORT_FAILED)):
         seen = f"torch can't use {facts.gpus[0].describe()}" if facts.gpus else "torch can't be used"
         problem = f"{seen}: {facts.torch_problem}. Training would run on the CPU."
@@ -83,7 +83,7 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
         if _HIDES in why:
             way_out = f"Run: unset {_HIDES}"
         elif "reboot" in why or "nvidia-ml-py" in why:
-            way_out = ""  # the problem names its own
+            way_out = ""  # the problem includes it
         found.append(Missing("gpu", f"no NVIDIA GPU here ({why}); training runs on the CPU.", way_out))
     found += [Missing("warning", warning, "") for warning in facts.warnings]
     if facts.shm_gib is not None and facts.shm_gib < SMALL_SHM_GIB:

@@ -1,4 +1,4 @@
-"""Decides who builds batches, how many of them ahead, and how they reach the device."""
+"""Decides which backend builds batches, how many are built ahead, and how they reach the device."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from wellfed.data.settings import MOST_PARTS
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.backend import candidates, plan_backend, timeout_for_workers, to_time
-from wellfed.plan.host_room import NEAR_FRAC, Room
 from wellfed.plan.loader_checks import UNSHARED, cores_of_a_device, loader_faults, loader_warnings
+from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches
 from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
 from wellfed.ranks import largest_share
 from wellfed.units import GIB, MIB, show_bytes, show_ms
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
-"""Most workers of a loader option."""
+"""Maximum number of workers of a loader option."""
 _MOST_WORKERS = 8
-"""Most workers of the other options."""
+"""Maximum number of workers of other options."""
 PREFETCH_FACTOR = 2
 """torch's default."""
 THREADS_PREFETCH = 8
-"""Batches ahead of cheap ones: a thread builds up to half of them at once, without waking the training thread between
-two (record loader_cpu)."""
+"""Cheap batches to build ahead. A thread builds up to half of them without waking the training thread (record
+loader_cpu)."""
 CHEAP_MS, LITTLE_BYTES = 1.0, 256 * MIB
-"""Build time below which batches are cheap, and the memory that they may take without being asked for."""
+"""Milliseconds of build time below which batches are cheap, and bytes they may take by default."""
 DEVICE_PREFETCH = 2
-"""Batches on the device ahead of the step: the next one, and one for a step that is shorter than others."""
+"""Batches on the device before their steps: the next, and one more for a short step."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class LoaderPlanner:
     data: DataFacts
     on_gpu: bool
     first: FirstBatches | None = None
-    """None: nothing was timed, rules of thumb decide."""
+    """None = nothing was timed; rules of thumb decide."""
 
     def section(self, backend: Decided[str] | None = None) -> LoaderSection:
-        """Returns all of ``loader.*``; ``backend`` if it is decided already."""
+        """Returns all of ``loader.*``; ``backend`` if it is already decided."""
         asked, build_ms = self.config.loader, None if self.first is None else self.first.build_ms
         facts = {"has_fetch": self.data.has_fetch, "most_workers": self._most_readers, "build_ms": build_ms}
         if asked.backend is Backend.own and self.data.own_loader is not None:
             return LoaderSection.of(self._as_it_came(self.data.own_loader), candidates=(), eval_workers=0, **facts)
         names = candidates(asked, self.data, self.choices)
-        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
+        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._too_large())
         num_workers = self._num_workers(backend.value)
         num_workers = replace(num_workers, because=num_workers.because + self._in_parts(num_workers.value))
         count, builds_ahead = num_workers.value, num_workers.value > 0
@@ -82,20 +82,20 @@ class LoaderPlanner:
         return LoaderSection.of(decided, candidates=names, eval_workers=count, **facts)
 
     def to_time(self) -> list[LoaderSection]:
-        """Returns what would be planned with each backend that is worth timing, after one batch was timed."""
+        """Returns the plan for each backend worth timing, after one batch was timed."""
         assert self.first is not None
         names = to_time(candidates(self.config.loader, self.data, self.choices), self.first)
         sections = [self.section(by_rule(name, "to be timed")) for name in names]
         return [section for section in sections if not any(self.faults(section))]
 
     def faults(self, section: LoaderSection) -> list[Fault]:
-        """Returns what was asked of the loader and is impossible."""
-        return list(loader_faults(self.config, self.data, section, self._kept_ready(section)))
+        """Returns faults of settings of the loader that are impossible."""
+        return list(loader_faults(self.config, self.data, section, self._training_batches(section)))
 
     def warnings(self, section: LoaderSection) -> list[str]:
-        """Returns what was asked of the loader and is ignored or near a limit."""
-        asked, room = self.config.loader.device_prefetch, self._kept_ready(section)
-        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, room))
+        """Returns warnings about settings of the loader that are ignored or near a limit."""
+        asked, ready = self.config.loader.device_prefetch, self._training_batches(section)
+        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section, ready))
         if asked and self.on_gpu and section.device_prefetch == 0:
             found.append(
                 f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
@@ -104,13 +104,13 @@ class LoaderPlanner:
         return found
 
     def for_evaluation(self, section: LoaderSection, micro_batch: int) -> tuple[LoaderSection, list[str]]:
-        """Returns the section with the workers that an evaluation has room for, and a warning if they are fewer.
+        """Returns the section with the workers that fit during an evaluation, and a warning if they are fewer.
 
-        A validation runs within an epoch, when the batches of training are ready too. Its own have
-        ``workload.eval_batch_size`` samples, else ``micro_batch``, each assumed as large as those of training.
+        A validation runs within an epoch, while the training batches are ready too. Its batches have
+        ``workload.eval_batch_size`` samples, else ``micro_batch``, assumed as large as training samples.
         """
         size = self.config.workload.eval_batch_size or self.data.eval_batch_size or micro_batch
-        train = self._kept_ready(section)
+        train = self._training_batches(section)
         if train is None or self.first is None or not self.data.num_eval:
             return section, []
         of_a_step = largest_share(self.config.workload.samples_per_step, self.config.trainer.world_size)
@@ -130,15 +130,15 @@ class LoaderPlanner:
         )
         return replace(section, eval_workers=most), [warning]
 
-    def _kept_ready(self, section: LoaderSection) -> Room | None:
-        """Returns what the workers of training keep ready; None without workers, or if no batch was built."""
+    def _training_batches(self, section: LoaderSection) -> ReadyBatches | None:
+        """Returns the ready batches of training's workers; None without workers, or if no batch was built."""
         if section.num_workers == 0 or self.first is None:
             return None
-        return self._room(self.first, section.backend, section.num_workers)
+        return self._ready_batches(self.first, section.backend, section.num_workers)
 
     @property
     def _most_readers(self) -> int | None:
-        """Workers on a device that can read a stream; None = any number."""
+        """Maximum number of workers per device that can read a stream; None = any."""
         stream = self.data.stream
         if stream is None or (stream.shared_by and stream.num_shards is None):
             return None
@@ -147,7 +147,6 @@ class LoaderPlanner:
         return max(1, min(MOST_PARTS, (stream.num_shards or 1) // self.config.trainer.world_size))
 
     def _as_it_came(self, own: OwnLoader) -> dict[str, Decided[Any]]:
-        """Describes a DataLoader that is used unchanged."""
         as_it_came = {
             "num_workers": own.num_workers,
             "prefetch_factor": own.prefetch_factor,
@@ -193,12 +192,12 @@ class LoaderPlanner:
         because = f"{each} less one for training, at least 1, at most {limit}"
         if self.first is None:
             return by_rule(most, because)
-        # Fewer if the first batches showed that more are useless or don't fit.
-        of_use = math.ceil(self.first.build_ms) + 1  # at steps of 1 ms
-        room = self._room(self.first, backend, min(most, of_use))
-        if room.most_workers and room.most_workers < room.num_workers:
-            fits = f"{because}; the batches of {room.most_workers} fit into {NEAR_FRAC:g} of {room.where}"
-            return Decided(room.most_workers, fits, "measured")
+        # Fewer if the first batches show that more are useless or don't fit.
+        of_use = math.ceil(self.first.build_ms) + 1  # for steps of 1 ms
+        ready = self._ready_batches(self.first, backend, min(most, of_use))
+        if ready.most_workers and ready.most_workers < ready.num_workers:
+            fits = f"{because}; the batches of {ready.most_workers} fit into {NEAR_FRAC:g} of {ready.where}"
+            return Decided(ready.most_workers, fits, "measured")
         if of_use < most:
             fewer = f"a batch is built in {show_ms(self.first.build_ms)}, and steps are hardly shorter than 1 ms"
             return Decided(of_use, f"{fewer}: more would wait", "measured")
@@ -218,7 +217,8 @@ class LoaderPlanner:
     def _device_prefetch(self, builds_ahead: bool) -> Decided[int]:
         """Decides the number of batches copied ahead.
 
-        Without workers the copying thread builds them too. Data that draw from the process's generators forbid that.
+        Without workers the copying thread would build them, which is impossible if the data draw from the process's
+        generators.
         """
         asked, data = self.config.loader.device_prefetch, self.data
         if not self.on_gpu:
@@ -228,19 +228,19 @@ class LoaderPlanner:
         because = "copies run beside the step, on a stream of their own"
         return unless_set("loader.device_prefetch", asked, DEVICE_PREFETCH, because)
 
-    def _room(self, first: FirstBatches, backend: str, num_workers: int) -> Room:
-        """Returns the smaller of host memory and, for worker processes, /dev/shm, which carries their batches."""
+    def _ready_batches(self, first: FirstBatches, backend: str, num_workers: int) -> ReadyBatches:
+        """Returns the use of host memory or, for worker processes, of /dev/shm if that has less free."""
         has_processes, shm_gib = backend != "threads", self.facts.shm_free_gib
         where, free_gib = "host memory", self.facts.ram_available_gib
         if has_processes and shm_gib is not None and shm_gib < free_gib:
             where, free_gib = "/dev/shm", shm_gib
         factor, devices = self._prefetch_factor(backend, num_workers).value, self.config.trainer.devices
         size, count = first.batch_bytes, first.num_batches
-        return Room(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
+        return ReadyBatches(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
 
-    def _without_room(self) -> frozenset[str]:
-        """Returns the backends that can't hold the batches of the fewest workers possible."""
+    def _too_large(self) -> frozenset[str]:
+        """Returns the backends whose batches don't fit even with the fewest workers."""
         first, least = self.first, self.config.loader.num_workers or 1
         if first is None:
             return frozenset()
-        return frozenset(name for name in ("threads", "processes") if self._room(first, name, least).is_full)
+        return frozenset(name for name in ("threads", "processes") if self._ready_batches(first, name, least).is_full)

@@ -1,4 +1,4 @@
-"""Finds faults and warnings in what was asked of the loader, once ``loader.*`` is decided."""
+"""Finds faults and warnings in the settings of the loader, once ``loader.*`` is decided."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from wellfed.config.schema import Backend, RunConfig, ScheduleName
 from wellfed.errors import Fault
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.backend import asks_for_timeout
-from wellfed.plan.host_room import Room
+from wellfed.plan.ready_batches import ReadyBatches
 from wellfed.plan.run_plan import DataFacts, LoaderSection, StreamFacts
 from wellfed.ranks import largest_share
 from wellfed.units import counted, show_percent
@@ -17,14 +17,16 @@ UNSHARED = "has no shard(index, count), and does not ask torch's get_worker_info
 _IDLE_FRAC = 0.05
 """Share of the ranks' time without samples above which a warning appears."""
 _LISTED = 5
-"""Most samples that a warning names."""
+"""Maximum number of samples named in a warning."""
 
 
-def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, room: Room | None) -> Iterator[Fault]:
-    """Yields what was asked of the loader and is impossible.
+def loader_faults(
+    config: RunConfig, data: DataFacts, section: LoaderSection, ready: ReadyBatches | None
+) -> Iterator[Fault]:
+    """Yields faults of settings of the loader that are impossible.
 
     Args:
-        room: what its workers keep ready, if that is known.
+        ready: ready batches of its workers, if known.
     """
     asked, trainer = config.loader, config.trainer
     yield from _own_faults(config, data)
@@ -33,9 +35,9 @@ def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, ro
     elif section.backend == "threads" and not data.has_fetch:
         problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
         yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
-    if room is not None and room.is_full:
-        problem = f"the batches kept ready don't fit: {room.describe()}."
-        yield Fault(f"loader.num_workers={room.num_workers}", problem, room.way_out(has_fetch=data.has_fetch))
+    if ready is not None and ready.is_full:
+        problem = f"the batches kept ready don't fit: {ready.describe()}."
+        yield Fault(f"loader.num_workers={ready.num_workers}", problem, ready.way_out(has_fetch=data.has_fetch))
     if asked.max_skipped and not data.is_iterable and trainer.world_size > 1:
         yield Fault(
             "loader.max_skipped",
@@ -46,7 +48,6 @@ def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection, ro
 
 
 def _own_faults(config: RunConfig, data: DataFacts) -> Iterator[Fault]:
-    """Yields the faults of a DataLoader of the user's, or of one that is missing."""
     own, effective = data.own_loader, config.workload.effective_batch_size
     if config.loader.backend is not Backend.own:
         if problem := data.only_as_it_came:
@@ -97,7 +98,7 @@ def _stream_faults(config: RunConfig, stream: StreamFacts, section: LoaderSectio
 
 
 def cores_of_a_device(config: RunConfig, facts: MachineFacts) -> int:
-    """Returns the CPU cores for the workers of a device; one more trains."""
+    """Returns the CPU cores for the workers of a device; the training thread needs one more."""
     return max(1, int(facts.cpu_quota_cores / config.trainer.devices) - 1)
 
 
@@ -107,12 +108,12 @@ def loader_warnings(
     facts: MachineFacts,
     data: DataFacts,
     section: LoaderSection,
-    room: Room | None,
+    ready: ReadyBatches | None,
 ) -> Iterator[str]:
-    """Yields what was asked of the loader and is ignored or near a limit.
+    """Yields warnings about settings of the loader that are ignored or near a limit.
 
     Args:
-        room: what its workers keep ready, if that is known.
+        ready: ready batches of its workers, if known.
     """
     asked, devices = config.loader, config.trainer.devices
     cores, own_cores = facts.cpu_quota_cores, cores_of_a_device(config, facts)
@@ -138,10 +139,10 @@ def loader_warnings(
         more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
         there = f"there are {data.num_train}, counted from 0"
         yield f"loader.skip_ids={ids}{more}: no such training sample; {there}."
-    if room is not None and room.is_near:
+    if ready is not None and ready.is_near:
         yield (
-            f"loader.num_workers={room.num_workers}: little is left beside the batches kept ready: "
-            f"{room.describe()}. {room.way_out(has_fetch=data.has_fetch)}"
+            f"loader.num_workers={ready.num_workers}: little is left beside the batches kept ready: "
+            f"{ready.describe()}. {ready.way_out(has_fetch=data.has_fetch)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Decides how device memory is spent by rules of thumb: feature tables, checkpointing, what to do when it runs out."""
+"""Decides the use of device memory by rules of thumb: feature tables, checkpointing, reaction to out of memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wellfed.ranks import largest_share
 from wellfed.units import gib, show_bytes
 
 CACHE_SHARE = 0.5
-"""Largest share of the budget, or of free host memory, that a feature table may take; activations need the rest."""
+"""Maximum share of the budget, or of free host memory, for a feature table; activations need the rest."""
 _WHOLE = "a LightningModule runs its own step on whole batches"
 _NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
 BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
@@ -55,7 +55,7 @@ def plan_memory(
 def memory_faults(
     config: RunConfig, choices: Mapping[str, str], memory: MemorySection, data: DataFacts, model: ModelFacts
 ) -> Iterator[Fault]:
-    """Yields what was asked of memory and is impossible."""
+    """Yields faults of memory settings that are impossible."""
     asked, per_device = config.memory, _per_device(config)
     steps, whole = asked.micro_batch_steps, _why_whole(config, model)
     if whole:
@@ -79,7 +79,7 @@ def memory_faults(
     if steps is not None and memory.on_oom == "fail" and not whole:
         why = memory.reasons["on_oom"].because
         yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
-    # memory=tight is for all models: with one that has no blocks it is about the micro-batch alone.
+    # memory=tight is for all models; without blocks it only affects the micro-batch.
     if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
         yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
     yield from _stage_faults(config, data, model)
@@ -92,13 +92,12 @@ def memory_faults(
 
 
 def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
-    """Returns the knobs that may lower the memory of this model's step; others would be refused."""
+    """Returns the knobs that can lower the memory of this model's step."""
     splits = not model.has_batch_norm and not _why_whole(config, model)
     return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
 
 
 def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
-    """Yields why ``memory.stages`` has nothing to switch here, or can't switch it."""
     if config.memory.stages is None:
         return
     way_out = "Set memory.stages=null."
@@ -112,7 +111,7 @@ def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iter
 
 
 def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
-    """Yields what was asked of memory and is ignored."""
+    """Yields warnings about memory settings that are ignored."""
     asked, last = config.memory, config.trainer.max_epochs
     for stage in asked.stages or ():
         if last is not None and stage.from_epoch >= last:
@@ -126,8 +125,8 @@ def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> It
 
 
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
-    """Returns the bytes on the device by what needs them, without activations."""
-    halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16 then
+    """Returns the bytes on the device by purpose, without activations."""
+    halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16
     averages = {"weight average": model.average_bytes // halves} if model.average_bytes else {}
     return {
         "parameters": model.parameter_bytes // halves,
@@ -155,7 +154,7 @@ def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
 
 
 def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:
-    """Returns overrides that bring the known bytes within the budget; empty if there are none."""
+    """Returns overrides that bring the known bytes within the budget; empty if none do."""
     table = parts["feature table"]
     rest_gib = gib(sum(parts.values()) - table)
     typed = ["memory.features=cache_host or dynamic"] if table else []
@@ -167,12 +166,11 @@ def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -
 
 
 def _per_device(config: RunConfig) -> int:
-    """Returns the samples of a step on each device."""
     return largest_share(config.workload.samples_per_step, config.trainer.world_size)
 
 
 def _why_whole(config: RunConfig, model: ModelFacts) -> str:
-    """Returns why a LightningModule can't get the samples of a step in parts; empty if it can."""
+    """Returns why the samples of a LightningModule's step can't be split; empty if they can."""
     if not model.is_lightning_module:
         return ""
     if model.steps_by_hand:
@@ -186,14 +184,12 @@ def _why_whole(config: RunConfig, model: ModelFacts) -> str:
 
 
 def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
-    """Decides whether blocks recompute their activations in the backward pass."""
     if asked and not model.has_blocks:
         return by_rule(False, f"off: {_NO_BLOCKS}")
     return unless_set("memory.checkpoint_activations", asked, False, "off: it costs about a third more compute")
 
 
 def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:
-    """Decides whether a step that ran out of memory is repeated in smaller parts."""
     asked, why = config.memory.on_oom, None
     if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
@@ -217,7 +213,6 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
 
 
 def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts) -> Decided[str | None]:
-    """Decides where features are kept."""
     asked = config.memory.features
     if data.feature_rows == 0:
         return by_rule(None, "this workload offers no features")
@@ -228,7 +223,7 @@ def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: 
         return Decided(asked.value, f"memory.features={asked.value}; {size}", "set")
     table_gib, budget_gib, ram_gib = gib(data.feature_bytes), device.device.memory_gib, facts.ram_available_gib
     fits_host = table_gib <= CACHE_SHARE * ram_gib
-    # On a CPU the table is in host memory either way; the budget of a card that was named decides all the same.
+    # On a CPU the table is in host memory in any case; the budget of a named card still decides.
     if budget_gib is not None and table_gib > CACHE_SHARE * budget_gib:
         over = f"{size}, is more than {CACHE_SHARE:g} of the {budget_gib:.1f} GiB GPU budget"
         if fits_host:

@@ -1,8 +1,7 @@
-"""Searches the cheapest settings of memory that fit a budget, and what else would fit if no allowed setting does.
+"""Finds the cheapest memory settings that fit a budget, and alternatives if no allowed setting fits.
 
-From cheap to dear: a step that fits whole; smaller micro-batches, which fill kernels less; checkpointing, which
-computes about a third more; a feature table in host memory, with a copy at each batch; ``dynamic``, which runs the
-encoder each time.
+Order of cost: a whole step; smaller micro-batches, which use kernels less well; checkpointing, about a third more
+compute; a feature table in host memory, with a copy per batch; ``dynamic``, which runs the encoder each time.
 """
 
 from __future__ import annotations
@@ -25,35 +24,34 @@ from wellfed.plan.predict.footprint import (
 from wellfed.units import gib, show_bytes
 
 Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
-"""The footprint for a feature mode (None: no features) with or without activation checkpointing."""
+"""Returns the footprint for a feature mode (None = no features) with or without activation checkpointing."""
 PLANNED_FRAC = 0.98
-"""Share of the budget that a predicted peak may take; the rest covers the prediction's error and what it does not see
-(docs/memory.md)."""
+"""Maximum share of the budget for a predicted peak; the rest covers errors of the prediction (docs/memory.md)."""
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Settings that may be chosen; of several values the first is the cheapest."""
+    """Allowed settings, the cheapest value of each first."""
 
     features: tuple[str | None, ...]
     checkpointed: tuple[bool, ...]
     micro_batch: int | None
-    """The only one allowed; None = any."""
+    """The only allowed micro-batch; None = any."""
     at_most: int
-    """Largest micro-batch to take if any is allowed."""
+    """Largest micro-batch if any is allowed."""
     step: StepShape
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of memory, with its predicted peak on each device."""
+    """A memory setting with its predicted peak on each device."""
 
     features: str | None
     checkpointed: bool
     micro_batch: int
     peak: Prediction
     reserved_bytes: int
-    """Bytes that the allocator will reserve within the budget, or would need if they do not fit."""
+    """Bytes that the allocator reserves within the budget; if they don't fit, the bytes needed."""
     fits: bool = True
 
     @property
@@ -64,22 +62,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: a candidate, or why there is no estimate."""
+    """Result of a search: a candidate, or the reason for having no estimate."""
 
     candidate: Candidate | None
-    """The cheapest that fits; if none does, the allowed one that needs the least."""
+    """The cheapest candidate that fits, else the allowed one that needs least."""
     passed_over: tuple[Candidate, ...] = ()
-    """Cheaper ones that do not fit, each at the micro-batch with the lowest need."""
+    """Cheaper candidates that do not fit, each with the micro-batch that needs least."""
     no_estimate: str | None = None
 
 
 def limit_bytes(budget_gib: float) -> int:
-    """Returns the bytes that a planned peak may reach."""
+    """Returns the maximum bytes of a planned peak."""
     return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
 def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> SearchResult:
-    """Returns the first candidate that fits; without a budget every one fits."""
+    """Returns the first candidate that fits; without a budget all fit."""
     passed: list[Candidate] = []
     for features, checkpointed in product(space.features, space.checkpointed):
         footprint = estimate(features, checkpointed)
@@ -95,7 +93,7 @@ def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -
 def remedies(
     space: SearchSpace, estimate: Estimate, budget_gib: float, *, has_features: bool, may_split: bool, has_blocks: bool
 ) -> list[Candidate]:
-    """Returns settings that fit, cheapest first, if more may be changed than was left open.
+    """Returns settings that fit, cheapest first, if typed settings may be changed too.
 
     Args:
         has_features: whether the workload offers features that are not trained.
@@ -103,7 +101,7 @@ def remedies(
         has_blocks: whether the model has blocks that checkpointing can recompute.
     """
     mode, features = space.features[0], space.features
-    if has_features:  # slower ones, too
+    if has_features:  # slower ones too
         features = FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (False, True) if has_blocks else space.checkpointed
     micro = None if may_split else space.micro_batch or space.step.samples
@@ -119,7 +117,7 @@ def remedies(
 def _largest(
     space: SearchSpace, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
 ) -> Candidate:
-    """Returns the candidate with the largest micro-batch that fits; if none does, with the lowest need."""
+    """Returns the candidate with the largest micro-batch that fits, else with the lowest need."""
     limit = None if budget_gib is None else limit_bytes(budget_gib)
     micro = space.micro_batch or space.at_most
     if limit is not None and space.micro_batch is None:
@@ -134,7 +132,7 @@ def _largest(
 
 
 def show_parts(candidate: Candidate, most: int = 4) -> str:
-    """Returns the largest parts of a peak for messages; all entries add up to the reserved bytes."""
+    """Returns the largest parts of a peak for messages; with the rest they add up to the reserved bytes."""
     parts: list[tuple[str, int]] = sorted(candidate.peak.parts.items(), key=lambda part: -part[1])
     parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
     unused = max(0, candidate.reserved_bytes - candidate.peak.tensor_bytes - candidate.peak.workspaces)

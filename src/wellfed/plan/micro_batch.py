@@ -1,15 +1,15 @@
 """Decides the micro-batch: the samples of an optimizer step that a device computes at a time.
 
-Each of these may change what the one before it decided. The last that applies has the last word.
+Each of these may change the decision of the one before it, so the last that applies wins.
 
-1. `rule_of_thumb`: what was set (``memory.micro_batch``, ``memory.accumulate``), else the device's whole share.
+1. `rule_of_thumb`: the typed value (``memory.micro_batch``, ``memory.accumulate``), else the device's whole share.
 2. `budget.within_budget`: the largest size whose predicted peak fits the budget.
 3. `as_remembered`: a smaller size that an earlier run of this plan had to step down to.
 4. `at_plateau`: only with ``memory.plateau_frac``; the smallest size that keeps this share of the best measured rate.
-5. `with_probes`: on one GPU, a real step of the size that 2 or 4 gave; less, if the step needs too much memory.
-6. `train.memory.fallbacks`: a step of training that runs out of memory halves the size. The next run's 3 recalls it.
+5. `with_probes`: on one GPU, a real step of the size from 2 or 4; a smaller size if that needs too much memory.
+6. `train.memory.fallbacks`: a training step that runs out of memory halves the size, which the next run recalls in 3.
 
-A size that was set is final up to 6. A size from 3 is not measured again. `steps_to_run` decides about 4 and 5.
+A typed size can only change in 6. A size from 3 is not measured again. `steps_to_run` decides about 4 and 5.
 Pure: the steps themselves run in `run.micro_batch`.
 """
 
@@ -32,7 +32,7 @@ MOST_PROBES = 6
 
 
 def rule_of_thumb(config: RunConfig, model: ModelFacts) -> Decided[int]:
-    """Returns the size that was set, else the device's whole share of a step, or a quarter for a plateau."""
+    """Returns the typed size, else the device's whole share of a step, or a quarter of it for a plateau."""
     memory, world = config.memory, config.trainer.world_size
     per_device = largest_share(config.workload.samples_per_step, world)
     share = f"{config.workload.samples_per_step} samples a step" + (f" over {world} devices" if world > 1 else "")
@@ -56,11 +56,11 @@ def in_parts(samples: int, micro_batch: int) -> tuple[int, str]:
 def as_remembered(
     plan: RunPlan, remembered: Mapping[str, Lowered], step: StepShape, footprint: Footprint | None
 ) -> RunPlan:
-    """Returns the plan with what earlier runs had to lower. A size that was set stays, and so does a smaller one.
+    """Returns the plan with values that earlier runs had to lower. Typed and smaller sizes are kept.
 
     Args:
-        remembered: by knob, of what the configuration leaves open.
-        footprint: the one that ``plan`` was made with, if it has an estimate.
+        remembered: lowered values by knob, for knobs that were not typed.
+        footprint: footprint that ``plan`` is based on, if any.
     """
     plan = replace(plan, remembered=dict(remembered))
     lowered, planned = remembered.get(MICRO_BATCH), plan.memory.decided("micro_batch")
@@ -74,19 +74,19 @@ def as_remembered(
 
 @dataclass(frozen=True)
 class StepsToRun:
-    """Why real steps run before training; falsy if they don't."""
+    """Reasons to run real steps before training; falsy without one."""
 
     plateau: bool
-    """To measure the rate of several sizes."""
+    """Whether to measure the rate of several sizes."""
     memory: bool
-    """To measure the memory of the planned size."""
+    """Whether to measure the memory of the planned size."""
 
     def __bool__(self) -> bool:
         return self.plateau or self.memory
 
 
 def steps_to_run(plan: RunPlan, plateau_frac: float | None, model: ModelFacts) -> StepsToRun:
-    """Returns what real steps should find out: something only where the micro-batch is a prediction."""
+    """Returns what to measure by real steps; nothing unless the micro-batch is a prediction."""
     is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
     return StepsToRun(
         plateau=is_predicted and plateau_frac is not None and model.may_split,
@@ -109,13 +109,13 @@ def why_untried(plan: RunPlan, model: ModelFacts) -> str:
 def at_plateau(
     plan: RunPlan, frac: float, rate: Callable[[int], float | None], step: StepShape, footprint: Footprint | None
 ) -> RunPlan:
-    """Returns the plan with the smallest micro-batch that keeps ``frac`` of the best rate, of those tried.
+    """Returns the plan with the smallest tried micro-batch that keeps ``frac`` of the best rate.
 
-    The sizes tried are the device's whole share of a step, its half, and so on. No size is tried that the plan recalls
-    as too large, or that is predicted not to fit.
+    The sizes tried are the device's whole share of a step, its half, and so on. Sizes that are recalled or predicted as
+    too large are skipped.
 
     Args:
-        rate: samples/s of real steps; 0 if memory runs out, None to try no more.
+        rate: returns samples/s of real steps; 0 if memory runs out, None to stop trying.
         footprint: for the predicted peaks of a plan with a budget.
     """
     size = step.samples
@@ -146,22 +146,22 @@ def at_plateau(
 def with_probes(
     plan: RunPlan,
     probe: Callable[[int], int | None],
-    room: Callable[[], int | None],
+    available: Callable[[], int | None],
     step: StepShape,
     footprint: Footprint,
     *,
     may_split: bool = True,
 ) -> RunPlan:
-    """Returns the plan with a micro-batch of which a real step was measured. It is never larger than planned.
+    """Returns the plan with a micro-batch that a real step has measured. It is never larger than planned.
 
-    A probe is a step of the micro-batch alone. A step of the run has more inputs and gradients, so its prediction is
-    raised by what the probe took beyond its own prediction.
+    A probe is a step of a single micro-batch. A step of the run has more inputs and gradients. So its prediction is
+    raised by the excess of the probe over its own prediction.
 
     Args:
-        probe: bytes that the allocator reserved at the peak; None if they ran out.
-        room: bytes of the card that this process can have once CUDA's context exists; None if unknown.
-        footprint: the one that ``plan``, which has a budget, was made with.
-        may_split: a smaller micro-batch may be taken; else a step that takes too much leads to a warning.
+        probe: returns the bytes that the allocator reserved at the peak; None if memory ran out.
+        available: returns the bytes available to this process once CUDA's context exists; None if unknown.
+        footprint: footprint that ``plan``, which has a budget, is based on.
+        may_split: whether the micro-batch may be reduced; if not, an excessive step gives a warning.
     """
     budget_gib = plan.device.memory_gib
     assert budget_gib is not None
@@ -172,7 +172,7 @@ def with_probes(
             found.append(f"{micro} at a time ran out of memory")
             smaller = micro // 2
         else:
-            limit, left = _limit(budget_gib, room())
+            limit, left = _limit(budget_gib, available())
             predicted = predicted_peak(footprint, micro, StepShape(micro, workspaces=step.workspaces)).reserved_bytes
             took = f"a step of {micro} alone took {show_bytes(measured)}"
             found.append(f"{took} where {show_bytes(predicted)} were predicted{left}")
@@ -180,7 +180,7 @@ def with_probes(
             fits = fits_within(footprint, micro, step, limit - beyond)
             if fits:
                 break
-            # As if all sizes needed as many times more. The next probe shows which part does not grow with the size.
+            # Assumes the same ratio for all sizes. The next probe shows the part that does not grow with the size.
             smaller = min(micro - 1, largest_micro_batch(footprint, limit * predicted // (predicted + beyond), step))
         if micro == 1 or not may_split:
             break
@@ -196,7 +196,7 @@ def with_probes(
 
 
 def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
-    """Returns the plan, whose micro-batch is final now, with the ``memory.micro_batch_steps`` that it does not use.
+    """Returns the plan, whose micro-batch is final now, with the unused ``memory.micro_batch_steps``.
 
     Raises:
         ConfigError: none of them is smaller than the micro-batch.
@@ -217,13 +217,12 @@ def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
 
 
 def because_too(plan: RunPlan, more: str) -> RunPlan:
-    """Returns the plan with ``more`` at the end of the micro-batch's reason."""
+    """Returns the plan with ``more`` added to the micro-batch's reason."""
     micro = plan.memory.decided("micro_batch")
     return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=f"{micro.because}{more}")))
 
 
 def _resized(plan: RunPlan, micro: Decided[int], step: StepShape, footprint: Footprint | None) -> RunPlan:
-    """Returns the plan with another micro-batch, and the peak that is predicted for it."""
     accumulate = Decided(*in_parts(step.samples, micro.value), "measured")
     plan = replace(plan, memory=plan.memory.but(micro_batch=micro, accumulate=accumulate))
     if footprint is None or plan.device.memory_gib is None:
@@ -237,8 +236,8 @@ def _resized(plan: RunPlan, micro: Decided[int], step: StepShape, footprint: Foo
     )
 
 
-def _limit(budget_gib: float, room_bytes: int | None) -> tuple[int, str]:
-    """Returns the bytes to plan with, and a text if the card has less than the budget."""
-    if room_bytes is None or gib(room_bytes) >= budget_gib:
+def _limit(budget_gib: float, available_bytes: int | None) -> tuple[int, str]:
+    """Returns the bytes to plan with, and a remark if the card has less than the budget."""
+    if available_bytes is None or gib(available_bytes) >= budget_gib:
         return limit_bytes(budget_gib), ""
-    return limit_bytes(gib(room_bytes)), f", and beside CUDA's context the card has {show_bytes(room_bytes)}"
+    return limit_bytes(gib(available_bytes)), f", and beside CUDA's context the card has {show_bytes(available_bytes)}"

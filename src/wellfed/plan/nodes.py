@@ -1,4 +1,4 @@
-"""Checks whether the ranks that were started can train together: their number, their code, their cards."""
+"""Checks whether the started ranks can train together: their number, code and cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wellfed.units import counted
 
 
 def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fault]:
-    """Yields a fault if other numbers of machines or devices were asked for than were started."""
+    """Yields a fault if the number of started machines or devices differs from the configuration."""
     nodes, devices = trainer.num_nodes, trainer.devices
     if launch is None:
         if nodes > 1:
@@ -29,7 +29,7 @@ def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fau
     per_node = "--nproc-per-node" if launch.by == "torchrun" else "--ntasks-per-node"
     nnodes = "--nnodes" if launch.by == "torchrun" else "--nodes"
     as_started = f"trainer.num_nodes={launch.num_nodes} trainer.devices={launch.devices}"
-    if launch.num_nodes * launch.devices != launch.world_size:  # not equally many on each
+    if launch.num_nodes * launch.devices != launch.world_size:  # machines differ in their number of ranks
         started, as_started = f"not equally many on each of {launch.num_nodes}", ""
     way_out = f"start it with {nnodes}={nodes} {per_node}={devices}."
     yield Fault(
@@ -42,31 +42,31 @@ def launch_faults(trainer: TrainerConfig, launch: Launch | None) -> Iterator[Fau
 
 @dataclass(frozen=True)
 class RankFacts:
-    """A rank, with the facts that must be the same for all."""
+    """A rank, and the facts that must be the same on all."""
 
     rank: int
     node: int
     host: str
     commit: str | None = None
-    """Commit of the checkout that it runs; None = not a git checkout."""
+    """Commit of its checkout; None = no git checkout."""
     change: str = ""
     """Digest of the uncommitted changes."""
     source: str = ""
     """Digest of the source files."""
     versions: tuple[tuple[str, str], ...] = field(default=())
-    """Versions of Python and of the packages that ranks communicate by."""
+    """Versions of Python and of the packages for communication."""
 
     @property
     def where(self) -> str:
-        """The rank with its machine, for messages."""
+        """Name of the rank and its machine, for messages."""
         return f"rank {self.rank} on node {self.node} ({self.host})"
 
 
 def code_faults(ranks: Sequence[RankFacts]) -> Iterator[Fault]:
-    """Yields a fault for the first rank that runs other code than rank 0.
+    """Yields a fault for the first rank whose code differs from rank 0's.
 
     Args:
-        ranks: one for each machine, rank 0 first.
+        ranks: one per machine, rank 0 first.
     """
     first, *others = ranks
     way_out = "Let all machines see one folder of the project, or bring it to the same state on each."
@@ -93,17 +93,17 @@ def code_faults(ranks: Sequence[RankFacts]) -> Iterator[Fault]:
 
 @dataclass(frozen=True)
 class NodeCards:
-    """The devices that a machine trains on."""
+    """Training devices of a machine."""
 
     node: int
     host: str
     accelerator: str
     cards: tuple[tuple[str, float | None], ...]
-    """Name and memory (GiB) of each; empty on a CPU."""
+    """Name and memory (GiB) of each; empty for a CPU."""
 
 
 def card_faults(nodes: Sequence[NodeCards]) -> Iterator[Fault]:
-    """Yields a fault for the first machine whose cards differ from those of machine 0."""
+    """Yields a fault for the first machine whose cards differ from machine 0's."""
     first, *others = nodes
     for other in others:
         if other.accelerator != first.accelerator:

@@ -1,4 +1,4 @@
-"""Holds the plan of a run: a typed section for each group of knobs, and beside each number its reason."""
+"""Holds the plan of a run: a typed section for each group of knobs, with a reason for each number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
 Source = Literal["set", "predicted", "measured", "data"]
 TRY_AGAIN = "memory.remember=false tries it again"
-"""End of a reason that an earlier run gave."""
+"""End of a reason from an earlier run."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Decided(Generic[Value_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The decided knobs of one group as plain values; `reasons` has the decision behind each."""
+    """Decided knobs of one group as plain values; `reasons` has the decisions."""
 
     group: ClassVar[str]
     """Name in the configuration."""
@@ -39,7 +39,7 @@ class Section:
 
     @classmethod
     def of(cls, decided: Mapping[str, Decided[Any]], **facts: Any) -> Self:
-        """Returns a section from a decision for each knob; ``facts`` are the fields that are not knobs."""
+        """Returns a section from a decision for each knob; ``facts`` are the other fields."""
         values = {knob: each.value for knob, each in decided.items()}
         return cls(reasons=dict(decided), **values, **facts)
 
@@ -55,19 +55,19 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSection(Section):
-    """Where and on how many devices."""
+    """Accelerator, strategy and number of devices."""
 
     group = "trainer"
     accelerator: Literal["cpu", "gpu"]
     devices: int
-    """Devices of each machine."""
+    """Devices per machine."""
     num_nodes: int = 1
-    """Machines; shown in the plan if there are several."""
+    """Number of machines; shown if above 1."""
     strategy: Literal["auto", "ddp", "fsdp"]
 
     @property
     def world_size(self) -> int:
-        """Ranks: processes that train together, one a device."""
+        """Number of ranks: processes that train together, one per device."""
         return self.num_nodes * self.devices
 
 
@@ -77,16 +77,15 @@ class DeviceSection(Section):
 
     group = "gpu"
     memory_gib: float | None
-    """The budget; None: trains on the CPU and no card was named."""
+    """The budget; None = CPU training without a named card."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     tf32: bool
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"]
     enforce: bool
-    """Whether memory is held to the budget."""
     name: str
-    """Name of the card, or of the CPU."""
+    """Name of the card or CPU."""
     workspaces: int
-    """Bytes of the device's memory that libraries keep for themselves."""
+    """Bytes of device memory used by libraries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +98,14 @@ class WorkloadSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySection(Section):
-    """How device memory is spent."""
+    """Use of device memory."""
 
     group = "memory"
     micro_batch: int
     accumulate: int
     checkpoint_activations: bool
     features: FeatureModeName | None
-    """None: the workload offers no features."""
+    """None = the workload has no features."""
     on_oom: Literal["retry", "fail"]
 
 
@@ -126,27 +125,27 @@ class LoaderSection(Section):
     backend: Literal["torch", "inline", "threads", "processes", "own"]
     num_workers: int
     prefetch_factor: int | None
-    """None: nobody builds ahead."""
+    """None = nothing is built ahead."""
     persistent_workers: bool
     pin_memory: bool
     device_prefetch: int
     timeout_s: float
-    """0: waits for ever."""
+    """0 = no limit."""
     worker_threads: int | None
     candidates: tuple[str, ...]
-    """Backends that ``loader.backend=auto`` may take by their times; the first wins a tie."""
+    """Backends that ``loader.backend=auto`` may choose by their times; the first wins a tie."""
     eval_workers: int
-    """Workers of an evaluation on each device; 0 = the training process builds the batches."""
+    """Workers of an evaluation per device; 0 = the training process builds the batches."""
     has_fetch: bool
-    """Whether the data gives whole batches at once."""
+    """Whether the data return whole batches."""
     most_workers: int | None
-    """Workers that can share a stream; None = any number."""
+    """Maximum number of workers that can share a stream; None = any."""
     build_ms: float | None = None
-    """Milliseconds that a single worker took to build a batch before training; None = not timed."""
+    """Milliseconds per batch of a single worker before training; None = not timed."""
 
     @property
     def has_processes(self) -> bool:
-        """Whether batches come from worker processes."""
+        """Whether worker processes build the batches."""
         return self.num_workers > 0 and self.backend in ("torch", "processes", "own")
 
 
@@ -173,43 +172,43 @@ class RunPlan(DevicePlan):
     """Memory of the first stage, if there are several."""
     loader: LoaderSection
     derived: Mapping[str, Decided[Any]] = field(default_factory=dict)
-    """Values that follow from the data, by dotted knob."""
+    """Values derived from the data, by dotted knob."""
     callbacks: Decided[str] | None = None
-    """Names of the configured callbacks; None: there are none."""
+    """Names of the configured callbacks; None = no callbacks."""
     stages: tuple[PlannedStage, ...] = ()
-    """All of ``memory.stages``; empty: the same memory settings throughout."""
+    """All of ``memory.stages``; empty = the same settings throughout."""
     parts: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of device memory by what needs them: at the predicted peak, or without an estimate all but activations."""
+    """Bytes of device memory by purpose: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None
-    """GiB that the allocator will reserve on each device; None if nothing could be estimated."""
+    """GiB that the allocator reserves on each device; None without an estimate."""
     peak_moment: str | None = None
     misfit: Fault | None = None
-    """Why this plan exceeds its budget, and what would fit."""
+    """Why the plan exceeds its budget, and what would fit."""
     remedies: tuple[str, ...] = ()
-    """Overrides that each make a plan with a misfit fit, cheapest first."""
+    """Overrides that each make the plan fit, cheapest first."""
     footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
-    """Estimates made for it, by feature mode and whether activations are checkpointed."""
+    """Estimates by feature mode and whether activations are checkpointed."""
     may_lower: tuple[str, ...] = ()
-    """Knobs among ``memory.micro_batch`` and ``memory.checkpoint_activations`` that this model allows to change."""
+    """Which of ``memory.micro_batch`` and ``memory.checkpoint_activations`` this model allows to change."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """Values that earlier runs of this plan had to lower, by knob."""
     remembered_in: Path | None = None
-    """File for the values that this run has to lower; None: none is kept."""
+    """File for the values that this run has to lower; None = not kept."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether it keeps to its budget; None if nothing could be predicted."""
+        """Whether the plan fits its budget; None without a prediction."""
         return None if self.predicted_peak_gib is None else self.misfit is None
 
     @property
     def knobs(self) -> dict[str, Decided[Any]]:
-        """Every decision by its dotted knob, in the order in which they are shown."""
+        """All decisions by dotted knob, in display order."""
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
         knobs |= self.derived
         if self.stages:
             knobs["memory.stages"] = self._stages
-        knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
+        knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last, for when the others were wrong
         if (one_by_one := self.remembered.get(FOREACH)) is not None:
             because = f"its step on all weights at once {one_by_one.when}; {TRY_AGAIN}"
             knobs[FOREACH] = Decided(False, because, "measured")
@@ -219,7 +218,7 @@ class RunPlan(DevicePlan):
 
     @property
     def _stages(self) -> Decided[Any]:
-        """All stages with what differs between them, and why."""
+        """All stages with their differences and the reason."""
         names = ("features", "micro_batch", "checkpoint_activations")
         found = [
             {"from_epoch": one.from_epoch, **{name: getattr(one.memory, name) for name in names}} for one in self.stages
@@ -234,7 +233,7 @@ class RunPlan(DevicePlan):
 
     @property
     def least_micro_batch(self) -> int:
-        """Smallest micro-batch of all stages, which fits in each of them."""
+        """Smallest micro-batch of all stages, which fits in each."""
         return min([self.memory.micro_batch, *(stage.memory.micro_batch for stage in self.stages)])
 
     def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,13 +249,13 @@ class RunPlan(DevicePlan):
 
 @dataclass(frozen=True)
 class DryPlan:
-    """The plan of a run that is not run, by prediction alone."""
+    """The plan of a run that does not start, by prediction alone."""
 
     plan: RunPlan
     by_devices: tuple[RunPlan, ...]
-    """For each number of GPUs up to the one asked for; empty for one device."""
+    """Plans for each number of GPUs up to the configured one; empty for one device."""
     imagined: str | None
-    """Note on cards that this machine lacks."""
+    """Note about cards that this machine lacks."""
     workload: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -298,24 +297,24 @@ class DryPlan:
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """Facts about training data that is read in order."""
+    """Facts about training data read in order."""
 
     name: str
     has_length: bool = False
     gives_batches: bool = False
     shared_by: Literal["shard", "worker info"] | None = None
-    """How several workers may share it; None = unknown."""
+    """How several workers share it; None = unknown."""
     shares_ranks_itself: bool = False
-    """Whether it asks torch.distributed for its rank."""
+    """Whether it reads its rank from torch.distributed."""
     num_shards: int | None = None
 
 
 @dataclass(frozen=True)
 class OwnLoader:
-    """Settings of a DataLoader of the user's."""
+    """Settings of a user's DataLoader."""
 
     batch_size: int | None
-    """None: unknown."""
+    """None = unknown."""
     num_workers: int
     prefetch_factor: int | None
     persistent_workers: bool
@@ -334,16 +333,16 @@ class DataFacts:
     num_eval: int = 0
     """Samples of the larger of validation and test."""
     eval_batch_size: int | None = None
-    """Samples of the larger of their batches, if the data define it."""
+    """Larger of their batch sizes, if the data define it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
     own_loader: OwnLoader | None = None
-    """The DataLoader of the training data; None: they came without one."""
+    """DataLoader of the training data; None = they came without one."""
     derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Value and reason of the knobs that the data define."""
+    """Value and reason of knobs that the data define."""
     only_as_it_came: str = ""
-    """Split and reason of a DataLoader that can't be built again; empty: there is none."""
+    """Split and reason of a DataLoader that can't be rebuilt; empty = none."""
 
     @property
     def is_iterable(self) -> bool:
@@ -359,19 +358,19 @@ class ModelFacts:
     trainable_bytes: int
     optimizer_state_bytes: int
     gathered_bytes: int = 0
-    """Bytes of a sharded model that are whole on each device at a time."""
+    """Bytes of a sharded model gathered on each device at a time."""
     has_batch_norm: bool = False
     has_blocks: bool = False
-    """Whether activation checkpointing finds blocks that it can recompute."""
+    """Whether the model has blocks that activation checkpointing can recompute."""
     is_lightning_module: bool = False
     steps_by_hand: bool = False
     """Whether it is a LightningModule with manual optimization."""
     has_sparse_gradients: bool = False
-    """Whether a weight has sparse gradients, as with ``nn.Embedding(sparse=True)``."""
+    """Whether a weight has sparse gradients, e.g. with ``nn.Embedding(sparse=True)``."""
     average_bytes: int = 0
-    """Bytes of an average of the weights that a callback keeps on the device."""
+    """Bytes of a callback's average of the weights on the device."""
     listeners: tuple[str, ...] = ()
-    """Callbacks with hooks within a step, each with the names of these hooks."""
+    """Callbacks with hooks inside a step, each with the names of the hooks."""
 
     @property
     def may_split(self) -> bool:
@@ -380,7 +379,7 @@ class ModelFacts:
 
 
 def as_set(knob: str, value: Any) -> str:
-    """Returns ``knob=value`` as typed; empty for a knob that is null."""
+    """Returns ``knob=value`` as typed; empty for null."""
     return "" if value is None else f"{knob}={str(value).lower()}"
 
 
@@ -390,5 +389,5 @@ def by_rule(value: Value, because: str, *, is_set: bool = False) -> Decided[Valu
 
 
 def unless_set(knob: str, asked: Value | None, value: Value, because: str) -> Decided[Value]:
-    """Returns what the user set, else the decision of a rule of thumb."""
+    """Returns the user's value, else the decision of a rule of thumb."""
     return by_rule(value, because) if asked is None else Decided(asked, as_set(knob, asked), "set")

@@ -1,4 +1,4 @@
-"""Names overrides that would have fitted after a training ran out of memory, by the estimate of its plan."""
+"""Suggests overrides after a training ran out of memory, by the estimate of its plan."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RanOut:
     features: str | None
     checkpointed: bool
     lacking_bytes: int = 0
-    """Bytes of the request that failed; 0 = unknown."""
+    """Bytes of the failed request; 0 = unknown."""
 
     @classmethod
     def of(cls, plan: RunPlan, events: Sequence[Mapping[str, Any]], message: str) -> Self:
-        """Returns them from a run's events and from the message that ended it."""
+        """Returns the settings from a run's events and from the message that ended it."""
         memory, tried = plan.memory, _TRIED.search(message)
         found = cls(memory.micro_batch, memory.features, memory.checkpoint_activations)
         for event in events:
@@ -50,13 +50,13 @@ class RanOut:
 
 
 def ways_that_fit(plan: RunPlan, config: RunConfig, profile: str, model: ModelFacts, ran_out: RanOut) -> list[str]:
-    """Returns overrides that the run did not have, each with its predicted need; none without an estimate.
+    """Returns overrides that would need less memory, each with its predicted need; none without an estimate.
 
-    The estimate was too low for the run. So an override must need less than the run's estimate by all that was
-    lacking. No step is rehearsed: settings that the plan did not estimate are left out.
+    The estimate was too low for the run. So an override must save at least the bytes that were lacking. No step is
+    rehearsed; settings without an estimate are left out.
 
     Args:
-        plan: the plan that training began with.
+        plan: plan at the start of training.
         profile: the ``gpu=`` option.
     """
     step, budget_gib = step_shape(plan, model), plan.device.memory_gib
@@ -81,7 +81,7 @@ def ways_that_fit(plan: RunPlan, config: RunConfig, profile: str, model: ModelFa
 def _settings(
     plan: RunPlan, config: RunConfig, model: ModelFacts, ran_out: RanOut, step: StepShape, limit: int
 ) -> Iterator[str]:
-    """Yields settings that need at most ``limit`` bytes, the cheapest first."""
+    """Yields settings that need at most ``limit`` bytes, cheapest first."""
     mode = ran_out.features
     slower = (mode,) if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (True,) if ran_out.checkpointed else (False, True)
@@ -99,5 +99,5 @@ def _settings(
         if micro != plan.memory.micro_batch:
             typed.append(f"memory.micro_batch={micro}")
             if config.memory.accumulate is not None:
-                typed.append("memory.accumulate=null")  # it follows from the other
+                typed.append("memory.accumulate=null")  # follows from the micro-batch
         yield f"{' '.join(typed)} ({show_gib(gib(needed_bytes(footprint, micro, step)))})"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from wellfed import record
-from wellfed.command_line import words
+from wellfed.command_line import typed_arguments
 from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import places
+from wellfed.config.entry import config_folders
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
@@ -79,7 +79,7 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         "trainer.strategy=auto",
         accelerator,
     ]
-    return compose(overrides, extra_dirs=places(words())["extra_dirs"])
+    return compose(overrides, extra_dirs=config_folders(typed_arguments())["extra_dirs"])
 
 
 def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:

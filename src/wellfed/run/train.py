@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from wellfed import project
-from wellfed.command_line import words
+from wellfed.command_line import typed_arguments
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
@@ -70,7 +70,7 @@ def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) ->
     launch = launched()
     if launch is None or launch.world_size == 1:
         return main(train)
-    if {"-m", "--multirun"} & set(words()):
+    if {"-m", "--multirun"} & set(typed_arguments()):
         problem = f"is for many runs, and {launch.by} has started the ranks of one."
         if launch.rank == 0:
             print(ConfigError.of("-m", problem, f"Start it without {launch.by}."), file=sys.stderr)

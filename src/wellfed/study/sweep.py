@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from wellfed.command_line import announce, words
+from wellfed.command_line import announce, typed_arguments
 from wellfed.config.compose import Composed
-from wellfed.config.entry import where_flags
+from wellfed.config.entry import config_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, Fault
@@ -261,6 +261,6 @@ def _sweep_file(base: Composed[RunConfig], grid: Grid) -> SweepFile:
         ids=tuple(point.id for point in grid.points()),
         code=code_version(own_git_state(), engine_state()),
         trial_steps=config.sweep.trial_steps,
-        flags=tuple(where_flags(words())),
+        flags=tuple(config_flags(typed_arguments())),
         objective=config.sweep.objective.value,
     )

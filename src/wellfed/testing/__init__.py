@@ -1,11 +1,11 @@
-"""Tests what every workload must hold: a pytest plugin and a class of tests for a project.
+"""Tests the promises of every workload: a pytest plugin and a class of tests for a project.
 
-Knows the objects of a run and pytest; nothing else of the engine imports pytest. A project has two files:
+Nothing else of the engine imports pytest. A project has two files:
 
 - ``tests/conftest.py``: ``pytest_plugins = ["wellfed.testing"]``;
 - ``tests/test_workloads.py``: ``class TestWorkloads(WorkloadContract)`` with a docstring.
 
-Start from `workload_contract.WorkloadContract` (the promises) and `made_workload.MadeWorkload` (what they look at).
+Start from `workload_contract.WorkloadContract` (the tests) and `made_workload.MadeWorkload` (what they test).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["WorkloadContract"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Names the project for tests that change the folder, and for the programs that they start."""
+    """Sets the project for tests that change the folder, and for programs that they start."""
     config.addinivalue_line("markers", "slow: takes seconds to minutes; leave out with -m 'not slow'")
     if (config.rootpath / "configs" / "train.yaml").is_file():
         os.environ.setdefault(project.VARIABLE, str(config.rootpath))
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def made_workload(
     request: pytest.FixtureRequest, workload: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MadeWorkload]:
-    """The workload as its yaml has it, made once for all tests of it."""
+    """Builds the workload of its yaml once for all its tests."""
     words = request.cls.words_for(workload, tmp_path_factory.mktemp("workload"))
     made = MadeWorkload.of(workload, words)
     if made.runs_its_own_step:

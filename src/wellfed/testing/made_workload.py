@@ -1,4 +1,4 @@
-"""Makes a workload of the project, and its first batches, for tests; a fault fails the test with its message alone."""
+"""Builds a workload of the project and its first batches for tests. A fault fails the test with its message alone."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.train_step import parameter_groups
 
 SAMPLES = 8
-"""Samples of a batch that is looked at, at most."""
+"""Maximum number of samples in a tested batch."""
 CPU = torch.device("cpu")
 
 
 def fail(text: str) -> NoReturn:
-    """Fails the test with this text alone: the cause is in the project, not in the test."""
+    """Fails the test with this text and no traceback, since the cause is in the project."""
     raise pytest.fail.Exception(text, pytrace=False) from None
 
 
 @contextmanager
 def plainly(workload: str) -> Iterator[None]:
-    """Fails the test with the engine's message where it finds a fault of the workload."""
+    """Fails the test with the engine's message if the workload has a fault."""
     try:
         yield
     except WellfedError as error:
@@ -53,7 +53,7 @@ def differences(one: Batch, other: Batch, tolerance: float = 0.0) -> str:
     """Describes how two batches that should be equal differ; empty if they are equal.
 
     Args:
-        tolerance: absolute and relative, for floating point numbers.
+        tolerance: absolute and relative tolerance of floating point numbers.
     """
     left, right = named_tensors(one), named_tensors(other)
     if [name for name, _ in left] != [name for name, _ in right]:
@@ -85,7 +85,7 @@ def _kind(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class MadeWorkload:
-    """Data and model of a workload as its yaml names them, on the CPU."""
+    """Data and model of a workload, built from its yaml on the CPU."""
 
     name: str
     planner: Planner
@@ -106,17 +106,17 @@ class MadeWorkload:
         return self.planner.parts.is_lightning_module
 
     def fail(self, text: str) -> NoReturn:
-        """Fails the test; the text begins with the workload."""
+        """Fails the test; the text begins with the name of the workload."""
         fail(f"workload={self.name}: {text}")
 
     @property
     def loss_name(self) -> str:
-        """The model's loss, for messages."""
+        """Name of the model's loss in messages."""
         return f"{type(self.planner.parts.model).__name__}.loss"
 
     @property
     def data_name(self) -> str:
-        """The training data, for messages."""
+        """Name of the training data in messages."""
         return type(self.data.train).__name__
 
     @property
@@ -126,47 +126,47 @@ class MadeWorkload:
 
     @property
     def is_stream(self) -> bool:
-        """Whether training data are read in order."""
+        """Whether the training data are a stream."""
         return is_stream(self.data.train)
 
     @property
     def splits_itself(self) -> bool:
-        """Whether the training data cut their batches by a method of their own."""
+        """Whether the training data have a ``split`` of their own."""
         return callable(getattr(self.data.train, "split", None))
 
     @property
     def modes(self) -> tuple[FeatureModeName | None, ...]:
-        """Modes of features that are right for it, the usual first; None alone where there are no features."""
+        """Correct modes of features, the usual one first; (None,) without features."""
         features = self.planner.parts.features
         return (None,) if features is None else ("dynamic",) if features.trainable else FEATURE_MODES
 
     def model(self) -> nn.Module:
-        """A copy of the model, as built."""
+        """Returns a copy of the model as built."""
         return copy.deepcopy(self.planner.parts.model)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossOutput:
-        """Returns the model's loss of a prepared batch, checked as in training."""
+        """Returns the model's loss on a prepared batch, checked as in training."""
         with plainly(self.name):
             return Loss(model, "none", lambda _: None)(batch)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The workload's optimizer for a copy of the model."""
+        """Returns the workload's optimizer for a copy of the model."""
         planner, parts = self.planner, self.planner.parts
         with plainly(self.name):
             groups = parameter_groups(model)
             return optimizers.make_optimizer(planner.config, planner.rough(), groups, sparse=parts.has_sparse_gradients)
 
     def data_for(self, mode: FeatureModeName | None) -> Datasets:
-        """The splits for a mode of features."""
+        """Returns the splits for a mode of features."""
         return self.planner.parts.for_features(mode).data
 
     def source(self, mode: FeatureModeName | None) -> FeatureSource | None:
-        """Feature rows in that mode; None where there are no features."""
+        """Returns feature rows in that mode; None without features."""
         features = self.planner.parts.features
         return None if features is None or mode is None else hold(features, mode, CPU)
 
     def first_batch(self, mode: FeatureModeName | None) -> Delivery:
-        """The first batch of training, of a few samples where it is made of samples."""
+        """Returns the first training batch, cut to a few samples if possible."""
         data = self.data_for(mode)
         with plainly(self.name):
             size = min(SAMPLES, len(data.train)) if hasattr(data.train, "__len__") and not self.is_stream else SAMPLES
@@ -179,19 +179,19 @@ class MadeWorkload:
                 loader.close()
 
     def preparation(self, mode: FeatureModeName | None, split: str = "train") -> Preparation:
-        """Calls ``on_device``, ``weight`` and ``split`` of a split's data."""
+        """Returns an object that calls ``on_device``, ``weight`` and ``split`` of a split's data."""
         return Preparation(getattr(self.data_for(mode), split), self.planner.config.seed, self.planner.parts.model)
 
     def prepared(self, mode: FeatureModeName | None) -> Batch:
-        """The first batch as the model is given it."""
+        """Returns the first batch as passed to the model."""
         delivery = self.first_batch(mode)
         return self.preparation(mode)(delivery.batch, delivery, 0, self.source(mode))
 
     def built(self, mode: FeatureModeName | None, *, by_item: bool, place: int = 0) -> Batch:
-        """A batch of the first training samples, by ``fetch`` or by ``__getitem__`` and collating.
+        """Returns a batch of the first training samples, built by ``fetch`` or by ``__getitem__`` and collating.
 
         Args:
-            place: number of the batch that it is built as; random numbers go by it.
+            place: number of the batch, which determines its random numbers.
         """
         data = self.data_for(mode)
         builder = BatchBuilder(data.train, self.planner.config.seed, collate=data.collate, by_item=by_item)
@@ -204,6 +204,6 @@ class MadeWorkload:
 
 
 def cut_sizes(num_samples: int) -> list[int]:
-    """Two unequal parts of a batch."""
+    """Returns two unequal sizes that cut a batch."""
     first = max(1, 3 * num_samples // 8)
     return [first, num_samples - first]

@@ -1,4 +1,4 @@
-"""Tests what docs/workloads.md promises of every workload of a project, and that its experiments compose."""
+"""Tests the promises of docs/workloads.md for every workload of a project, and that its experiments compose."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from wellfed.testing.made_workload import CPU, SAMPLES, MadeWorkload, cut_sizes,
 SPLITS = ("train", "val", "test")
 _SLOW = ("test_it_trains_and_is_evaluated", "test_it_is_planned")
 _SHOWN_LINES = 25
-"""Last lines shown of what a failed training has printed."""
+"""Number of last lines shown of a failed training's output."""
 
 
 class WorkloadContract:
     """Base class for a project's tests of its workloads; each test runs for each workload.
 
-    Set the attributes below to choose. To leave out a promise that a workload does not make, set the test to None:
-    ``test_its_evaluation_is_additive = None``.
+    Attributes choose what is tested. To skip a test, set it to None: ``test_its_evaluation_is_additive = None``.
     """
 
     workloads: ClassVar[Sequence[str] | None] = None
@@ -48,14 +47,14 @@ class WorkloadContract:
     experiments: ClassVar[Sequence[str] | None] = None
     """Options of ``configs/experiment/``; None = all."""
     overrides: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Workload -> more overrides, as small data: ``{"mine": ["workload.data.path=tests/small.csv"]}``."""
+    """Workload -> more overrides, such as small data: ``{"mine": ["workload.data.path=tests/small.csv"]}``."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Makes a test of each for each workload, or each experiment."""
+        """Runs each test for each workload, or each experiment."""
         if not metafunc.config.pluginmanager.has_plugin("wellfed.testing"):
             fail('The tests of workloads need the plugin: pytest_plugins = ["wellfed.testing"] in tests/conftest.py.')
         if "workload" in metafunc.fixturenames:
-            # Marked here: with --strict-markers the mark is an error where the plugin is not loaded.
+            # Marked here, since --strict-markers fails if the plugin is not loaded.
             marks = [pytest.mark.slow] if metafunc.definition.originalname in _SLOW else []
             names = [pytest.param(name, marks=marks) for name in self._options("workload", self.workloads)]
             metafunc.parametrize("workload", names, scope="class")
@@ -77,15 +76,13 @@ class WorkloadContract:
 
     @classmethod
     def words_for(cls, workload: str, folder: Path) -> list[str]:
-        """Overrides for a workload whose files go into a folder: nothing is written into the project."""
+        """Returns overrides for a workload that write all files into ``folder``."""
         usual = [f"workload={workload}", "gpu=cpu", "logger=none", "telemetry=none"]
         places = [assigned("paths.cache_dir", str(folder / "cache")), assigned("paths.log_dir", str(folder / "logs"))]
         return [*usual, *places, *cls.overrides.get(workload, ())]
 
-    # -- as typed ---------------------------------------------------------------------------------------------------
-
     def test_it_trains_and_is_evaluated(self, workload: str, tmp_path: Path) -> None:
-        """Two steps, validation and test by the command that a user types; all figures are finite."""
+        """Runs two steps, validation and test with the command that a user types; all figures are finite."""
         run = tmp_path / "run"
         words = [*self.words_for(workload, tmp_path), "trainer.max_steps=2", assigned("hydra.run.dir", str(run))]
         script = project.root() / "src" / "train.py"
@@ -114,21 +111,21 @@ class WorkloadContract:
             fail(f"workload={workload}: these metrics are not finite numbers: {', '.join(wrong)}.")
 
     def test_it_is_planned(self, workload: str, tmp_path: Path) -> None:
-        """The plan is possible on this machine's processor."""
+        """Plans the workload on this machine's CPU."""
         with plainly(workload):
             found = plan_without_running(compose(self.words_for(workload, tmp_path)))
         if found.plan.misfit is not None:
             fail(f"workload={workload}: {found.plan.misfit}")
 
     def test_its_name_is_that_of_its_file(self, workload: str, tmp_path: Path) -> None:
-        """Runs are found by the one and started by the other."""
+        """Compares both names: the name in the yaml finds runs, the file name starts them."""
         with plainly(workload):
             name = compose(self.words_for(workload, tmp_path)).config.workload.name
         if name != workload:
             fail(f"configs/workload/{workload}.yaml has name: {name}. Write name: {workload}, or rename the file.")
 
     def test_every_experiment_composes(self, experiment: str | None) -> None:
-        """So does the command without any override."""
+        """Composes each experiment, and the command without overrides."""
         try:
             choices = compose([] if experiment is None else [f"experiment={experiment}"]).choices
         except ConfigError as error:
@@ -136,10 +133,8 @@ class WorkloadContract:
         if (chosen := choices.get("experiment")) != experiment:
             fail(f"experiment={experiment} composes to experiment={chosen}.")
 
-    # -- the model --------------------------------------------------------------------------------------------------
-
     def test_a_step_trains_it(self, made_workload: MadeWorkload) -> None:
-        """Two optimizer steps on a batch: the loss is one finite number, gradients are finite, weights move."""
+        """Runs two optimizer steps: the loss is one finite number, gradients are finite, weights change."""
         one = made_workload
         model = one.model().train()
         batch, optimizer = one.prepared(one.modes[0]), one.optimizer(model)
@@ -157,7 +152,7 @@ class WorkloadContract:
             output.loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        for _ in range(2):  # a layer that starts at 0 keeps gradients from others in the first step
+        for _ in range(2):  # a layer initialised with 0 blocks other gradients in the first step
             optimizer.step(step)
         gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
         if not gradients:
@@ -172,12 +167,12 @@ class WorkloadContract:
             )
 
     def test_the_loss_of_a_batch_is_the_mean_of_its_parts(self, made_workload: MadeWorkload) -> None:
-        """Micro-batches of any size give the same loss."""
+        """Compares the loss of a batch with the losses of its micro-batches."""
         one = made_workload
         model, delivery, prepare = one.model().eval(), one.first_batch(one.modes[0]), one.preparation(one.modes[0])
         sizes = _sizes(delivery.size)
         with torch.no_grad(), plainly(one.name):
-            batch = prepare(delivery.batch, delivery, 0, one.source(one.modes[0]))  # cut afterwards: no other draws
+            batch = prepare(delivery.batch, delivery, 0, one.source(one.modes[0]))  # cut after the random draws
             whole, parts = one.loss(model, batch).loss, prepare.split(batch, sizes)
             weights = [prepare.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
             losses = [one.loss(model, part).loss for part in parts]
@@ -191,10 +186,8 @@ class WorkloadContract:
                 "loss_weight(batch) of the model."
             )
 
-    # -- the data ---------------------------------------------------------------------------------------------------
-
     def test_a_batch_is_the_same_again(self, made_workload: MadeWorkload) -> None:
-        """Random numbers are a function of seed, epoch and position."""
+        """Builds a batch twice; random numbers depend on seed, epoch and position alone."""
         one = made_workload
         if found := differences(one.prepared(one.modes[0]), one.prepared(one.modes[0])):
             one.fail(
@@ -204,7 +197,7 @@ class WorkloadContract:
             )
 
     def test_a_batch_is_the_same_however_it_is_cut(self, made_workload: MadeWorkload) -> None:
-        """Random draws of augmentation belong to the sample, not to the micro-batch."""
+        """Cuts a batch differently; random augmentation depends on the sample, not on the micro-batch."""
         one = made_workload
         if one.splits_itself:
             pytest.skip("the data cut their batches themselves")
@@ -227,7 +220,7 @@ class WorkloadContract:
                 )
 
     def test_fetch_gives_what_getitem_gives(self, made_workload: MadeWorkload) -> None:
-        """``loader=baseline`` reads samples, other loaders whole batches: both train on the same."""
+        """Compares ``loader=baseline``, which reads samples, with other loaders, which read whole batches."""
         one = made_workload
         dataset: Any = one.data.train
         if not callable(getattr(dataset, "fetch", None)) or is_stream(dataset):
@@ -236,7 +229,7 @@ class WorkloadContract:
             pytest.skip("it has no __getitem__")
         mode = one.modes[0]
         fetched, collated = one.built(mode, by_item=False), one.built(mode, by_item=True)
-        if differences(fetched, one.built(mode, by_item=False, place=1)):  # drawn for the batch: values may differ
+        if differences(fetched, one.built(mode, by_item=False, place=1)):  # drawn per batch, so that values may differ
             fetched, collated = _blank(fetched), _blank(collated)
         if found := differences(collated, fetched, 1e-6):
             name = type(dataset).__name__
@@ -246,7 +239,7 @@ class WorkloadContract:
             )
 
     def test_its_data_can_be_sent_to_a_process(self, made_workload: MadeWorkload) -> None:
-        """Worker processes may start from nothing, and need the data sets then."""
+        """Pickles the data sets, as for worker processes that are not forked."""
         one = made_workload
         for mode in one.modes:
             data = one.data_for(mode)
@@ -267,10 +260,8 @@ class WorkloadContract:
                     if found:
                         one.fail(f"{split}.fetch gives another batch in a worker process: {found}.")
 
-    # -- features and evaluation ------------------------------------------------------------------------------------
-
     def test_features_are_the_same_wherever_they_are_held(self, made_workload: MadeWorkload) -> None:
-        """``memory.features`` decides about memory and speed alone."""
+        """Compares all modes of ``memory.features``, which affect only memory and speed."""
         one = made_workload
         if one.modes == (None,):
             pytest.skip("it has no features")
@@ -301,7 +292,7 @@ class WorkloadContract:
             )
 
     def test_rows_are_cut_as_they_are_read(self, made_workload: MadeWorkload) -> None:
-        """``Features.cut`` of ``Features.store`` gives what ``Features.rows`` gives."""
+        """Compares ``Features.cut`` of ``Features.store`` with ``Features.rows``."""
         one = made_workload
         features = one.data.features
         if features is None or features.store is None:
@@ -322,7 +313,7 @@ class WorkloadContract:
             one.fail(f"{one.data_name}: Features.cut gives rows where none are asked for.")
 
     def test_its_evaluation_is_additive(self, made_workload: MadeWorkload) -> None:
-        """The metrics of a split are the same however its batches are cut."""
+        """Cuts the batches of a split differently and compares the metrics."""
         one = made_workload
         mode, evaluation = one.modes[0], cast(Any, one.data.evaluation)
         val = one.data_for(mode).val
@@ -369,7 +360,7 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 def _blank(batch: Any) -> Any:
-    """The same names, shapes and types, without values."""
+    """Returns the same names, shapes and types, without values."""
     return {name: torch.zeros_like(tensor) for name, tensor in named_tensors(batch)}
 
 

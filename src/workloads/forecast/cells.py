@@ -10,35 +10,35 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 FIRST_YEAR = 1000
-"""Earliest year that is read. pandas reads the name of a month alone as a date of the year 1."""
+"""Earliest accepted year. pandas reads the name of a month alone as a date in year 1."""
 LARGEST = 1e30
-"""Absolute value beyond which a cell counts as no number: float32 could not hold results computed from it."""
+"""Largest absolute value; larger ones become NaN, since float32 could not hold computed results."""
 SAMPLE = 1000
-"""First cells by which a column is recognised."""
+"""Number of first cells that identify a column."""
 _NUMBERS = {
     ".": re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE),
     ",": re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE),
 }
-"""Numbers by their decimal mark; the other mark groups thousands."""
+"""Decimal mark -> pattern of numbers; the other mark groups thousands."""
 _SPACES = r"(?<=\d)[ \u00a0\u202f'](?=\d{3})"
 """Blanks and apostrophes that group thousands."""
 _WITH_OFFSET = r".*:.*(Z|[+-]\d\d(:?\d\d)?)"
 
 
 class Unclear(ValueError):
-    """Raised where cells can be read in two ways; says what to write, and names no file."""
+    """Raised for cells with two meanings; the text is the advice, without the file."""
 
 
 def parse_dates(cells: pd.Series, day_first: bool | None = None) -> tuple[pd.Series, tuple[str, ...]]:
-    """Returns the date of each cell, NaT where there is none, and notes on how they were read.
+    """Returns the date of each cell, NaT without one, and notes on the format.
 
     ISO dates are tried first, then the format of the first cell, as pandas infers it.
 
     Args:
-        day_first: the meaning of ``03/04/2024``; None = inferred from the other dates.
+        day_first: whether ``03/04/2024`` is in April; None = inferred from the other dates.
 
     Raises:
-        Unclear: day and month can't be told apart, or only some cells have a UTC offset.
+        Unclear: day and month are ambiguous, or only some cells have a UTC offset.
     """
     dates, notes = _iso_dates(cells)
     if 2 * dates.notna().sum() > cells.notna().sum():
@@ -50,7 +50,7 @@ def parse_dates(cells: pd.Series, day_first: bool | None = None) -> tuple[pd.Ser
     example = rest[with_month.notna() | with_day.notna()].iloc[0]
     if day_first is None:
         more = int(with_day.notna().sum()) - int(with_month.notna().sum())
-        if not more and not re.match(r"\d+\.\d+\.", example):  # with points the day is always first
+        if not more and not re.match(r"\d+\.\d+\.", example):  # with points the day comes first
             raise Unclear(
                 f"Dates such as {example} may have the day or the month first, and no other tells which. "
                 "Write workload.data.day_first=true or workload.data.day_first=false."
@@ -64,7 +64,7 @@ def _iso_dates(cells: pd.Series) -> tuple[pd.Series, tuple[str, ...]]:
     """Returns ISO dates as local times, or in UTC if the cells have several offsets."""
     try:
         return _dates(cells, format="ISO8601"), ()
-    except ValueError:  # several offsets, or some cells without any
+    except ValueError:  # several offsets, or missing ones
         dates = _dates(cells, format="ISO8601", utc=True)
         timed = cells[dates.notna()]
         has_offset = timed.str.fullmatch(_WITH_OFFSET)
@@ -77,11 +77,11 @@ def _iso_dates(cells: pd.Series) -> tuple[pd.Series, tuple[str, ...]]:
 
 
 def _dates(cells: pd.Series, **how: object) -> pd.Series:
-    """Returns the dates that pandas reads, without a time zone; all NaT where it is not sure of the format."""
+    """Returns the dates without time zone; all NaT if pandas is unsure of the format."""
     with warnings.catch_warnings(record=True) as doubts:
         warnings.simplefilter("always", UserWarning)
         dates = pd.to_datetime(cells, errors="coerce", **how).dt.tz_localize(None).astype("datetime64[us]")
-    if doubts:  # pandas found no format, or another order of day and month than it was given
+    if doubts:  # pandas found no format, or another order of day and month
         return pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
     return dates.where(dates.dt.year >= FIRST_YEAR)
 
@@ -106,7 +106,7 @@ def looks_like_numbers(cells: pd.Series) -> bool:
 
 
 def parse_numbers(cells: pd.DataFrame, decimal: str | None = None) -> pd.DataFrame:
-    """Returns the number of each cell, NaN where there is none.
+    """Returns the number of each cell, NaN without one.
 
     Args:
         decimal: ``.`` or ``,``, the decimal mark; the other one groups thousands. None = inferred from the cells.
@@ -127,7 +127,7 @@ def parse_numbers(cells: pd.DataFrame, decimal: str | None = None) -> pd.DataFra
 
 
 def _decimal(cells: Iterable[str]) -> str:
-    """Returns the decimal mark that more of these cells, which have commas, fit."""
+    """Returns the decimal mark that fits more of these cells, which have commas."""
     sample = pd.Series(list(cells), dtype=str)
     points, commas = (int(_fits(sample, mark).sum()) for mark in _NUMBERS)
     if points == commas:

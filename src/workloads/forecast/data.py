@@ -1,4 +1,4 @@
-"""Makes the forecaster's data from a CSV file or the embedded set: training windows and rolling origins for
+"""Builds the forecaster's data from a CSV file or the embedded set: training windows, and rolling origins for
 evaluation."""
 
 from __future__ import annotations
@@ -41,35 +41,34 @@ def datasets(
     num_days: int = 1500,
     seed: int = 0,
 ) -> Datasets:
-    """Returns windows of history with the horizon after them: for training, and at rolling origins for validation and
-    test.
+    """Returns windows of history, each with the horizon after it; validation and test have rolling origins.
 
     Args:
-        path: CSV file; None = the embedded set, for which nothing that says how to read a file may be set.
-        date_column: None = one called date, ds and so on, or the first whose cells are dates.
-        target: column of the values where each row is of one series; names of columns where each column is a series;
-            None = all columns of numbers.
-        series_column: names the series of each row. None = each column is a series, unless dates repeat and one column
-            alone tells their rows apart.
-        horizon: steps to forecast; None = a season, or less for short series.
-        windows: steps of history; each origin is a training sample with each of them. None = some seasons.
+        path: CSV file; None = the embedded set, without arguments about reading a file.
+        date_column: None = a column named date, ds or similar, else the first with dates.
+        target: column of values if each row belongs to a series; columns if each is a series; None = all columns of
+            numbers.
+        series_column: column with the series of each row. None = each column is a series, unless dates repeat and
+            exactly one column distinguishes their rows.
+        horizon: steps to forecast; None = one season, or less for short series.
+        windows: steps of history; each origin is a training sample with each length. None = some seasons.
         passes: passes over the training windows in an epoch; None = more for fewer windows.
-        frequency: D, h, 15min, B (business days), W, M and so on: dates are rounded down to it. None = the one on
-            which all dates lie.
-        fill: values of missing steps. none = they count neither in the loss nor in scores; forward = the last value;
-            linear = a line to the next one, where no evaluated forecast begins before that; zero = 0.
-        val_frac: share of each series' steps, before those of the test, that are forecast for validation; 0 = none.
-        test_frac: the last steps of each series, for the test; 0 = none.
-        max_bad_rows: most unreadable rows and cells to skip. A wrong format exceeds it at once.
+        frequency: D, h, 15min, B (business days), W, M and so on: dates are rounded down to it. None = inferred from
+            all dates.
+        fill: values of missing steps. none = ignored in loss and scores; forward = the last value; linear =
+            interpolated, unless an evaluated forecast begins in the gap; zero = 0.
+        val_frac: share of each series' steps for validation, before the test; 0 = none.
+        test_frac: share of the last steps of each series for the test; 0 = none.
+        max_bad_rows: maximum number of unreadable rows and cells to skip.
         decimal: ``.`` or ``,``, the decimal mark; None = inferred from the values.
-        day_first: the meaning of 03/04/2024; None = inferred from the other dates.
+        day_first: whether 03/04/2024 is in April; None = inferred from the other dates.
         num_series: series of the embedded set.
-        num_days: days of each of them.
+        num_days: days of each embedded series.
         seed: seed of the embedded set; the training has its own.
 
     Raises:
-        DataError: the file is missing, unreadable or not what it should be, or too short for windows and horizon.
-        ConfigError: an argument out of its range, or one that only a file can use.
+        DataError: the file is missing, unreadable, malformed, or too short for windows and horizon.
+        ConfigError: an argument is out of range, or needs a file.
     """
     of_file = {
         "date_column": date_column,
@@ -208,7 +207,7 @@ def build(
 
 
 def _season(found: SeriesSet, train_steps: list[int], longest: int) -> tuple[int, list[str]]:
-    """Steps of the main season: 1 where no train part holds two; what is to be said of it."""
+    """Returns the steps of the main season, 1 if no train part holds two seasons, and notes."""
     season = found.frequency.season
     if 2 * season > max(train_steps):
         return 1, [f"no train part holds two seasons of {season} steps; seasonal naive repeats the last value instead"]
@@ -221,7 +220,6 @@ def _season(found: SeriesSet, train_steps: list[int], longest: int) -> tuple[int
 
 
 def _without_mase(names: list[str], naive_mae: list[float]) -> list[str]:
-    """Returns a note on the series that the best metric leaves out."""
     without = [name for name, mae in zip(names, naive_mae, strict=True) if not mae > 0]
     if not without:
         return []
@@ -247,7 +245,7 @@ def _is_count(number: object) -> bool:
 
 
 def _unknown_frequency(word: str) -> str:
-    """Returns what is wrong with the word for a frequency; empty = nothing."""
+    """Returns the problem of an unknown frequency; empty = none."""
     try:
         parse_frequency(word, np.datetime64("2024-01-01", "us"))
     except ValueError as error:

@@ -28,19 +28,18 @@ KEYS = ("series", "origin", "window", "split")
 
 
 class Forecasts:
-    """MAE and RMSE in the data's units over all steps; MASE as the mean over series, so that each counts alike.
+    """Scores of forecasts: MAE and RMSE over all steps in the data's units; MASE as the mean over series.
 
-    MASE is a series' MAE divided by that of the seasonal naive forecast one step after the other in its train part
-    (Hyndman & Koehler 2006, https://doi.org/10.1016/j.ijforecast.2006.03.001); series for which that is 0 are left out
-    of it. An origin that comes with several windows is forecast by their mean. Predictions stay on the device;
-    ``compute`` moves them to the host at once.
+    MASE is a series' MAE divided by the MAE of the seasonal naive forecast, one step ahead, in its train part (Hyndman
+    & Koehler 2006, https://doi.org/10.1016/j.ijforecast.2006.03.001). Series with a divisor of 0 are left out. An
+    origin with several windows is forecast by their mean. Predictions stay on the device; ``compute`` moves them to the
+    host at once.
 
     Args:
-        scale_S: standard deviation that each series was divided by; ``center_S`` what was subtracted before.
+        scale_S: divisor of each series (standard deviation); ``center_S`` was subtracted before.
         naive_mae_S: MAE of the seasonal naive forecast in each series' train part, in the data's units.
         season: steps of the main season; the longest window should hold one.
-        names: names of the S series.
-        dates: dates of the rows of the store, for the table; None = it has row numbers.
+        dates: dates of the rows of the store, for the table; None = the table has row numbers.
     """
 
     best_metric = "mase"
@@ -68,11 +67,11 @@ class Forecasts:
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Forecasts the samples of a batch that ``on_device`` has made.
+        """Forecasts the samples of a batch from ``on_device``.
 
-        It has ``history`` [B, L, C] (values first, observed last), ``target`` and ``target_observed`` [B, H],
-        ``series``, ``row`` and ``window`` [B], and may have ``split`` [B], a place in `SPLITS`.
-        ``row + L`` is the row of the store where the forecast begins, so all windows of an origin have the same.
+        The batch has ``history`` [B, L, C] (values first, observed last), ``target`` and ``target_observed`` [B, H],
+        ``series``, ``row`` and ``window`` [B]. It may have ``split`` [B], an index in `SPLITS`. The forecast begins at
+        row ``row + L`` of the store, which is the same for all windows of an origin.
         """
         predict = cast(Callable[[dict[str, Tensor]], Tensor], model)
         history_BLC = batch["history"]
@@ -81,7 +80,7 @@ class Forecasts:
         split_B = batch.get("split", torch.full_like(series_B, -1))
         keys = (series_B, batch["row"] + history_BLC.shape[1], batch["window"], split_B)
         numbers = (predict(batch), naive_BH, batch["target"], batch["target_observed"])
-        # Doubles hold a row's number exactly; one tensor needs one transfer.
+        # Doubles hold row numbers exactly, and one tensor needs one transfer.
         columns = [torch.stack(keys, 1).double(), *(each_BH.double() for each_BH in numbers)]
         self._batches.append(torch.cat(columns, 1))
 
@@ -90,12 +89,12 @@ class Forecasts:
         return self._batches
 
     def merge(self, states: Sequence[list[Tensor]]) -> None:
-        """Takes over the batches of all ranks, in the order of the split."""
+        """Replaces the batches by those of all ranks, in the order of the split."""
         in_turn = itertools.zip_longest(*states)
         self._batches = [each for batches in in_turn for each in batches if each is not None]
 
     def compute(self) -> dict[str, float]:
-        """Returns the metrics over all origins since `reset`; NaN where nothing can be scored."""
+        """Returns the metrics over all origins since `reset`; NaN without scores."""
         found = self._gather()
         metrics = {}
         for suffix, forecast_OH in found.forecasts.items():
@@ -106,8 +105,8 @@ class Forecasts:
         return metrics
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """Writes ``forecasts_<split>.csv`` (a row for each step of each origin) and ``series_<split>.csv`` (a row a
-        series)."""
+        """Writes ``forecasts_<split>.csv``, a row per step of each origin, and ``series_<split>.csv``, a row per
+        series."""
         found = self._gather()
         if len(found.series) == 0:
             return {}
@@ -120,14 +119,14 @@ class Forecasts:
         return paths
 
     def _gather(self) -> _Origins:
-        """Returns all origins so far, in the units of the data, with one transfer from the device."""
+        """Returns all origins so far in the data's units, with one transfer from the device."""
         width = len(KEYS) + 4 * self.horizon
         table = torch.cat(self._batches).cpu().numpy() if self._batches else np.zeros((0, width))
         key_NK, numbers_N4H = table[:, : len(KEYS)].astype(np.int64), table[:, len(KEYS) :]
         forecast_NH, naive_NH, target_NH, seen_NH = np.split(numbers_N4H, 4, axis=1)
         key_OK, sample_N = np.unique(key_NK[:, :2], axis=0, return_inverse=True)
         sample_N = sample_N.reshape(-1)
-        # What all windows of an origin share is taken from the longest.
+        # Windows of an origin share some values, which are taken from the longest.
         by_window_N = np.argsort(key_NK[:, 2], kind="stable")
         longest_O = np.zeros(len(key_OK), np.int64)
         longest_O[sample_N[by_window_N]] = by_window_N
@@ -198,13 +197,13 @@ class _Origins:
     """Row of the store where each forecast begins, [O]."""
     split: int
     forecasts: dict[str, Floats]
-    """Forecasts [O, H] by the suffix of their metrics."""
+    """Suffix of a metric -> forecasts [O, H]."""
     target: Floats
     """Measured values, [O, H]."""
     seen: NDArray[np.bool_]
 
 
 def _mean(values: Floats) -> float:
-    """Returns the mean of all values that are not NaN, or NaN if there are none."""
+    """Returns the mean without NaN; NaN without values."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else float("nan")

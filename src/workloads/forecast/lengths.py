@@ -11,19 +11,19 @@ from workloads.forecast.series import SeriesSet, cut_by_time
 from workloads.forecast.steps import Frequency
 
 SEASONS = {5: (4, 8, 12), 52: (1, 2)}
-"""Seasons in each window, by the steps of a season. Others: (2, 3, 5) for up to 12 steps, (2, 7) for more."""
+"""Steps of a season -> seasons in each window. Others: (2, 3, 5) for up to 12 steps, (2, 7) for more."""
 WITHOUT_SEASON = (8, 16, 32)
-"""Steps of the windows where there is no season."""
+"""Steps of windows for series without a season."""
 LONGEST = 400
-"""Most steps of a derived window: the time of a training step grows with them."""
+"""Maximum number of steps of a derived window, which determine the time of a training step."""
 TESTED_FRAC = 0.1
-"""Largest share of a series that a derived horizon has, so that validation and test can be a tenth each."""
+"""Maximum share of a series in a derived horizon, so that validation and test can be a tenth each."""
 FULL_EPOCH = 4096
-"""Training windows from which on an epoch has each of them once."""
+"""Minimum number of training windows for a single pass per epoch."""
 
 
 def derived_horizon(found: SeriesSet) -> tuple[int, str]:
-    """Returns a season (a quarter of a year for weeks), at most a tenth of the series, and the reason."""
+    """Returns the horizon and the reason: a season (a quarter of a year for weeks), at most a tenth of the series."""
     frequency, steps = found.frequency, _usual_length(found)
     season = frequency.season
     wanted = 7 if season == 1 else 13 if season == 52 else season
@@ -49,7 +49,7 @@ def derived_windows(found: SeriesSet, horizon: int, val_frac: float, test_frac: 
 
 
 def derived_passes(num_windows: int) -> tuple[int, str]:
-    """Returns the passes over the windows in an epoch, more for a small set, and the reason."""
+    """Returns the passes over the windows per epoch, more for a small set, and the reason."""
     passes = max(1, math.ceil(FULL_EPOCH / num_windows))
     return passes, f"{counted(num_windows, 'training window')}; an epoch has {FULL_EPOCH:,} or more"
 
@@ -67,5 +67,4 @@ def _wanted_windows(frequency: Frequency) -> tuple[tuple[int, ...], str]:
 
 
 def _usual_length(found: SeriesSet) -> int:
-    """Returns the median length of the series."""
     return int(np.median([len(values) for values in found.values]))

@@ -1,8 +1,8 @@
-"""Forecasts by exponential smoothing of the window and an LSTM that corrects it, all steps of the horizon at once.
+"""Forecasts the whole horizon at once: exponential smoothing of the window, corrected by an LSTM.
 
-After the winner of the M4 competition (Smyl 2020, https://doi.org/10.1016/j.ijforecast.2019.03.017). Missing steps
-count nowhere.
-Shapes: B batch, L steps of history, H horizon, C channels (value, calendar, observed), P steps of a season, K seasons.
+After the winner of the M4 competition (Smyl 2020, https://doi.org/10.1016/j.ijforecast.2019.03.017). Missing steps are
+ignored. Shapes: B batch, L steps of history, H horizon, C channels (value, calendar, observed), P steps of a season, K
+seasons.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from workloads.forecast.seasonal_naive import in_seasons
 
 WindowBatch = dict[str, Tensor]
 """``history`` [B, L, C], ``future_known`` [B, H, C - 2], ``target`` and ``target_observed`` [B, H]. Other entries are
-for the evaluation."""
+for evaluation."""
 
 SMALLEST_SPREAD = 0.02
-"""Smallest spread of a window, in standard deviations of the series' train part: a constant window is not blown up."""
+"""Minimum spread of a window, in standard deviations of the train part, so that constant windows are not amplified."""
 
 
 RATES = {"season": 1.4, "trend": -2.0, "slope": 1.4, "fast": 0.0, "slow": 3.0, "mix": 0.0}
-"""Initial logits of the rates: what a season keeps (0.8), the share of the trend that goes on (0.12), what the trend
-keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the share of the fast one (0.5)."""
+"""Initial logits: a season keeps 0.8; the trend's share that goes on is 0.12, and it keeps 0.8 per season; a fast level
+keeps 0.5 and a slow level 0.95 per step; the fast level's share is 0.5."""
 STEP = 10.0
-"""Logits for one unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
+"""Logits per unit of a rate's parameter. Adam moves all parameters alike, and logits need larger changes."""
 TINY = 1e-9
 
 
 class LSTMForecaster(nn.Module):
-    """Network that adds the correction of an LSTM, over the window and the calendar ahead, to the smoothed level and
-    season.
+    """A network that adds an LSTM's correction to the smoothed level and season; it reads the window and the future
+    calendar.
 
     Args:
-        horizon: H; ``num_channels`` C, ``season`` P and ``num_series`` come from the data, too.
-        hidden_size: width of the ``num_layers`` layers of the LSTM, and of the head.
+        horizon: H. The data also pass ``num_channels`` C, ``season`` P and ``num_series``.
+        hidden_size: width of the head and of the ``num_layers`` LSTM layers.
         dropout: share dropped between the layers and before the head, in training.
-        huber_delta: error, in spreads of the window, from which on the loss is linear.
+        huber_delta: error, in spreads of the window, above which the loss is linear.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LSTMForecaster(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size + horizon * (num_channels - 2), hidden_size)
         self.out = nn.Linear(hidden_size, horizon)
-        nn.init.zeros_(self.out.weight)  # so that training starts from the smoothed forecast
+        nn.init.zeros_(self.out.weight)  # training starts from the smoothed forecast
         nn.init.zeros_(self.out.bias)
 
     def forward(self, batch: WindowBatch) -> Tensor:
@@ -78,7 +78,7 @@ class LSTMForecaster(nn.Module):
         return forecast_BH
 
     def loss(self, batch: WindowBatch) -> LossOutput:
-        """Huber's loss in spreads of the window, and the mean absolute error ``mae`` in standard deviations."""
+        """Returns Huber's loss in spreads of the window, and the mean absolute error ``mae`` in standard deviations."""
         forecast_BH, spread_B1 = self._forecast(batch)
         seen_BH = batch["target_observed"].float()
         share_B1 = 1 / seen_BH.sum(1, keepdim=True).clamp(min=1)
@@ -98,7 +98,7 @@ class LSTMForecaster(nn.Module):
             deviation_BL = (value_BL - level_B1) * observed_BL
             count_B1 = observed_BL.sum(1, keepdim=True).clamp(min=1)
             variance_B1 = deviation_BL.square().sum(1, keepdim=True) / count_B1
-            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # the slope of a root is infinite at 0
+            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # a root has infinite slope at 0
             own_BL2 = torch.stack((deviation_BL, rest_BL), 2) / spread_B1.unsqueeze(2)
         dtype = self.head.weight.dtype
         steps_BLD = torch.cat((own_BL2.to(dtype), history_BLC[..., 1:].to(dtype)), 2)
@@ -109,10 +109,11 @@ class LSTMForecaster(nn.Module):
 
 
 class Smoothing(nn.Module):
-    """Exponential smoothing of season, trend and level; its rates are learned, one for all series and what each adds.
+    """Exponential smoothing of season, trend and level. Its rates are learned: one for all series, and an offset for
+    each.
 
-    The season consists of deviations from its mean. Without it a level remains, of which a fast and a slow mean are
-    mixed for each step of the horizon. The trend is the change of a season's mean.
+    The season consists of deviations from its mean. The level is the series without season, a mix of a fast and a slow
+    mean for each step of the horizon. The trend is the change of a season's mean.
     """
 
     def __init__(self, season: int, horizon: int, num_series: int) -> None:
@@ -120,7 +121,7 @@ class Smoothing(nn.Module):
         self.season, self.horizon = season, horizon
         self.shared_R = nn.Parameter(torch.tensor(list(RATES.values())) / STEP)
         self.own_SR = nn.Parameter(torch.zeros(num_series, len(RATES)))
-        self.mix_H = nn.Parameter(torch.zeros(horizon))  # what each step adds to the logit of the fast level's share
+        self.mix_H = nn.Parameter(torch.zeros(horizon))  # offset of the logit of the fast level's share, by step
 
     def forward(self, value_BL: Tensor, observed_BL: Tensor, series_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the forecast [B, H], the slow level [B, 1], and each step without season and level [B, L]."""
@@ -144,8 +145,8 @@ class Smoothing(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the deviation of each phase from the season's mean [B, P], and the change of that mean [B, 1].
 
-        Phases that were never seen are 0. The mean of a season with gaps is biased to its known values, so such a
-        season counts less for the deviations and not at all for the change.
+        Unseen phases are 0. The mean of a season with gaps is biased, so such a season counts less for the deviations
+        and is ignored for the change.
         """
         value_BKP, seen_BKP = in_seasons(value_BL, self.season), in_seasons(observed_BL, self.season)
         count_BK = seen_BKP.sum(2)
@@ -162,9 +163,9 @@ class Smoothing(nn.Module):
 
 
 def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
-    """Returns the mean of the observed values, [B, 1]; each step counts ``keep_B1`` times as much as the next."""
+    """Returns the weighted mean of the observed values, [B, 1]; each older step counts ``keep_B1`` times the next."""
     length = value_BL.shape[1]
     age_L = torch.arange(length - 1, -1, -1, device=value_BL.device)
     age_BL = torch.where(observed_BL > 0, age_L, length)
-    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last observed step counts 1
+    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last observed step has weight 1
     return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)

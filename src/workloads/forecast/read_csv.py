@@ -1,4 +1,4 @@
-"""Reads series of a CSV file: a row for each date, with one column a series (wide) or one series a row (long)."""
+"""Reads series from a CSV file: a row per date, with a column per series (wide) or a series per row (long)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from workloads.forecast.text_table import TextTable, read_text_table
 DATE_NAMES = ("date", "ds", "datetime", "timestamp", "time", "period", "day", "week", "month", "quarter", "year")
 SERIES_NAMES = ("unique_id", "series_id", "series", "item_id", "id")
 LEAST_REPEATS = 0.2
-"""Share of rows whose date another row has too, from which a column that tells them apart names series."""
+"""Minimum share of rows with a repeated date for a column to name the series."""
 MOST_MISSING = 0.95
-"""Share of missing steps above which the frequency is wrong: one wrong date in a file, or time stamps of events."""
+"""Share of missing steps above which the frequency is wrong, e.g. because of one wrong date."""
 SMALL = 1000
-"""Steps up to which any share may be missing."""
+"""Number of steps up to which any share may be missing."""
 
 
 class Columns(NamedTuple):
-    """Names of the columns in use; ``series`` is None in the wide layout."""
+    """Names of the used columns; ``series`` is None in the wide layout."""
 
     date: str
     values: list[str]
@@ -57,7 +57,7 @@ def read_csv(
     """Reads the series of a file; `workloads.forecast.data.datasets` describes the arguments.
 
     Raises:
-        DataError: naming file, line and way out.
+        DataError: names file, line and way out.
     """
     table = read_text_table(path, max_bad_rows)
     try:
@@ -87,7 +87,7 @@ def _date_column(table: TextTable, wanted: str | None) -> str:
     for name in table.cells:
         if looks_like_dates(table.cells[name]):
             return str(name)
-    if named:  # its cells will be refused with their lines
+    if named:  # errors will show its lines
         return named[0]
     raise DataError(
         f"{table.file}: no column holds dates; there are {_listed(table.cells)}. Write workload.data.date_column=NAME; "
@@ -111,10 +111,10 @@ def _note_bad_dates(table: TextTable, name: str, dates: pd.Series) -> None:
 def _find_columns(
     table: TextTable, date: str, dates: pd.Series, target: str | Sequence[str] | None, series_column: str | None
 ) -> Columns:
-    """Returns the columns that the knobs name, or that their cells suggest.
+    """Returns the columns that the knobs name, else those that the cells suggest.
 
     Raises:
-        DataError: a column that a knob names is missing, or the columns of values are unclear.
+        DataError: a named column is missing, or the columns of values are ambiguous.
     """
     numeric = [name for name in table.cells if looks_like_numbers(table.cells[name])]
     series = _series_column(table, date, dates, numeric)
@@ -125,7 +125,7 @@ def _find_columns(
         values = list(dict.fromkeys(table.find(name, "target") for name in wanted))
     else:
         values = [name for name in numeric if name not in (date, series)]
-        if len(values) > 1:  # an unnamed one counts the rows
+        if len(values) > 1:  # an unnamed column counts the rows
             values = [name for name in values if not table.is_unnamed(name)]
     if not values or (series is not None and len(values) > 1):
         found = "no column of numbers" if not values else f"several columns of numbers ({_listed(values)})"
@@ -143,7 +143,7 @@ def _find_columns(
 
 
 def _series_column(table: TextTable, date: str, dates: pd.Series, numeric: list[str]) -> str | None:
-    """Returns the column that tells rows of one date apart, if dates repeat and one column alone does."""
+    """Returns the column that distinguishes rows of one date, if dates repeat and exactly one column does."""
     known = dates.notna()
     enough = (1 - LEAST_REPEATS) * known.sum()
     if dates.nunique() > enough:
@@ -160,9 +160,9 @@ def _series_column(table: TextTable, date: str, dates: pd.Series, numeric: list[
 def _entries(
     table: TextTable, columns: Columns, dates: pd.Series, numbers: pd.DataFrame
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Returns ``line``, ``series``, ``date`` and ``value`` of each value in the order of the file, and all series.
+    """Returns ``line``, ``series``, ``date`` and ``value`` of each value in file order, and all series.
 
-    A cell with text that is no number, and a row without the name of a series, count as bad rows.
+    A bad row has a cell with text instead of a number, or no name of a series.
     """
     cells, known = table.cells, dates.notna()
     if columns.series is not None:
@@ -201,10 +201,10 @@ def _frequency(table: TextTable, dates: pd.Series, wanted: str | None) -> Freque
 
 
 def _one_value_a_step(table: TextTable, entries: pd.DataFrame, frequency: Frequency) -> tuple[pd.DataFrame, list[str]]:
-    """Returns ``series``, ``step`` and ``value``, and notes on rows that were sorted, left out or averaged.
+    """Returns ``series``, ``step`` and ``value``, and notes on sorted, skipped or averaged rows.
 
     Raises:
-        DataError: a series has two values of one step, and no clock change explains it.
+        DataError: a series has two values for one step without a clock change.
     """
     entries["step"] = frequency.numbers(entries["date"].to_numpy().astype("M8[us]"))
     earlier = entries["line"][entries["date"] < entries.groupby("series")["date"].shift()]
@@ -227,7 +227,7 @@ def _one_value_a_step(table: TextTable, entries: pd.DataFrame, frequency: Freque
 
 
 def _second_of_clock_changes(table: TextTable, doubled: pd.DataFrame, frequency: Frequency) -> pd.DataFrame:
-    """Returns the second entry of each pair that a clock gave twice when it was set back; refuses all other pairs."""
+    """Returns the second entry of each pair that a clock set back has repeated; refuses all other pairs."""
     again = doubled.duplicated(["series", "step"])
     is_pair = doubled.groupby(["series", "step"])["date"].transform("size") == 2
     is_pair &= doubled["date"] == doubled.groupby(["series", "step"])["date"].transform("first")
@@ -260,7 +260,7 @@ def _refuse_double(table: TextTable, frequency: Frequency, first: pd.Series, sec
 def _laid_out(
     table: TextTable, entries: pd.DataFrame, steps: pd.DataFrame, names: Sequence[str], frequency: Frequency
 ) -> tuple[list[Floats], list[int]]:
-    """Returns the values of each series step by step, NaN where one is missing, and the first step of each."""
+    """Returns the values of each series by step, NaN if missing, and its first step."""
     by_series = {name: (rows["step"].to_numpy(), rows["value"].to_numpy()) for name, rows in steps.groupby("series")}
     nothing = np.zeros(0, np.int64), np.zeros(0)
     found = [by_series.get(name, nothing) for name in names]
@@ -286,7 +286,6 @@ def _refuse_sparse(table: TextTable, entries: pd.DataFrame, frequency: Frequency
 
 
 def _describe(table: TextTable, columns: Columns) -> str:
-    """Returns one sentence on which columns are used for what."""
     series = "" if columns.series is None else f", a series for each {columns.series!r}"
     rest = [name for name in table.cells if name not in (columns.date, columns.series, *columns.values)]
     left_out = f"; left out {_listed(rest)}" if rest else ""
@@ -294,7 +293,6 @@ def _describe(table: TextTable, columns: Columns) -> str:
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
-    """Returns the first of some names, in quotes."""
     chosen = list(names)
     more = f" and {len(chosen) - most} more" if len(chosen) > most else ""
     return ", ".join(map(repr, chosen[:most])) + more

@@ -13,11 +13,11 @@ from torch.nn.functional import pad
 def seasonal_naive(value_BL: Tensor, observed_BL: Tensor, season: int, horizon: int) -> Tensor:
     """Returns for each future step the value one season before, [B, H].
 
-    A missing value is replaced by that of an earlier season, else by the last known value; an empty window gives 0.
+    A missing value is replaced by an earlier season's, else by the last known value. An empty window gives 0.
 
     Args:
         value_BL: windows, the latest step last.
-        observed_BL: 1 or True where there is a value.
+        observed_BL: 1 or True for each present value.
         season: P, at least 1; may be longer than the window.
         horizon: H; after one season the forecast repeats itself.
     """
@@ -26,7 +26,7 @@ def seasonal_naive(value_BL: Tensor, observed_BL: Tensor, season: int, horizon: 
 
 
 def last_of_each_phase(value_BL: Tensor, observed_BL: Tensor, season: int) -> Tensor:
-    """Returns the latest value of each phase of the season, [B, P]; phase 0 is that of the first future step."""
+    """Returns the latest value of each phase of the season, [B, P]; phase 0 is the phase of the first future step."""
     value_BKP, seen_BKP = in_seasons(value_BL, season), in_seasons(observed_BL.to(value_BL.dtype), season) > 0
     last_BP, any_BP = _latest(value_BKP, seen_BKP)
     last_B, any_B = _latest(value_BL, observed_BL > 0)
@@ -35,14 +35,13 @@ def last_of_each_phase(value_BL: Tensor, observed_BL: Tensor, season: int) -> Te
 
 
 def in_seasons(value_BL: Tensor, season: int) -> Tensor:
-    """Returns the window by seasons, [B, K, P]. The last season ends with the window; missing steps at its beginning
-    are 0."""
+    """Returns the window by seasons, [B, K, P]. The last season ends with the window; missing first steps are 0."""
     missing = -value_BL.shape[1] % season
     return pad(value_BL, (missing, 0)).reshape(len(value_BL), -1, season)
 
 
 def _latest(value_BK: Tensor, seen_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the last seen value along dimension 1, and whether any was seen."""
+    """Returns the last observed value along dimension 1, and whether there is one."""
     count = torch.arange(1, value_BK.shape[1] + 1, device=value_BK.device)
     count = count.view(1, -1, *[1] * (value_BK.dim() - 2))
     place_B = (count * seen_BK).amax(1)

@@ -1,4 +1,4 @@
-"""Holds series of one frequency, fills their gaps as configured, and splits each by time.
+"""Holds series of one frequency, fills their gaps, and splits each by time.
 
 Shapes: S series, T steps of one series.
 """
@@ -27,9 +27,9 @@ class SeriesSet:
 
     names: list[str]
     values: list[Floats]
-    """Values [T] of each series, NaN where a step is missing."""
+    """Values [T] of each series, NaN if missing."""
     starts: list[int]
-    """Step of the frequency with which each series begins."""
+    """First step of each series, counted by the frequency."""
     frequency: Frequency
     notes: tuple[str, ...] = ()
     source: str = "The embedded set"
@@ -54,10 +54,10 @@ def trimmed(
     notes: tuple[str, ...] = (),
     source: str = "The embedded set",
 ) -> SeriesSet:
-    """Cuts each series to its first and last value, and leaves out series without any, with a note.
+    """Cuts each series to its first and last value, and drops series without values, with a note.
 
     Args:
-        starts: step that each one begins with; None = 0.
+        starts: first step of each series; None = 0.
     """
     seen = [np.flatnonzero(~np.isnan(each)) for each in values]
     kept = [number for number, known in enumerate(seen) if len(known)]
@@ -75,8 +75,8 @@ def trimmed(
 
 
 def cut_by_time(num_steps: int, horizon: int, val_frac: float, test_frac: float) -> Parts:
-    """Returns the parts of a series: the last ``test_frac`` is the test, the ``val_frac`` before it validation. Both
-    are whole horizons, at least one unless the fraction is 0."""
+    """Returns the parts of a series: ``test_frac`` at the end, ``val_frac`` before it. Both are whole horizons, at
+    least one unless the fraction is 0."""
     held = [max(1, round(frac * num_steps / horizon)) * horizon if frac else 0 for frac in (val_frac, test_frac)]
     return Parts(num_steps - sum(held), num_steps - held[1], num_steps)
 
@@ -84,13 +84,13 @@ def cut_by_time(num_steps: int, horizon: int, val_frac: float, test_frac: float)
 def split_by_time(
     found: SeriesSet, *, horizon: int, shortest: int, val_frac: float, test_frac: float
 ) -> tuple[SeriesSet, list[Parts]]:
-    """Returns the series that are long enough to train on, and where each is cut.
+    """Returns the series that are long enough to train on, and the parts of each.
 
     Args:
-        shortest: the shortest window; with a horizon after it that is one training sample.
+        shortest: steps of the shortest window.
 
     Raises:
-        DataError: none is long enough.
+        DataError: no series is long enough.
     """
     parts = [cut_by_time(len(values), horizon, val_frac, test_frac) for values in found.values]
     kept = [number for number, each in enumerate(parts) if each.train_end >= shortest + horizon]
@@ -125,9 +125,8 @@ def split_by_time(
 def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -> SeriesSet:
     """Fills the gaps of the series, and adds a note with their number.
 
-    Filled steps count as known, but no forecast of the evaluation is scored against them. A gap is interpolated only if
-    no evaluated forecast begins within it, since the line would reveal the value after it. Otherwise the last value is
-    kept.
+    Filled steps count as known, but evaluation does not score them. A gap is interpolated only if no evaluated forecast
+    begins in it, since the line would reveal the next value. Otherwise the last value is kept.
     """
     gaps = [int(np.isnan(values).sum()) for values in found.values]
     if not any(gaps):
@@ -167,7 +166,7 @@ def _lines(value_T: Floats, missing_T: Flags) -> Floats:
 
 
 def _ends_unseen(missing_T: Flags, parts: Parts, horizon: int) -> Flags:
-    """Marks missing steps for which an evaluated forecast begins before the next value."""
+    """Marks missing steps with an evaluated forecast that begins before the next value."""
     step_T = np.arange(len(missing_T))
     next_T = np.minimum.accumulate(np.where(missing_T, len(missing_T), step_T)[::-1])[::-1]
     is_origin_T = (step_T >= parts.train_end) & ((step_T - parts.train_end) % horizon == 0)

@@ -1,4 +1,4 @@
-"""Numbers the steps of evenly spaced dates, and gives the place of each date in its day, week and year.
+"""Numbers the steps of evenly spaced dates, and locates each date in its day, week and year.
 
 Shapes: N dates or steps, K calendar periods, P phases of all periods together.
 """
@@ -26,9 +26,9 @@ MINUTE = 60_000_000
 HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
 WEEK = 7 * DAY
 CLOCKS_SET_BACK_BY = 4 * HOUR
-"""Latest time of day at which the doubled hour of a clock change begins. Some countries double that before midnight."""
+"""Latest time of day at which a repeated hour begins. Some countries set clocks back before midnight."""
 CLOCK_CHANGES_APART = 300 * DAY
-"""Smallest distance of two changes to winter time. Real ones are 350 days apart or more."""
+"""Minimum distance between two changes to winter time; real ones are at least 350 days apart."""
 _UNITS = {"year": 365 * DAY, "week": WEEK, "day": DAY, "hour": HOUR, "minute": MINUTE, "second": 1_000_000}
 _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
     "us": ("time", 1), "ms": ("time", 1000), "s": ("time", 1_000_000), "sec": ("time", 1_000_000),
@@ -40,7 +40,7 @@ _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
 
 
 class UnevenDates(ValueError):
-    """Raised for dates that do not lie on one frequency; ``date`` is the first that does not fit."""
+    """Raised for dates that fit no frequency; ``date`` is the first that does not fit."""
 
     def __init__(self, message: str, date: np.datetime64) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class UnevenDates(ValueError):
 
 @dataclass(frozen=True)
 class Frequency:
-    """Evenly spaced dates: a fixed duration apart, some months apart, or every business day (Monday to Friday)."""
+    """A frequency: a fixed duration, some months, or every business day (Monday to Friday)."""
 
     kind: Literal["time", "months", "business"]
     every: int
@@ -57,7 +57,7 @@ class Frequency:
     first: np.datetime64
     """Date of step 0, in microseconds."""
     day: int = 1
-    """Day of the month, for months; 31 is the last day."""
+    """Day of the month, for months; 31 = the last day."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Frequency:
 
     @property
     def season(self) -> int:
-        """Steps of the main season, a day for hours, a week for days, a year for weeks and months; 1 = none."""
+        """Steps of the main season: a day for hours, a week for days, a year for weeks and months; 1 = none."""
         if self.kind == "business":
             return 5
         if self.kind == "months":
@@ -83,8 +83,7 @@ class Frequency:
         return period // self.every if period % self.every == 0 else 1
 
     def numbers(self, dates_N: Dates) -> Ints:
-        """Returns the step that each date lies in, counted from ``first``. A date between two steps belongs to the
-        earlier one."""
+        """Returns the step of each date, counted from ``first``. Dates between two steps belong to the earlier one."""
         if self.kind == "time":
             return (dates_N - self.first).astype(np.int64) // self.every
         if self.kind == "months":
@@ -127,11 +126,10 @@ def days_in(months_N: Dates) -> Ints:
 
 
 def parse_frequency(text: str, first: np.datetime64) -> Frequency:
-    """Returns the frequency that a word such as ``D``, ``15min``, ``B`` or ``M`` names; step 0 is the one with
-    ``first``.
+    """Returns the frequency for a code such as ``D``, ``15min``, ``B`` or ``M``; step 0 contains ``first``.
 
     Raises:
-        ValueError: no such word.
+        ValueError: unknown code.
     """
     found = re.fullmatch(r"\s*(\d*)\s*([a-z]+)(-[a-z]{3})?\s*", text, flags=re.IGNORECASE)
     word = "" if found is None else "ms_" if found[2] == "MS" else found[2].lower()
@@ -151,13 +149,13 @@ def parse_frequency(text: str, first: np.datetime64) -> Frequency:
 
 
 def infer_frequency(dates_N: Dates) -> Frequency:
-    """Returns the frequency on which all dates lie; steps may be missing.
+    """Returns the frequency of the dates; steps may be missing.
 
     Args:
-        dates_N: ascending, each once.
+        dates_N: ascending and distinct.
 
     Raises:
-        UnevenDates: there is none.
+        UnevenDates: no frequency fits.
     """
     if len(dates_N) < 2:
         raise UnevenDates(f"{show_date(dates_N[0])} is the only date, and a series needs several.", dates_N[0])
@@ -186,16 +184,16 @@ def infer_frequency(dates_N: Dates) -> Frequency:
 
 
 def show_date(date: np.datetime64) -> str:
-    """Returns ``2024-05-31``, with the time of day where that is not midnight."""
+    """Returns ``2024-05-31``, with the time unless it is midnight."""
     text = str(date.astype("M8[us]"))
     return text.removesuffix(".000000").removesuffix("T00:00:00").replace("T", " ")
 
 
 def clock_set_back(doubled_N: Dates) -> npt.NDArray[np.bool_]:
-    """Marks dates that local time has twice because a clock was set back: an hour at most, at night, once a year.
+    """Marks dates repeated because a clock was set back: at most an hour, at night, once a year.
 
     Args:
-        doubled_N: dates that a series has twice, ascending, each once.
+        doubled_N: repeated dates of a series, ascending and distinct.
     """
     gaps = np.diff(doubled_N).astype(np.int64)
     night_N = np.concatenate([[0], np.cumsum(gaps >= HOUR)])
@@ -211,7 +209,7 @@ def clock_set_back(doubled_N: Dates) -> npt.NDArray[np.bool_]:
 
 
 class Calendar:
-    """Sine and cosine of the place in the day, the week and the year, where steps are short enough."""
+    """Sine and cosine of the position in day, week and year, if steps are short enough."""
 
     def __init__(self, frequency: Frequency) -> None:
         is_months = frequency.kind == "months"
@@ -221,7 +219,7 @@ class Calendar:
         rows = [np.arange(count) / (365.25 if count == 366 else count) for count in self._counts(sizes)]
         angle_P = torch.from_numpy(2 * math.pi * np.concatenate([*rows, np.zeros(0)]))
         self.table_P2 = torch.stack([angle_P.sin(), angle_P.cos()], dim=1).float()
-        """Sine and cosine of each phase, looked up by `phases`, so that equal phases give equal numbers."""
+        """Sine and cosine of each phase. Equal phases give equal numbers by lookup."""
 
     def _counts(self, sizes: dict[str, tuple[int, int]]) -> list[int]:
         return [count for name, (_, count) in sizes.items() if name in self.periods]

@@ -1,7 +1,7 @@
-"""Lays scaled series one after the other in one tensor, from which windows are cut without copies.
+"""Stores scaled series one after the other in one tensor, to cut windows from without copies.
 
-Shapes: N rows of the store, M steps of a window and its horizon, K calendar periods, C = 2 + 2 K channels, P phases,
-B windows.
+Shapes: N rows of the store, M steps of a window and its horizon, K calendar periods, C = 2 + 2 K channels, P phases, B
+windows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from workloads.forecast.steps import Calendar, Dates
 
 
 class SeriesStore:
-    """All series, scaled, with their calendar: kept as one tensor, or computed for each batch.
+    """All scaled series with their calendar, held as one tensor or computed for each batch.
 
-    A row of the store is one step: the scaled value, sine and cosine of each calendar period, and 1 where the value is
-    there (0 where it is missing, whose value is 0 too). Before the first series there are as many empty rows as the
-    longest window has steps, so that every forecast has a whole window before it.
+    A row of the store is one step: the scaled value, sine and cosine of each calendar period, and 1 if the value is
+    present. Missing values have 0 in both. Empty rows before the first series give every forecast a whole window.
 
     Args:
         longest: L, steps of the longest window.
-        measured: where each series had a value before its gaps were filled; None = nothing was filled.
+        measured: whether each step had a value before gaps were filled; None = nothing was filled.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class SeriesStore:
         scales = [_scale(values[: cut.train_end]) for values, cut in zip(found.values, parts, strict=True)]
         self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float64)
         self.scale_S = torch.tensor([scale for _, scale in scales], dtype=torch.float64)
-        """Standard deviation of each series' train part; 1 where that is 0."""
+        """Standard deviation of each series' train part; 1 instead of 0."""
         lengths = [len(values) for values in found.values]
         self.start_S = torch.from_numpy(longest + np.cumsum([0, *lengths[:-1]]))
         """Row of each series' first step."""
@@ -50,7 +49,7 @@ class SeriesStore:
         scaled = [(values - center) / scale for values, (center, scale) in zip(found.values, scales, strict=True)]
         self._value_N = torch.from_numpy(np.concatenate([empty, *scaled]).astype(np.float32))
         self.measured_N: Tensor | None = None
-        """Whether each row was measured before gaps were filled, bool [N]; None if nothing was filled."""
+        """Whether each row was measured before gaps were filled, bool [N]; None = nothing was filled."""
         if measured is not None and not all(map(np.all, measured)):
             self.measured_N = torch.from_numpy(np.concatenate([np.zeros(longest, bool), *measured]))
         calendar = Calendar(found.frequency)
@@ -63,7 +62,7 @@ class SeriesStore:
 
     @property
     def num_rows(self) -> int:
-        """Number of windows that can be cut, each identified by its first row."""
+        """Number of possible windows, each identified by its first row."""
         return len(self._value_N) - self._steps + 1
 
     @property
@@ -81,31 +80,30 @@ class SeriesStore:
 
     @cached_property
     def held_table(self) -> Tensor:
-        """Kept `table`, from which windows are cut in host memory."""
+        """The cached `table`, from which windows are cut in host memory."""
         return self.table()
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Computes the windows that begin with these rows: float32 [B, M, C] on the CPU."""
+        """Computes the windows that begin at these rows: float32 [B, M, C] on the CPU."""
         indices = indices.cpu()
         return self._channels(_cut(self._value_N, indices, self._steps), _cut(self._phase_NK, indices, self._steps))
 
     def targets_measured(self, indices: Tensor) -> Tensor | None:
-        """Returns 1 for each measured step of the horizon of these windows, float32 [B, H]; None if nothing was
-        filled."""
+        """Returns 1 for each measured step of the windows' horizons, float32 [B, H]; None if nothing was filled."""
         if self.measured_N is None:
             return None
         return _cut(self.measured_N, indices + self.longest, self.horizon).float()
 
     def cut(self, table_NC: Tensor, indices: Tensor) -> Tensor:
-        """Cuts the same windows out of a `table`, on its device."""
+        """Cuts the windows from a `table`, on its device."""
         return _cut(table_NC, indices, self._steps)
 
     def held_rows(self, indices: Tensor) -> Tensor:
-        """Cuts the same windows as `rows` out of `held_table`."""
+        """Cuts the windows from `held_table`; equal to `rows`."""
         return self.cut(self.held_table, indices)
 
     def features(self) -> Features:
-        """Returns the features that the engine may keep on the device or in host memory."""
+        """Returns the features that the engine may hold in device or host memory."""
         size = len(self._value_N) * self.num_channels * 4
         return Features(self.num_rows, size, self.rows, store=self.table, cut=self.cut)
 
@@ -117,7 +115,7 @@ class SeriesStore:
 
 
 def _cut(rows_N: Tensor, indices: Tensor, steps: int) -> Tensor:
-    """Returns successive rows [B, steps, ...] from each index on, selected from a view of overlapping windows."""
+    """Returns successive rows [B, steps, ...] from each index, selected from a view of overlapping windows."""
     shape, stride = rows_N.shape, rows_N.stride()
     windows = rows_N.as_strided((shape[0] - steps + 1, steps, *shape[1:]), (stride[0], *stride))
     return windows.index_select(0, indices)
@@ -130,7 +128,7 @@ def row_dates(found: SeriesSet, longest: int) -> Dates:
 
 
 def _scale(train_T: Floats) -> tuple[float, float]:
-    """Returns mean and standard deviation of the values that are there; 0 and 1 if there are none."""
+    """Returns mean and standard deviation of the present values; 0 and 1 without any."""
     known = train_T[~np.isnan(train_T)]
     if len(known) == 0:
         return 0.0, 1.0
@@ -140,7 +138,7 @@ def _scale(train_T: Floats) -> tuple[float, float]:
 
 
 def naive_mae(train_T: Floats, season: int) -> float:
-    """Returns the mean absolute difference of values a season apart, in their units; NaN if there is no such pair."""
+    """Returns the mean absolute difference of values a season apart, in their units; NaN without a pair."""
     if len(train_T) <= season:
         return float("nan")
     gap_T = np.abs(train_T[season:] - train_T[:-season])

@@ -1,8 +1,8 @@
-"""Draws daily series with a week, a year, a trend and noise, so that the example runs offline.
+"""Draws daily series with a weekly and a yearly pattern, a trend and noise, so that the example runs offline.
 
-They look like the sales of shops of a few kinds: shops of one kind share their week, and each has a size, a growth, a
-year and a noise of its own. Noise has a memory of some days and now and then an outlier, and levels shift, so that
-smoothing is needed: the seasonal naive forecast, which repeats the last week, is a fair baseline.
+They resemble sales of several kinds of shops. Shops of one kind share a weekly pattern. Each has its own size, growth,
+yearly pattern and noise. Noise is autocorrelated, with a few outliers, and levels shift. So smoothing helps, and the
+seasonal naive forecast is a fair baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 FIRST_DAY = np.datetime64("2019-01-01")
 WEEK, YEAR = 7, 365.25
 KINDS = 4
-"""Weekly patterns, each shared by several series."""
+"""Number of weekly patterns, each shared by several series."""
 
 Floats = NDArray[np.float64]
 
@@ -24,8 +24,8 @@ def daily_series(
     """Draws the set.
 
     Args:
-        num_series: S; the first ones are the same for any S and T only where ``seed`` and T are.
-        num_days: T, from the first of January 2019 on.
+        num_series: S; with equal ``seed`` and T, the first series are the same for any S.
+        num_days: T, from 1 January 2019.
         seed: seed of the set; equal arguments give equal sets.
 
     Returns:
@@ -40,7 +40,7 @@ def daily_series(
 
 
 def _weeks(rng: np.random.Generator) -> Floats:
-    """Logarithms of a day's share of the week's mean, [KINDS, WEEK]."""
+    """Returns logarithms of a day's share of the week's mean, [KINDS, WEEK]."""
     week_KW = rng.normal(0.0, 0.25, (KINDS, WEEK))
     return np.asarray(week_KW - week_KW.mean(1, keepdims=True))
 
@@ -59,7 +59,7 @@ def _series(rng: np.random.Generator, num_days: int, week_KW: Floats) -> Floats:
 
 
 def _noise(rng: np.random.Generator, num_days: int) -> Floats:
-    """Draws autocorrelated noise, [T], with an outlier in a hundred days."""
+    """Draws autocorrelated noise, [T], with an outlier every hundred days on average."""
     memory, spread = rng.uniform(0.3, 0.8), rng.uniform(0.05, 0.12)
     shock_T = rng.normal(0.0, spread * np.sqrt(1 - memory**2), num_days)
     noise_T = np.zeros(num_days)

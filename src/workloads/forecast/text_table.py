@@ -1,4 +1,4 @@
-"""Reads a CSV file with pandas into a table of text, in which each row keeps the number of its line."""
+"""Reads a CSV file with pandas into a table of text that keeps line numbers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from wellfed import DataError, check_file, first_line
 from wellfed.units import counted, show_line
 
 SEPARATORS = (";", "\t", "|", ",")
-"""Characters that may separate cells. The first wins where two are as frequent: decimal commas are common."""
+"""Possible separators of cells. The first wins a tie, since decimal commas are common."""
 SAMPLE_LINES = 50
-"""Lines in which separators are counted."""
+"""Number of lines in which separators are counted."""
 MISSING = ("", "-", "--", ".", "?", "na", "n/a", "nan", "nat", "none", "null", "#n/a", "<na>")
-"""Cells, in lower case, that stand for a missing value."""
+"""Lower-case texts of missing values."""
 _PREAMBLE = re.compile(r"(?:[^\S\n]*(?:#.*|sep=.\s*?)?\n)*")
 """Blank lines, comments, and the line ``sep=;`` that Excel writes."""
 _DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b.*")
 
 
 class BadRows:
-    """Lines with a fault: counts them, keeps the first, raises an error beyond ``limit``."""
+    """A counter of bad lines that keeps the first, and raises an error beyond ``limit``."""
 
     def __init__(self, file: Path, limit: int) -> None:
         self._file, self._limit = file, limit
@@ -54,7 +54,7 @@ class BadRows:
         return len(self._lines)
 
     def check(self, num_rows: int) -> None:
-        """Raises an error if half of the rows are bad: the file then has another layout.
+        """Raises an error if half of the rows are bad, since the file then has another layout.
 
         Raises:
             DataError: at least half of the rows are bad.
@@ -66,7 +66,7 @@ class BadRows:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """Returns one sentence if there were bad rows."""
+        """Returns a sentence if there were bad rows."""
         if not self._lines:
             return ()
         return (f"{counted(len(self._lines), 'bad row')} skipped, in whole or in part, such as {self._one}",)
@@ -74,11 +74,11 @@ class BadRows:
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells of a file, without the blanks around them."""
+    """Cells of a file, stripped of blanks."""
 
     file: Path
     cells: pd.DataFrame
-    """Text, NaN where a value is missing. The index has the line of each row, counted from 1."""
+    """Texts, NaN if missing. The index is the line number, from 1."""
     bad: BadRows
     notes: tuple[str, ...]
 
@@ -87,7 +87,7 @@ class TextTable:
         return name == f"column {list(self.cells).index(name) + 1}"
 
     def find(self, wanted: str, knob: str) -> str:
-        """Returns the name of the column that a knob names, in whatever case.
+        """Returns the name of a knob's column, ignoring case.
 
         Raises:
             DataError: there is no such column.
@@ -112,7 +112,7 @@ def read_text_table(path: Path, max_bad_rows: int) -> TextTable:
     file = path.expanduser()
     text, notes = _text(file)
     preamble = _PREAMBLE.match(text)
-    assert preamble is not None  # it matches nothing at all, too
+    assert preamble is not None  # the pattern matches an empty text too
     text, skipped = text[preamble.end() :], preamble[0].count("\n")
     header = text.partition("\n")[0]
     separator = _separator(text.split("\n", SAMPLE_LINES)[:SAMPLE_LINES])
@@ -135,7 +135,7 @@ def read_text_table(path: Path, max_bad_rows: int) -> TextTable:
 
 
 def _text(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Returns the text with ``\\n`` as line end, and a note on its encoding if that is not UTF-8 or UTF-16."""
+    """Returns the text with ``\\n`` as line end, and a note on an encoding other than UTF-8 or UTF-16."""
     if file.is_dir():
         inside = sorted(each.name for each in file.iterdir() if each.suffix.lower() in (".csv", ".tsv", ".txt"))
         hint = f" Write workload.data.path={file / inside[0]}" if inside else " Name a CSV file"
@@ -166,13 +166,13 @@ def _text(file: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _separator(lines: list[str]) -> str:
-    """Returns the character that the header and most lines have most often."""
+    """Returns the most frequent separator of the header and most lines."""
     counts = {each: [line.count(each) for line in lines if line.strip()] for each in SEPARATORS}
     return max(SEPARATORS, key=lambda each: min(counts[each][0], median(counts[each])))
 
 
 def _parsed(file: Path, text: str, separator: str, skipped: int, bad: BadRows) -> pd.DataFrame:
-    """Returns all rows, the header among them, with their lines as index; adds rows that are too long to ``bad``."""
+    """Returns all rows, including the header, with their lines as index; adds rows that are too long to ``bad``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", pd.errors.ParserWarning)
         try:
@@ -196,9 +196,9 @@ def _parsed(file: Path, text: str, separator: str, skipped: int, bad: BadRows) -
     too_long = {int(row): int(saw) for row, saw in re.findall(r"Skipping line (\d+): .* saw (\d+)", said)}
     row_N = np.setdiff1d(np.arange(1, len(cells) + len(too_long) + 1), list(too_long))
     breaks_N = np.zeros(len(cells), np.int64)
-    if '"' in text:  # a cell in quotes may hold line breaks
+    if '"' in text:  # quoted cells may contain line breaks
         breaks_N = sum(cells[column].str.count("\n").to_numpy(np.int64) for column in cells)
-    shift_N = skipped + np.cumsum(breaks_N)  # line minus row, behind each row
+    shift_N = skipped + np.cumsum(breaks_N)  # line minus row, for each row
     for number, saw in too_long.items():
         line = number + int(shift_N[np.searchsorted(row_N, number) - 1])
         bad.add(line, f"{counted(saw, 'cell')} instead of {cells.shape[1]}")
@@ -207,7 +207,7 @@ def _parsed(file: Path, text: str, separator: str, skipped: int, bad: BadRows) -
 
 
 def _names(file: Path, line: int, cells: pd.DataFrame) -> list[str]:
-    """Returns a name for each column; drops the columns without a name and without a cell."""
+    """Returns a name for each column; drops columns without name and cells."""
     names = [show_line(name) for name in cells.iloc[0]]
     if found := next((name for name in names if _DATE.fullmatch(name)), None):
         raise DataError(

@@ -1,7 +1,7 @@
-"""Gives windows of history and the horizon after them, a whole batch with a few lookups.
+"""Yields windows of history and the horizon after them, a whole batch with a few lookups.
 
-Shapes: B samples, O origins (the first step of a forecast), S series, L steps of the longest window, H horizon,
-M = L + H, C channels.
+Shapes: B samples, O origins (the first step of a forecast), S series, L steps of the longest window, H horizon, M = L +
+H, C channels.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SPLITS: tuple[Literal["val", "test"], ...] = ("val", "test")
 
 
 class Windows:
-    """A sample for each origin and each length of window; the horizon begins with the origin.
+    """Samples for each origin and each window length; the horizon begins at the origin.
 
     Args:
-        row_O: row of the store L steps before each origin; ``series_O`` the series of each origin.
-        windows: lengths of history, cut to the series' past.
-        split: None = training; the batches of others contain its place in ``SPLITS``.
+        row_O: row of the store L steps before each origin; ``series_O`` is its series.
+        windows: lengths of history, limited to the series' past.
+        split: None = training; other batches contain its index in ``SPLITS``.
 
     Attributes:
-        passes: number of times that each sample is in the set.
+        passes: repetitions of each sample.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Windows:
         return other
 
     def for_features(self, mode: FeatureModeName) -> Windows:
-        """Returns the same samples for a mode. With ``cache`` batches carry indices alone; else ``rows`` [B, M, C] too,
-        cut out of the store in host memory (``cache_host``) or computed (``dynamic``)."""
+        """Returns the same samples for a mode. With ``cache`` batches hold only indices. Else they also hold ``rows``
+        [B, M, C], cut in host memory (``cache_host``) or computed (``dynamic``)."""
         other = copy(self)
         other._mode = mode
         return other
@@ -63,13 +63,13 @@ class Windows:
         return self.passes * len(self._row_O) * len(self._window_W)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """Returns one sample, equal to the row that `fetch` gives."""
+        """Returns one sample, equal to a row of `fetch`."""
         batch = self.fetch(torch.tensor([range(len(self))[index]]), rng)
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """Returns ``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float32 [B]), and ``rows``
-        unless the mode is ``cache``. Validation and test add ``split``, and ``target_observed`` where gaps were filled.
+        unless the mode is ``cache``. Validation and test add ``split``, and ``target_observed`` if gaps were filled.
         ``rng`` is unused."""
         store = self._store
         indices = indices % (len(self._row_O) * len(self._window_W))
@@ -87,7 +87,7 @@ class Windows:
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))
             measured_BH = store.targets_measured(row_B)
-            if measured_BH is not None:  # a forecast is not scored against filled values
+            if measured_BH is not None:  # filled values are not scored
                 batch["target_observed"] = measured_BH
         if self._mode != "cache":
             batch["rows"] = (store.rows if self._mode == "dynamic" else store.held_rows)(row_B)
@@ -117,7 +117,7 @@ class Windows:
 
 
 def train_windows(store: SeriesStore, parts: list[Parts], windows: tuple[int, ...]) -> Windows:
-    """Returns every origin of the train part with the shortest window before it and a whole horizon after it."""
+    """Returns every origin of the train part with a whole shortest window before and a whole horizon after it."""
     first = min(windows)
     origins = [torch.arange(first, cut.train_end - store.horizon + 1) for cut in parts]
     return _windows(store, origins, windows, None)
@@ -126,7 +126,8 @@ def train_windows(store: SeriesStore, parts: list[Parts], windows: tuple[int, ..
 def held_out_windows(
     store: SeriesStore, parts: list[Parts], windows: tuple[int, ...], split: Literal["val", "test"]
 ) -> Windows:
-    """Origins a horizon apart, so that each step of the part is forecast once; history may be of earlier parts."""
+    """Returns origins one horizon apart, so that each step of the part is forecast once; history may lie in earlier
+    parts."""
     ends = [(cut.train_end, cut.val_end) if split == "val" else (cut.val_end, cut.end) for cut in parts]
     return _windows(store, [torch.arange(start, end, store.horizon) for start, end in ends], windows, split)
 
@@ -134,7 +135,7 @@ def held_out_windows(
 def _windows(
     store: SeriesStore, origins: list[Tensor], windows: tuple[int, ...], split: Literal["val", "test"] | None
 ) -> Windows:
-    """Returns the windows of all series, without origins whose shortest window or whole horizon is missing."""
+    """Returns the windows of all series, without origins that lack a whole shortest window or horizon."""
     first_row_O = torch.cat([origin_O + start for origin_O, start in zip(origins, store.start_S, strict=True)])
     series_O = torch.repeat_interleave(torch.tensor([len(each) for each in origins]))
     seen_N1 = _count(store.observed)

@@ -1,6 +1,6 @@
 """Classifies each pixel of a hyperspectral scene from the spectra in a small patch around it.
 
-Covers a scene as one padded cube in a mapped file, patches as views into it, and how pixels are split so that no test
-pixel was seen in training. It is independent of Lightning, devices, workers and logging. README.md is the card. Start
-from `workloads.hyperspectral.data.datasets` and `workloads.hyperspectral.model.SpectralPatchCNN`.
+The scene is one padded cube in a mapped file, and patches are views of it. The split keeps test pixels out of training
+patches. Uses no Lightning, devices, workers or logging. Start from `workloads.hyperspectral.data.datasets` and
+`workloads.hyperspectral.model.SpectralPatchCNN`; README.md is the card.
 """

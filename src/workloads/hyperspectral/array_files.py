@@ -1,4 +1,4 @@
-"""Reads the arrays of a .npy or .mat file, and explains why one can't be used."""
+"""Reads the arrays of a .npy or .mat file, and explains why a file can't be used."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 Array = NDArray[Any]
 
 _OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NameError, NotImplementedError, zlib.error)
-"""Errors that reading a damaged .mat file raises, beside scipy's own. Some come from bytes that scipy takes for types
-and names."""
+"""Errors from reading a damaged .mat file, besides scipy's own; scipy may read damaged bytes as types and names."""
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
-    """Arrays of real numbers by their name in the file (``.npy``: the file's), and what else is in it, in words.
+    """Returns arrays of real numbers by name, and descriptions of the file's other content.
 
-    A .npy file is mapped into memory, a .mat file is read.
+    A .npy file is mapped into memory and named after the file; a .mat file is read.
 
     Raises:
-        DataError: no such file, no array file, damaged, holding Python objects, or of MATLAB 7.3.
+        DataError: the file is missing, damaged, no array file, holds Python objects, or is of MATLAB 7.3.
     """
     check_file(path)
     try:
@@ -58,7 +57,7 @@ def _number_array(path: Path, found: Any) -> Array:
 
 
 def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
-    # takes 0.1 s, which other scenes do not need
+    # takes 0.1 s, and only .mat files need it
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -84,7 +83,7 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
 
 
 def _kind(value: Any) -> str:
-    """Describes the content of a .mat file that is no array of real numbers."""
+    """Describes content of a .mat file other than arrays of real numbers."""
     if not isinstance(value, np.ndarray):
         return type(value).__name__
     return {"O": "objects", "V": "struct"}.get(value.dtype.kind, str(value.dtype))
@@ -99,7 +98,7 @@ def _is_number(array: Array) -> bool:
 
 
 def is_hdf5(path: Path) -> bool:
-    """Returns whether a file is HDF5, with or without MATLAB's 512 bytes before it."""
+    """Returns whether a file is HDF5, with or without MATLAB's 512 leading bytes."""
     with path.open("rb") as file:
         head = file.read(520)
     return head.startswith(_HDF5_MARK) or head[512:] == _HDF5_MARK or head[:10] == b"MATLAB 7.3"

@@ -1,4 +1,4 @@
-"""Scales the bands of a cube, or turns them into principal components, fitted on the training pixels alone.
+"""Scales the bands of a cube, or computes principal components, fitted on the training pixels alone.
 
 Shapes: N training pixels, C bands, K components.
 """
@@ -18,10 +18,10 @@ from wellfed.units import counted
 
 USUAL_COMPONENTS = 15
 FARTHEST = 30.0
-"""Largest scaled value, in spreads of the training pixels. Unmeasured pixels (-99999 beside the scene) would otherwise
-outweigh the rest of a patch."""
+"""Maximum scaled value, in spreads of the training pixels. Else unmeasured pixels (-99999 outside the scene) would
+dominate a patch."""
 _PIXELS = 256
-"""Pixels converted to float64 at a time."""
+"""Number of pixels converted to float64 at a time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BandScaling:
         found = self._moved.get(name)
         if found is None:
             found = self.mean.to(values.device), self.spread.to(values.device)
-            if type(found[0]) is Tensor:  # not a fake tensor of the memory prediction
+            if type(found[0]) is Tensor:  # skips fake tensors of the memory prediction
                 self._moved[name] = found
         mean_C, spread_C = found
         return ((values.float() - mean_C) / spread_C).clamp(-FARTHEST, FARTHEST)
@@ -50,14 +50,14 @@ class BandScaling:
 
 @dataclass(frozen=True)
 class PrincipalComponents:
-    """Principal components of the spectra, fitted on the training pixels; on the CPU."""
+    """Principal components of the spectra, fitted on the training pixels, on the CPU."""
 
     mean: Tensor
     """Mean of each band, float32 [C]."""
     directions: Tensor
     """Directions, float32 [C, K], divided by the spread of the first component so that values are about 1."""
     kept_frac: float
-    """Share of the variance of the training pixels."""
+    """Share of the training pixels' variance."""
 
     def __call__(self, values: Tensor) -> Tensor:
         """Projects values [..., C] of any type to float32 [..., K]."""
@@ -74,7 +74,7 @@ def fit_scaling(spectra_NC: Tensor) -> BandScaling:
 
 
 def _doubles(spectra_NC: Tensor) -> Iterator[Tensor]:
-    """Yields float64 parts [<= `_PIXELS`, C]: all pixels at once would be larger than a cube of small integers."""
+    """Yields float64 parts [<= `_PIXELS`, C]; all pixels at once would be larger than the cube."""
     return (part.double() for part in torch.split(spectra_NC, _PIXELS))
 
 
@@ -83,7 +83,7 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
 
 
 def chosen_components(spectra_NC: Tensor) -> int:
-    """Returns the derived number of components: `USUAL_COMPONENTS`, or the most that are possible."""
+    """Returns the derived number of components: `USUAL_COMPONENTS`, or the possible maximum."""
     num_pixels, num_bands = spectra_NC.shape
     return max(1, min(USUAL_COMPONENTS, num_bands, num_pixels - 1))
 
@@ -92,7 +92,7 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
     """Computes the first principal components of the training pixels from their covariance.
 
     Raises:
-        ConfigError: more than there can be.
+        ConfigError: more components than possible.
     """
     num_pixels, num_bands = spectra_NC.shape
     most = min(num_bands, num_pixels - 1)

@@ -1,4 +1,4 @@
-"""Makes the data of a hyperspectral scene: patches for training, pixels for validation and test, and the map of all."""
+"""Builds the data of a hyperspectral scene: patches for training, pixels for validation and test, and the whole map."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from workloads.hyperspectral.scene_files import RawScene, find_scene, read_scene
 from workloads.hyperspectral.synthetic import field_scene
 
 VERSION = 2
-"""Version of the prepared scene; others are prepared anew."""
+"""Version of the prepared scene."""
 EPOCH_PATCHES = 1500
-"""Approximate patches in a derived epoch: 40 epochs then have 1,900 steps of 32."""
+"""Approximate number of patches in a derived epoch; 40 epochs then have 1,900 steps of 32."""
 EVAL_PIXELS = 1024
 """Pixels in a batch of validation."""
 
@@ -63,24 +63,24 @@ def datasets(
     """Returns patches around labelled pixels for training, validation and test.
 
     Args:
-        path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` beside it, or a folder with one; None = the
+        path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` next to it, or a folder with one; None = the
             embedded scene.
         patch_size: side in pixels, odd.
-        num_components: principal components, fitted on training pixels; None = 15, or as many as there can be;
-            0 = the bands as they are.
-        passes: times that each training pixel is drawn in an epoch; None = as many as make about 1,500 patches.
-        split: ``blocks`` of ground, or ``random`` pixels, whose neighbours are then seen in training.
+        num_components: principal components, fitted on training pixels; None = 15, or the possible maximum; 0 = the
+            bands themselves.
+        passes: draws of each training pixel per epoch; None = about 1,500 patches in all.
+        split: ``blocks`` of ground, or ``random`` pixels, whose neighbours training then sees.
         block_size: side of a block in pixels.
-        train_frac: share of each class to train on, about; ``val_frac`` to validate on. The rest is for the test.
-        background: label of the pixels that have none.
-        whole_map: classify all pixels of the scene in the test, for the map; figures are of test pixels alone.
+        train_frac: approximate share of each class for training; ``val_frac`` for validation. The rest is for the test.
+        background: label of unlabelled pixels.
+        whole_map: whether the test classifies all pixels of the scene for the map; figures use test pixels alone.
         size: side of the embedded scene in pixels, of ``num_bands`` and ``num_classes``.
         seed: seed of the split and of the embedded scene; the training has its own.
-        cache_dir: where the cube is kept with a margin around it.
+        cache_dir: folder for the padded cube.
 
     Raises:
-        DataError: no scene, damaged, cube and ground truth that don't fit, or too few pixels.
-        ConfigError: an argument out of its range.
+        DataError: the scene is missing, damaged, does not fit its ground truth, or has too few pixels.
+        ConfigError: an argument is out of range.
     """
     has_middle = 1 <= patch_size <= 63 and patch_size % 2 == 1
     has_passes = passes is None or 1 <= passes <= 10_000
@@ -183,7 +183,6 @@ def _wrapped(
 
 
 def _why(count: int, spectra_NC: torch.Tensor, components: PrincipalComponents) -> str:
-    """Returns the reason for the number of components."""
     num_pixels, num_bands = spectra_NC.shape
     if count == num_bands:
         return f"as many as the scene has bands; {USUAL_COMPONENTS} where it has more"

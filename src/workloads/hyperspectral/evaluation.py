@@ -1,4 +1,4 @@
-"""Scores classified pixels: overall and average accuracy, Cohen's kappa, a table of the classes and a map of the scene.
+"""Scores classified pixels: overall and average accuracy, Cohen's kappa, a table of classes and a map of the scene.
 
 Shapes: B pixels of a batch, K classes, H x W the scene.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from wellfed import FeatureSource
 
 SMALLEST_SIDE = 256
-"""Smallest side of the map in pixels; small scenes are enlarged by a whole factor."""
+"""Minimum side of the map in pixels; small scenes are enlarged by a whole factor."""
 MARGIN, SWATCH, LEGEND_ENTRY = 8, 12, 64
 BACKGROUND = (0, 0, 0)
 
@@ -30,22 +30,22 @@ State = tuple[Tensor | None, list[Tensor]]
 
 
 class ClassScores:
-    """Accuracy over the labelled pixels; all others are only drawn. Predictions stay on the device until ``compute``.
+    """Accuracy over the labelled pixels; unlabelled ones only appear on the map. Predictions stay on the device until
+    ``compute``.
 
-    ``overall_accuracy`` is the share of pixels that are right, ``average_accuracy`` the mean over classes of the share
-    of their pixels that is, ``kappa`` the overall accuracy less what chance would give, and ``loss`` the cross-entropy.
+    ``overall_accuracy`` is the share of correct pixels, ``average_accuracy`` the mean of this share over classes.
+    ``kappa`` is the overall accuracy corrected for chance, and ``loss`` the cross-entropy.
 
     Args:
-        names: names of the K classes.
         class_HW: ground truth, -1 for background.
         radius: radius of the patches, the margin of the padded scene.
     """
 
     best_metric = "average_accuracy"
-    """Average accuracy, because blocks of ground give validation other shares of the classes than the test."""
+    """Average accuracy, because blocks of ground give validation and test different shares of the classes."""
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
-    """The loss is computed here, over labelled pixels alone."""
+    """False, since the loss is computed here over labelled pixels alone."""
 
     def __init__(self, names: Sequence[str], class_HW: NDArray[np.int64], radius: int) -> None:
         self.names, self.class_HW, self.radius = list(names), class_HW, radius
@@ -58,7 +58,7 @@ class ClassScores:
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Classifies the pixels of a batch that ``on_device`` has made: ``patch``, ``label`` (-1: none), ``place``."""
+        """Classifies the pixels of a batch from ``on_device``: ``patch``, ``label`` (-1 = none), ``place``."""
         logits, label_B = model(batch).double(), batch["label"]
         found_B = logits.argmax(1)
         count, known_B = len(self.names), (label_B >= 0).double()
@@ -75,19 +75,19 @@ class ClassScores:
         return self._sums, self._seen
 
     def merge(self, states: Sequence[State]) -> None:
-        """Takes over the states of all ranks, in the order of the split."""
+        """Replaces the state by those of all ranks, in the order of the split."""
         sums = [each for each, _ in states if each is not None]
         self._sums = torch.stack(sums).sum(0) if sums else None
         in_turn = itertools.zip_longest(*(seen for _, seen in states))
         self._seen = [each for batches in in_turn for each in batches if each is not None]
 
     def compute(self) -> dict[str, float]:
-        """Returns the metrics over all labelled pixels since `reset`; NaN if there were none."""
+        """Returns the metrics over all labelled pixels since `reset`; NaN without pixels."""
         confusion_KK, loss = self._confusion()
         return scores_of(confusion_KK) | {"loss": loss / total if (total := confusion_KK.sum()) else math.nan}
 
     def _confusion(self) -> tuple[NDArray[np.float64], float]:
-        """Returns the confusion matrix, rows being the truth, and the summed loss."""
+        """Returns the confusion matrix with the truth as rows, and the summed loss."""
         count = len(self.names)
         if self._sums is None:
             return np.zeros((count, count)), math.nan
@@ -119,7 +119,7 @@ class ClassScores:
         return found
 
     def predicted(self) -> NDArray[np.int64]:
-        """Returns the predicted class of each pixel, -1 for pixels that were not classified, [H, W]."""
+        """Returns the predicted class of each pixel [H, W], -1 without a prediction."""
         found_HW = np.full(self.class_HW.shape, -1)
         if self._seen:
             place, found = torch.cat(self._seen, 1).cpu().numpy()
@@ -129,7 +129,7 @@ class ClassScores:
 
 
 def scores_of(confusion_KK: NDArray[np.float64]) -> dict[str, float]:
-    """Returns overall accuracy, mean recall of the classes that occur, and kappa; NaN without pixels."""
+    """Returns overall accuracy, mean recall of the occurring classes, and kappa; NaN without pixels."""
     total = confusion_KK.sum()
     if total == 0:
         return dict.fromkeys(("overall_accuracy", "average_accuracy", "kappa"), math.nan)
@@ -144,7 +144,7 @@ def scores_of(confusion_KK: NDArray[np.float64]) -> dict[str, float]:
 
 
 def per_class(confusion_KK: NDArray[np.float64]) -> list[list[Any]]:
-    """Returns pixels, recall, precision and F1 of each class; empty where the divisor is 0."""
+    """Returns pixels, recall, precision and F1 of each class; empty if the divisor is 0."""
     rows = []
     for truth, found, right in zip(confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal(), strict=True):
         shares = [
@@ -178,8 +178,7 @@ def draw_maps(maps: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Image.
 
 
 def colour_of(number: int) -> tuple[int, int, int]:
-    """Returns a colour that differs from those of the classes before: hues by the golden section, three
-    brightnesses."""
+    """Returns a colour that differs from earlier ones: hues by the golden section, three brightnesses."""
     red, green, blue = colorsys.hsv_to_rgb(
         number * 0.618034 % 1, (0.85, 0.55)[number % 2], (1.0, 0.75, 0.9)[number % 3]
     )

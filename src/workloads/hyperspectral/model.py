@@ -1,7 +1,7 @@
-"""Classifies a pixel by the patch around it: filters along the spectrum, then convolutions over the ground.
+"""Classifies a pixel from the patch around it: filters along the spectrum, then convolutions over the ground.
 
-Shapes: B patches, C channels (bands or components), P side of a patch, F filters, D places along the spectrum, E width.
-3D then 2D: Roy, Krishna, Dubey, Chaudhuri, HybridSN, IEEE GRSL 2020, https://arxiv.org/abs/1902.06701
+Shapes: B patches, C channels (bands or components), P side of a patch, F filters, D positions along the spectrum, E
+width. 3D then 2D: Roy, Krishna, Dubey, Chaudhuri, HybridSN, IEEE GRSL 2020, https://arxiv.org/abs/1902.06701
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch.nn.functional import cross_entropy, gelu
 from wellfed import ConfigError, LossOutput
 
 SPECTRAL_REACH = 7
-"""Bands that a spectral filter covers."""
+"""Number of bands that a spectral filter covers."""
 
 
 class SpectralPatchCNN(nn.Module):
-    """Network that gives the logits of a patch's middle pixel.
+    """A network that returns the logits of a patch's middle pixel.
 
     Args:
-        num_channels: C; this and ``num_classes`` come from the data.
+        num_channels: C; the data pass it and ``num_classes``.
         base_channels: E.
         num_blocks: residual blocks of two 3 x 3 convolutions.
-        spectral_filters: F, filters of a first 3D convolution; 0 leaves it out.
-        spectral_stride: distance of two filters in bands.
+        spectral_filters: F, filters of a first 3D convolution; 0 = none.
+        spectral_stride: distance between filters in bands.
         dropout: share dropped before the last layer, in training.
         label_smoothing: smoothing of the cross-entropy in training.
     """
@@ -91,7 +91,7 @@ class SpectralPatchCNN(nn.Module):
 
 
 class PatchBlock(nn.Module):
-    """Residual block of two convolutions, zero at initialisation."""
+    """A residual block of two convolutions, zero at initialisation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

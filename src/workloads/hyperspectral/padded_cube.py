@@ -1,4 +1,4 @@
-"""Keeps a cube with a mirrored margin in one mapped file, so that a patch around any pixel is a view.
+"""Stores a cube with a mirrored margin in one mapped file, so that a patch around any pixel is a view.
 
 Shapes: H height, W width, C bands, R radius of a patch, P = 2 R + 1 its side, B pixels.
 """
@@ -20,14 +20,14 @@ from workloads.hyperspectral.scene_files import RawScene
 
 CUBE_FILE, LABELS_FILE, ABOUT_FILE = "cube.bin", "labels.npy", "scene.json"
 KEPT_TYPES = {"uint8": "uint8", "int16": "int16", "uint16": "int16", "bool": "uint8", "int8": "int16"}
-"""Types of a cube in memory; all others become float32. Most operations of torch lack uint16, so it is stored minus
-2**15, which the scaling of the bands removes."""
+"""Type in the file -> type in memory; all others become float32. torch lacks most uint16 operations, so uint16 is
+stored minus 2**15, which band scaling removes."""
 
 
 class PaddedCube:
     """A cube [H + 2 R, W + 2 R, C] in a file that is mapped into memory.
 
-    A process that it is sent to maps the file anew; nothing of its content is sent.
+    Sent to another process, it maps the file again; no content is sent.
     """
 
     def __init__(self, file: Path, shape: tuple[int, int, int], radius: int, dtype: str) -> None:
@@ -35,12 +35,12 @@ class PaddedCube:
 
     @cached_property
     def values(self) -> Tensor:
-        """All values, mapped into memory, not to be written to."""
+        """All values, mapped into memory, read-only."""
         return self.opened()
 
     def opened(self) -> Tensor:
-        """Returns all values, mapped anew: what is read of the file leaves memory with the tensor."""
-        # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
+        """Returns all values, mapped again; pages that were read leave memory with the tensor."""
+        # Copy-on-write, since torch needs a writable tensor; unmodified pages stay shared with the file.
         return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=self._padded_shape))
 
     def read(self) -> Tensor:
@@ -53,7 +53,7 @@ class PaddedCube:
         return height + 2 * self.radius, width + 2 * self.radius, bands
 
     def place_of(self, row_B: Tensor, column_B: Tensor) -> Tensor:
-        """Returns the places of the patches around pixels [B], for `cut_patches`."""
+        """Returns the positions of the patches around pixels [B], for `cut_patches`."""
         return row_B * (self.shape[1] + 2 * self.radius) + column_B
 
     def pixels(self, row_B: Tensor, column_B: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ class PaddedCube:
 
 
 def cut_patches(padded: Tensor, place_B: Tensor, side: int) -> Tensor:
-    """Returns patches [B, P, P, C] whose upper left corners are the pixels ``place_B`` of the padded cube, counted line
-    by line. Only these patches are copied."""
+    """Returns patches [B, P, P, C] with upper left corners at pixels ``place_B`` of the padded cube, counted by line.
+    Only these patches are copied."""
     height, width, bands = padded.shape
     num_places = (height - side) * width + width - side + 1
     views = padded.as_strided((num_places, side, side, bands), (bands, width * bands, bands, 1))
@@ -74,13 +74,13 @@ def cut_patches(padded: Tensor, place_B: Tensor, side: int) -> Tensor:
 
 
 def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None:
-    """Writes the files that `read_cube` reads.
+    """Writes the files for `read_cube`.
 
     Args:
         source: name of the cube, for messages.
 
     Raises:
-        DataError: a value that is not finite.
+        DataError: a value is not finite.
     """
     height, width, bands = scene.cube.shape
     dtype = KEPT_TYPES.get(scene.cube.dtype.name, "float32")
@@ -112,7 +112,7 @@ def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
 
 
 def read_cube(folder: Path) -> tuple[PaddedCube, NDArray[np.int32], tuple[str, ...]]:
-    """Returns cube, labels [H, W] and notes of a folder that `write_scene` has written."""
+    """Returns cube, labels [H, W] and notes from a folder written by `write_scene`."""
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     height, width, bands = about["shape"]
     cube = PaddedCube(folder / CUBE_FILE, (height, width, bands), about["radius"], about["dtype"])

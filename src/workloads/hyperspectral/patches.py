@@ -1,4 +1,4 @@
-"""Gives the patches around pixels, a whole batch with one lookup.
+"""Cuts the patches around pixels, a whole batch with one lookup.
 
 Shapes: B pixels, P side of a patch, C channels: bands or components; N pixels of a split.
 """
@@ -18,11 +18,11 @@ from workloads.hyperspectral.padded_cube import PaddedCube, cut_patches
 
 NO_LABEL = -1
 _LINES = 4
-"""Lines of the cube converted to components at a time."""
+"""Number of lines of the cube converted to components at a time."""
 
 
 class PatchStore:
-    """Source of patches: the padded cube itself, or its principal components, padded.
+    """A source of patches: the padded cube itself, or its padded principal components.
 
     Args:
         components: None = the bands themselves.
@@ -38,7 +38,7 @@ class PatchStore:
         return rows if self.components is None else self.components(rows)
 
     def held(self, place_B: Tensor) -> Tensor:
-        """Cuts the same patches out of host memory."""
+        """Cuts the patches from host memory; equal to `raw`."""
         return cut_patches(self.in_memory, place_B, self.side)
 
     @cached_property
@@ -51,7 +51,7 @@ class PatchStore:
         held = torch.empty(height, width, self.components.directions.shape[1])
         for start in range(0, height, _LINES):
             lines = slice(start, start + _LINES)
-            held[lines] = self.components(self.cube.opened()[lines])  # opened anew: what was read leaves memory
+            held[lines] = self.components(self.cube.opened()[lines])  # a new mapping releases the pages that were read
         return held
 
     @property
@@ -79,13 +79,13 @@ def patch_features(store: PatchStore) -> Features:
 
 
 class PatchData:
-    """A sample for each of the pixels ``place_N``.
+    """Samples for each of the pixels ``place_N``.
 
     Args:
-        label_N: class of each, `NO_LABEL` for those that are only to be drawn on the map.
+        label_N: class of each pixel; `NO_LABEL` for pixels that are only drawn on the map.
         scaling: scaling of the bands; None if the store holds components.
-        is_mirrored: mirror patches at random, as in training.
-        passes: draws of each pixel in an epoch.
+        is_mirrored: whether to mirror patches at random, as in training.
+        passes: draws of each pixel per epoch.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class PatchData:
         self.place_N, self.label_N = place_N.to(torch.int64), label_N.to(torch.int64)
         self._store, self._scaling, self._is_mirrored, self._passes = store, scaling, is_mirrored, passes
         self._read: Callable[[Tensor], Tensor] | None = store.raw
-        """Function that gives `fetch` its patches; None = `on_device` looks them up."""
+        """Function that returns the patches for `fetch`; None = `on_device` looks them up."""
 
     def __len__(self) -> int:
         return self._passes * len(self.place_N)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Returns one sample, equal to the row that `fetch` gives."""
+        """Returns one sample, equal to a row of `fetch`."""
         return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([range(len(self))[index]])).items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ class PatchData:
         return {"patch": patch, "label": batch["label"], "place": batch["place"]}
 
     def for_features(self, mode: FeatureModeName) -> PatchData:
-        """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
+        """Returns the same samples, with batches for that mode."""
         other = copy(self)
         other._read = None if mode == "cache" else self._store.raw if mode == "dynamic" else self._store.held
         return other

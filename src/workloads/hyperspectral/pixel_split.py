@@ -14,22 +14,22 @@ SplitName = Literal["blocks", "random"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 TRAIN, VAL, TEST, NONE = 0, 1, 2, -1
 LARGEST_SHARE = 1 / 5
-"""Largest share of a class in one cell; a cell with more is quartered, so that each class lies in several. With less
-than a fifth, most test pixels would lie beside training pixels; with more, validation lacks some classes."""
+"""Maximum share of a class in one cell; larger cells are quartered, so that each class lies in several. Below a fifth,
+most test pixels would lie next to training pixels. Above it, validation lacks some classes."""
 _SWEEPS = 10
 _LACKING = 100.0
-"""Cost of a class without a training pixel or without a test pixel, in squares of shares."""
+"""Cost of a class without training or test pixels, in squares of shares."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size: int, rng: np.random.Generator) -> Ints:
-    """Returns the part of each labelled pixel [H, W], `NONE` elsewhere; all pixels of a square belong to one part.
+    """Returns the part of each labelled pixel [H, W], else `NONE`. All pixels of a square belong to one part.
 
-    Squares have sides of ``block_size``, smaller ones where a class would lie in too few of them. Which goes where is
-    drawn, then changed square by square until each class has about its ``shares`` in train, val and test. A class that
-    still lies in train alone or in test alone is divided from top to bottom, across squares.
+    Squares have sides of ``block_size``, or less if a class would lie in too few of them. Their parts are drawn, then
+    changed one by one until each class has about its ``shares`` in train, val and test. A class that is still only in
+    train or only in test is divided from top to bottom, across squares.
     """
     row_N, column_N = np.nonzero(class_HW >= 0)
     class_N = class_HW[row_N, column_N]
@@ -48,7 +48,7 @@ def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size:
 
 
 def _cells(row_N: Ints, column_N: Ints, class_N: Ints, block_size: int) -> Ints:
-    """Returns the number of the square that each pixel lies in."""
+    """Returns the number of each pixel's square."""
     total_K = np.bincount(class_N)
     side_N = np.full(len(row_N), block_size)
     while True:
@@ -84,7 +84,7 @@ def _assigned(count_MK: Floats, share_S: Floats, rng: np.random.Generator) -> In
 
 
 def _cost(have_SK: Floats, portion_K: Floats, part: int, share_S: Floats) -> float:
-    """Returns how far the classes of a cell are from their shares if it goes to a part; infinite if that part has no
+    """Returns the distance of the classes of a cell from their shares if it joins a part; infinite if the part has no
     share."""
     if share_S[part] == 0:
         return np.inf
@@ -96,7 +96,7 @@ def _cost(have_SK: Floats, portion_K: Floats, part: int, share_S: Floats) -> flo
 
 
 def split_random(class_HW: Ints, shares: tuple[float, float, float], rng: np.random.Generator) -> Ints:
-    """Returns the part of each labelled pixel [H, W]; the pixels of each class are drawn one by one."""
+    """Returns the part of each labelled pixel [H, W]; pixels of each class are drawn one by one."""
     part_HW = np.full(class_HW.shape, NONE)
     for each in range(class_HW.max() + 1):
         place = rng.permutation(np.flatnonzero(class_HW == each))
@@ -109,11 +109,10 @@ def split_random(class_HW: Ints, shares: tuple[float, float, float], rng: np.ran
 
 
 def keep_apart(class_HW: Ints, part_HW: Ints, radius: int) -> tuple[Ints, int, dict[int, list[int]]]:
-    """Leaves out the pixels of validation and test that lie in a patch around a training pixel.
+    """Removes pixels of validation and test that lie in a patch around a training pixel.
 
     Returns:
-        The parts, how many pixels were left out, and the classes of which none would be left in `VAL` or in `TEST`:
-        theirs are kept.
+        The parts, the number of removed pixels, and the classes kept because `VAL` or `TEST` would lose all pixels.
     """
     near_HW = _dilated(part_HW == TRAIN, radius)
     kept_HW, num_left_out = part_HW.copy(), 0

@@ -22,9 +22,9 @@ LAYOUTS: dict[tuple[int, ...], str] = {
     (1, 2, 0): "bands first",
     (0, 2, 1): "bands between lines and columns",
 }
-"""Orders of a cube's axes that make [H, W, C] of it."""
+"""Transposition of a cube to [H, W, C] -> name of its layout."""
 MARK = "_gt"
-"""Ending of the name of a ground truth; ``gt`` alone is a name as well."""
+"""Suffix of the name of a ground truth; ``gt`` alone is a name too."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def find_scene(path: Path) -> SceneFiles:
     """Returns the files of a scene. ``path`` names the cube, or a folder with one cube and its ground truth.
 
     Raises:
-        DataError: nothing there, not a cube, or several.
+        DataError: there is no cube, or several.
     """
     path = path.expanduser()
     if not path.exists():
@@ -102,8 +102,8 @@ def _is_ground_truth(path: Path) -> bool:
 
 
 def _ground_truth_of(cube: Path) -> Path | None:
-    """Returns the ground truth beside ``A_b.mat``: ``A_b_gt``, ``A_gt`` or ``gt``, of the cube's own type first; None
-    if there is none."""
+    """Returns the ground truth of ``A_b.mat``: ``A_b_gt``, ``A_gt`` or ``gt``, the cube's own file type first; None
+    without one."""
     beside = {each.name.lower(): each for each in _entries(cube.parent)}
     own = cube.suffix.lower()
     words = cube.stem.lower().split("_")
@@ -119,7 +119,7 @@ def read_scene(files: SceneFiles) -> RawScene:
     """Reads cube and ground truth, with the cube's axes in order.
 
     Raises:
-        DataError: what is there can't be one; see `array_files.read_arrays` as well.
+        DataError: the content is no scene; see also `array_files.read_arrays`.
     """
     arrays, others = read_arrays(files.cube)
     cube_name, cube = _cube_of(files.cube, arrays, others)
@@ -142,7 +142,7 @@ def read_scene(files: SceneFiles) -> RawScene:
 
 
 def _cube_of(path: Path, arrays: dict[str, Array], others: list[str]) -> tuple[str, Array]:
-    """Returns name and array of the largest array with three axes, not counting axes of length 1."""
+    """Returns name and array of the largest array with three axes, ignoring axes of length 1."""
     cubes = {name: array if array.ndim == 3 else np.squeeze(array) for name, array in arrays.items()}
     found = {name: cube for name, cube in cubes.items() if cube.ndim == 3 and cube.size}
     if not found:
@@ -159,9 +159,9 @@ def _map(array: Array) -> Array:
 def _labels_of(
     path: Path, arrays: dict[str, Array], others: list[str], cube_shape: tuple[int, ...], *, is_own_file: bool
 ) -> tuple[str, tuple[int, ...], int]:
-    """Returns the name of the array of labels, the layout of the cube that it fits, and the number of arrays that fit.
+    """Returns the name of the label array, the matching layout of the cube, and the number of matching arrays.
 
-    A name that ends in ``gt`` is the first choice, then that with most labels: beside them may be masks.
+    Names that end in ``gt`` come first, then the array with most labels, since others may be masks.
     """
     maps = {name: _map(array) for name, array in arrays.items() if _map(array).ndim == 2}
     fitting = dict[str, tuple[int, ...]]()
@@ -193,7 +193,7 @@ def _labels_of(
 
 
 def _num_labels(array: Array) -> int:
-    """Returns the number of different values; 0 if one is no whole number."""
+    """Returns the number of different values; 0 if one is not a whole number."""
     values = np.unique(array)
     return len(values) if (np.isfinite(values) & (values == np.round(values))).all() else 0
 

@@ -1,8 +1,8 @@
-"""Draws a scene of fields: spectra of soil and plants mixed in patterns, so that there is something to learn.
+"""Draws a scene of fields with spectra of soil and plants mixed in patterns.
 
-The scene is hard for the same reasons as real ones: classes whose mean spectra are nearly the same and differ by how
-plants and soil are arranged (rows, tussocks, an even cover); fields of one class that differ in light, moisture and
-cover; mixed pixels at edges; bands that are mostly noise.
+The scene is hard for the same reasons as real ones. Mean spectra of some classes are nearly equal; they differ in the
+arrangement of plants and soil (rows, tussocks, an even cover). Fields of one class differ in light, moisture and cover.
+Pixels at edges are mixed, and some bands are mostly noise.
 
 Shapes: H height, W width, C bands, K classes, F fields, N curves of B bumps.
 """
@@ -16,13 +16,13 @@ from wellfed import ConfigError
 
 WAVELENGTHS_UM = (0.4, 2.5)
 WATER_UM = (1.38, 1.87)
-"""Wavelengths at which water in the air absorbs most light, in micrometres."""
+"""Wavelengths in micrometres at which water in the air absorbs most light."""
 PATTERNS = ("even", "rows", "tussocks")
 NUM_BUMPS = 8
 KIND_SPREAD, FIELD_SPREAD = 0.08, 0.008
-"""Spread of reflectance, as shares of it: between plants of two kinds, and between fields of one."""
+"""Relative spread of reflectance between two kinds of plants, and between fields of one class."""
 FIELD_PX = 13
-"""Side of a square as large as the average field, in pixels."""
+"""Side in pixels of a square with the area of an average field."""
 NOISE = 0.02
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple
     """Draws a cube [H, W, C] of reflectance times 10,000, and its ground truth [H, W], 0 for background.
 
     Raises:
-        ConfigError: sizes out of their ranges.
+        ConfigError: a size is out of range.
     """
     ranges = {"size": (size, 32, 512), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
     ConfigError.check(
@@ -63,8 +63,7 @@ def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple
 
 
 def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """Returns the field of each pixel, and whether it lies at a border. Fields are the pixels nearest to random
-    points."""
+    """Returns the field of each pixel, and whether it lies at a border. Fields are the cells of random points."""
     num_fields = max(8, round((size / FIELD_PX) ** 2))
     centre_F2 = rng.random((num_fields, 2)) * size
     field_HW, border_HW = np.empty((size, size), np.int64), np.empty((size, size), bool)
@@ -76,7 +75,7 @@ def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_
 
 
 def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Ints:
-    """Draws the class of each field. Each class has fields, some more than others."""
+    """Draws the class of each field. Every class has fields, some more than others."""
     weight_K = np.linspace(1, 0.35, num_classes)
     own = np.arange(num_classes).repeat(2)[:num_fields]
     more = rng.choice(num_classes, size=num_fields - len(own), p=weight_K / weight_K.sum())
@@ -85,7 +84,7 @@ def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Int
 
 
 def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
-    """Draws the share of plants over a field [H, W]: its mean differs by field, its pattern by class."""
+    """Draws the share of plants over a field [H, W]; the mean depends on the field, the pattern on the class."""
     row, column = np.mgrid[:size, :size]
     mean = float(rng.normal(0.5, 0.03))
     rough: Floats = rng.normal(size=(size, size))
@@ -103,7 +102,7 @@ def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
 
 
 def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[Floats, Floats]:
-    """Draws the reflectance of soil and of plants in each field, [F, C]; kinds of classes differ by their plants."""
+    """Draws the reflectance of soil and plants in each field, [F, C]; kinds of classes have different plants."""
     wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
     soil_C = 0.12 + 0.2 * (1 - np.exp(-(wave_C - 0.35) / 0.7)) - 0.05 * _band(wave_C, 2.2, 0.06)
     edge_C = 1 / (1 + np.exp(-(wave_C - 0.715) / 0.018))
@@ -117,7 +116,7 @@ def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[F
 
 
 def _bumps(rng: np.random.Generator, count: int, wave_C: Floats) -> Floats:
-    """Draws smooth curves about 0, with a spread of about 1."""
+    """Draws smooth curves with mean 0 and a spread of about 1."""
     shape = (count, NUM_BUMPS, 1)
     centre_NB1, width_NB1 = rng.uniform(*WAVELENGTHS_UM, shape), rng.uniform(0.05, 0.4, shape)
     curve_NC: Floats = (rng.normal(size=shape) * _band(wave_C, centre_NB1, width_NB1)).sum(1)
@@ -125,7 +124,7 @@ def _bumps(rng: np.random.Generator, count: int, wave_C: Floats) -> Floats:
 
 
 def _noise(rng: np.random.Generator, num_bands: int) -> Floats:
-    """Returns the spread of the noise in each band; ten times as large where water in the air absorbs most light."""
+    """Returns the spread of the noise in each band; ten times as large in water bands."""
     wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
     dark_C = sum(_band(wave_C, centre, 0.035) for centre in WATER_UM)
     return NOISE * rng.uniform(0.6, 1.4, num_bands) * (1 + 9 * dark_C)
@@ -137,7 +136,7 @@ def _band(wave_C: Floats, centre: float | Floats, width: float | Floats) -> Floa
 
 
 def _blurred(image_HWC: Floats) -> Floats:
-    """Blurs the image: each pixel takes some light from its neighbours."""
+    """Blurs the image: each pixel gets some light from its neighbours."""
     for axis in (0, 1):
         beside = np.roll(image_HWC, 1, axis) + np.roll(image_HWC, -1, axis)
         image_HWC = 0.7 * image_HWC + 0.15 * beside

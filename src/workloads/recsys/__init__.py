@@ -1,8 +1,6 @@
-"""Recommends films from the user's metadata, the film's metadata, and the films watched before.
+"""Recommends films from metadata of user and film, and from the films watched before.
 
-Covers implicit feedback: ratings as (user, film) pairs, metadata as text, ranking of a whole catalogue. It is
-independent of Lightning, devices, workers and logging. README.md is the card.
-
-Start from `workloads.recsys.model.TwoTowerRecommender`.
-The data come from `workloads.recsys.data.datasets`.
+The data are implicit feedback: ratings as (user, film) pairs, and metadata as text. The whole catalogue is ranked. Uses
+no Lightning, devices, workers or logging. Start from `workloads.recsys.model.TwoTowerRecommender` and
+`workloads.recsys.data.datasets`; README.md is the card.
 """

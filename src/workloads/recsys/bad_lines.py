@@ -9,7 +9,7 @@ from wellfed.units import counted
 
 
 class BadLines:
-    """Skipped lines: counts them, keeps the first, raises an error beyond ``limit`` over all files."""
+    """A counter of skipped lines over all files that keeps the first, and raises an error beyond ``limit``."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -20,7 +20,7 @@ class BadLines:
         """Records line ``number`` (from 1).
 
         Raises:
-            DataError: there are more than ``limit`` now.
+            DataError: the number exceeds ``limit``.
         """
         self.count += 1
         if self.count == 1:
@@ -33,14 +33,14 @@ class BadLines:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """Returns one sentence if lines were skipped."""
+        """Returns a sentence if lines were skipped."""
         if self.count == 0:
             return ()
         return (f"{counted(self.count, 'bad line')} skipped, the first: {self._first}",)
 
 
 def fetch_command(file: Path) -> str:
-    """Returns the command that downloads the release of a file; the files of -1M end in .dat."""
+    """Returns the command that downloads a file's release; files of -1M end in .dat."""
     return f"python -m workloads.recsys.download {'ml-1m' if file.suffix == '.dat' else 'ml-100k'}"
 
 
@@ -48,7 +48,7 @@ def read_file(file: Path) -> bytes:
     """Returns the bytes of a file in an 8-bit encoding, without a UTF-8 byte order mark.
 
     Raises:
-        DataError: unreadable, empty, or UTF-16/32.
+        DataError: the file is unreadable, empty, or UTF-16/32.
     """
     check_file(file)
     try:
@@ -73,7 +73,7 @@ def _way_out(file: Path) -> str:
 
 
 def decode(line: bytes) -> str:
-    """Returns the text of a line: UTF-8 where it is valid, else latin-1, the encoding of MovieLens."""
+    """Returns the text of a line: UTF-8 if valid, else latin-1, MovieLens's encoding."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:

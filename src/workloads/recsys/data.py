@@ -1,5 +1,4 @@
-"""Makes the recommender's data from MovieLens, a table or the embedded set: triplets for training, users for
-ranking."""
+"""Builds the recommender's data from MovieLens, a table or the embedded set: training triplets, users to rank."""
 
 from __future__ import annotations
 
@@ -19,10 +18,9 @@ from workloads.recsys.synthetic import synthetic_interactions
 from workloads.recsys.triplets import TripletData
 
 FULL_EPOCH = 200_000
-"""Passes in an epoch are the square root of this number divided by the interactions; chosen by validation on real
-sets."""
+"""Passes per epoch are the square root of this number over the interactions; chosen by validation on real sets."""
 FEW_PER_USER, MORE_L2, MOST_L2 = 20, 1.5, 0.05
-"""Training interactions a user below which the regularisation grows, the exponent of that growth, and its maximum."""
+"""Regularisation grows below this number of training interactions per user; exponent of the growth; maximum weight."""
 
 
 def datasets(
@@ -35,23 +33,21 @@ def datasets(
     avoid_held_out: bool = False,
     max_bad_lines: int = 100,
 ) -> Datasets:
-    """Returns training triplets, and one row per evaluated user for validation and test.
+    """Returns training triplets, and a row per evaluated user for validation and test.
 
     Args:
         path: a table of interactions (CSV, TSV), or a folder with MovieLens-1M or -100K files; None = the embedded set.
         scale: size of the embedded set as a share of a million ratings.
-        seed: seed of the embedded set, and of the order of a user's interactions in a table without times; the training
-            has its own.
+        seed: seed of the embedded set, and of the order in a table without times; training has its own.
         min_rating: lowest rating that counts as an interaction; None = every rating above 0.
-        passes: passes over the interactions in an epoch; None = more for fewer interactions.
-        avoid_held_out: never draw a user's validation or test item as a negative either. That tells the model which
-            items are held out (all others are pushed down): for comparison with code that does so, not for figures.
-        max_bad_lines: most unreadable lines to skip; 100 is 0.1 % of the smaller set. A wrong format exceeds it at
-            once.
+        passes: passes over the interactions per epoch; None = more for fewer interactions.
+        avoid_held_out: whether to exclude a user's validation and test items from negatives. This leaks the held-out
+            items, since all others are pushed down. Use it only to compare with code that does so.
+        max_bad_lines: maximum number of unreadable lines to skip; 100 is 0.1 % of the smaller set.
 
     Raises:
-        DataError: files missing, unreadable, with too many bad lines, or with nobody to evaluate.
-        ConfigError: an argument out of its range.
+        DataError: files are missing or unreadable, have too many bad lines, or no user to evaluate.
+        ConfigError: an argument is out of range.
     """
     file = None if path is None else Path(path).expanduser()
     is_table = file is not None and file.is_file()
@@ -82,7 +78,7 @@ def build(
     *,
     is_embedded: bool = False,
 ) -> Datasets:
-    """Splits and wraps interactions of any source; the embedded set has one pass, whatever its size."""
+    """Splits and wraps interactions of any source; the embedded set has one pass."""
     derived: dict[str, tuple[Any, str]] = {}
     if min_rating is None:
         derived |= _least_rating(interactions)
@@ -140,7 +136,7 @@ def build(
 
 
 def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
-    """Returns a note on the users whose test item is the only one they had not chosen."""
+    """Returns a note on users who have chosen all items except the test item."""
     count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
     if num := int((count_E == num_items).sum()):
         return [
@@ -151,13 +147,13 @@ def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
 
 
 def _passes(num_interactions: int) -> tuple[int, str]:
-    """Returns the passes in an epoch, more for fewer interactions, and the reason."""
+    """Returns the passes per epoch, more for fewer interactions, and the reason."""
     passes = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
     return passes, f"{counted(num_interactions, 'training interaction')}; the fewer, the more passes"
 
 
 def _l2(split: LeaveLastOut, text: Literal["gpt2", "none"]) -> tuple[float, str]:
-    """Returns the regularisation, more for few interactions a user and for text vectors, and the reason."""
+    """Returns the regularisation and the reason; more for few interactions per user and for text vectors."""
     per_user = len(split.users) / max(1, len(np.unique(split.users)))
     factor = max(1.0, FEW_PER_USER / max(per_user, 1.0)) ** MORE_L2
     of_text = "sentences" if text == "gpt2" else "no sentences"

@@ -1,6 +1,6 @@
 """Downloads MovieLens from GroupLens and checks it: ``python -m workloads.recsys.download ml-100k data``.
 
-Licence: research use, no redistribution; https://grouplens.org/datasets/movielens/. Nothing calls this by itself.
+Licence: research use, no redistribution; https://grouplens.org/datasets/movielens/. Only this command downloads.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ RELEASES = {
     "ml-100k": ("MovieLens-100K", "0e33842e24a9c977be4e0107933c0723"),
     "ml-1m": ("MovieLens-1M", "c4d9eecfca2ab87c1945afe126590906"),
 }
-"""Layout and MD5, as published beside the archive (``ml-100k.zip.md5``)."""
+"""Release -> layout and MD5, as published with the archive (``ml-100k.zip.md5``)."""
 TIMEOUT_S = 60
 
 
 def download(release: str, folder: Path, url: str | None = None, md5: str | None = None) -> Path:
-    """Downloads, checks and unpacks a release into ``folder/<release>``, and returns that path; an existing one is
-    kept.
+    """Downloads, checks and unpacks a release, and returns ``folder/<release>``; an existing folder is kept.
 
     Args:
         release: ``ml-100k`` or ``ml-1m``.
-        url: of the archive, if not GroupLens's; ``md5`` is its checksum, if not the published one.
+        url: other URL of the archive; ``md5`` is its checksum.
 
     Raises:
-        DataError: unknown release, no answer, a cut or altered archive, or one without the expected files.
+        DataError: the release is unknown, the server does not answer, or the archive is damaged or incomplete.
     """
     if release not in RELEASES:
         raise DataError(f"No release {release!r}. Known: {', '.join(RELEASES)}.")
@@ -86,7 +85,6 @@ def _check(archive: Path, url: str, md5: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path, files: tuple[str, ...], url: str) -> None:
-    """Extracts the wanted members, whatever folder of the archive they are in."""
     folder.mkdir()
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -100,7 +98,7 @@ def _unpack(archive: Path, folder: Path, files: tuple[str, ...], url: str) -> No
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line, and prints the command to type next."""
+    """Runs the command line, and prints the next command to type."""
     parser = argparse.ArgumentParser(
         prog="python -m workloads.recsys.download",
         description="Fetch MovieLens.",

@@ -1,7 +1,7 @@
-"""Encodes text with GPT-2: a small one made here, or a pretrained one from a folder or the hub.
+"""Encodes text with GPT-2: a small one created here, or a pretrained one from a folder or the hub.
 
-Shapes: R texts, n rows asked for, T tokens, E width of the encoder.
-transformers costs about two seconds to import, so it is imported only where an encoder is built.
+Shapes: R texts, n requested rows, T tokens, E width of the encoder. transformers takes about two seconds to import, so
+it is imported only to build an encoder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wellfed import DataError
 from workloads.recsys.text import NUM_SPECIAL, PAD, UNKNOWN, build_vocabulary, pad_rows, words
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-"""No dropout: a row of the table must be the same whenever it is computed."""
+"""No dropout, so that a row of the table is always the same."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class GPT2Shape:
 
 
 class TextEncoder(nn.Module):
-    """Encoder that takes the mean of GPT-2's last hidden states over the real tokens of a text.
+    """An encoder that returns the mean of GPT-2's last hidden states over the real tokens of a text.
 
-    The token ids of all texts are buffers, so they move with the model; they are left out of checkpoints because the
-    data brings them.
+    The token ids of all texts are buffers, so they move with the model. They are not in checkpoints, since the data
+    provide them.
     """
 
     token_ids: Tensor
     """Token ids, int32 [R, T]."""
     lengths: Tensor
-    """Real tokens of each text, int32 [R]."""
+    """Number of real tokens of each text, int32 [R]."""
 
     def __init__(self, gpt2: nn.Module, ids_RT: Tensor, lengths_R: Tensor, *, dim: int, trainable: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class TextEncoder(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """Texts in the table."""
+        """Number of texts in the table."""
         return self.token_ids.shape[0]
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class TextEncoder(nn.Module):
         ids_nT = self.token_ids.index_select(0, indices)
         lengths_n1 = self.lengths.index_select(0, indices).unsqueeze(1)
         real_nT = torch.arange(ids_nT.shape[1], device=ids_nT.device) < lengths_n1
-        # No attention mask: GPT-2 looks to the left only, and the padding is on the right.
+        # No attention mask, since GPT-2 only looks left and the padding is on the right.
         hidden_nTE = self.gpt2(input_ids=ids_nT, use_cache=False).last_hidden_state
         summed_nE = (hidden_nTE.float() * real_nT.unsqueeze(2)).sum(1)
         mean_nE: Tensor = summed_nE / lengths_n1
@@ -87,8 +87,7 @@ def small_encoder(
 ) -> TextEncoder:
     """Returns a GPT-2 of random weights over the words of ``texts``.
 
-    Its weights come from a seed of their own: they stand for a fixed projection of the text, not for a part of the
-    model that another run's seed should change.
+    Its weights have a fixed seed, so that they are the same projection of the text in all runs.
     """
     from transformers.models.gpt2.configuration_gpt2 import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model
@@ -118,7 +117,8 @@ def pretrained_encoder(
     """Returns a GPT-2 and its tokenizer, from a folder or by hub name.
 
     Raises:
-        DataError: no such folder or hub name, files missing or damaged, not a GPT-2, or no network.
+        DataError: the folder or hub name is unknown, files are missing or damaged, it is no GPT-2, or there is no
+            network.
     """
     folder = Path(pretrained).expanduser()
     is_local = folder.exists() or pretrained.startswith((".", "/", "~"))
@@ -161,7 +161,7 @@ def _check_folder(folder: Path, pretrained: str) -> None:
 
 
 def _load(source: str, pretrained: str) -> tuple[Any, Any]:
-    """Returns tokenizer and model; raises every failure of transformers as one readable error."""
+    """Returns tokenizer and model; turns every failure of transformers into one readable error."""
     from safetensors import SafetensorError
     from transformers.models.auto.tokenization_auto import AutoTokenizer
     from transformers.models.gpt2.modeling_gpt2 import GPT2Model
@@ -181,14 +181,13 @@ def _load(source: str, pretrained: str) -> tuple[Any, Any]:
 
 
 def _adapt(gpt2: nn.Module, train: bool, lora_rank: int) -> nn.Module:
-    """Adds LoRA matrices to the attention's projections, if the encoder is trained that way."""
     if not train or lora_rank == 0:
         return gpt2
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=["c_attn"], fan_in_fan_out=True)
     with warnings.catch_warnings():
-        # peft 0.21 reads a property that transformers 5.23 has renamed.
+        # peft 0.21 reads a property that transformers 5.23 has renamed
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         adapted: nn.Module = get_peft_model(gpt2, config)
     return adapted

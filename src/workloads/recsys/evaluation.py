@@ -1,4 +1,4 @@
-"""Ranks the whole catalogue for each user: Recall@10 and NDCG@10 of the one held-out item.
+"""Ranks the whole catalogue for each user: Recall@10 and NDCG@10 of the held-out item.
 
 Shapes: B users of a batch, I items, C items of a chunk, D width of the towers, E evaluated users, L longest list of
 seen items.
@@ -31,7 +31,7 @@ SPLITS = ("val", "test")
 
 
 class RankedUsers:
-    """One row per evaluated user: the held-out item, and the items to leave out of the ranking.
+    """Rows per evaluated user: the held-out item, and the items to leave out of the ranking.
 
     Args:
         user_E: the users; ``target_E`` their held-out items.
@@ -54,7 +54,8 @@ class RankedUsers:
         return len(self._user_E)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Returns one row as scalars, ``seen`` padded to the longest list of the split so that rows can be stacked."""
+        """Returns one row as scalars, with ``seen`` padded to the longest list of the split so that rows can be
+        stacked."""
         batch = self._fetch(torch.tensor([range(len(self))[index]]), int(self._count_E.max()))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
@@ -79,26 +80,26 @@ class RankedUsers:
 
 
 def rank_of_target(scores_BI: Tensor, target_B: Tensor, seen_BL: Tensor) -> Tensor:
-    """Returns the place of each target among the unseen items, from 0, float32 [B]; overwrites ``scores_BI``.
+    """Returns the rank of each target among the unseen items, from 0, float32 [B]; overwrites ``scores_BI``.
 
-    An item scored higher counts 1, one scored equal counts 1/2: the expected place under random order of ties, so that
-    a constant score ranks in the middle. NaN counts as higher; a target scored NaN is last.
+    A higher score counts 1, an equal one 1/2: the expected rank if ties are broken at random. So a constant score ranks
+    in the middle. NaN counts as higher; a target with NaN is last.
     """
     scores_BI.scatter_(1, seen_BL, float("-inf"))
     target_B1 = scores_BI.gather(1, target_B.unsqueeze(1))
     not_below_B = (~(scores_BI < target_B1)).sum(1)
-    equal_B = (scores_BI == target_B1).sum(1).clamp(min=1)  # itself; NaN equals nothing, itself neither
+    equal_B = (scores_BI == target_B1).sum(1).clamp(min=1)  # at least itself; NaN does not equal itself
     return (not_below_B - equal_B) + 0.5 * (equal_B - 1)
 
 
 def metrics_of_ranks(rank_E: Floats) -> dict[str, Floats]:
-    """Returns Recall@10 and NDCG@10 of each user, [E]; with one relevant item NDCG is 1 / log2(place + 2)."""
+    """Returns Recall@10 and NDCG@10 of each user, [E]; with one relevant item NDCG is 1 / log2(rank + 2)."""
     hit_E = (rank_E < TOP).astype(np.float64)
     return {"recall_at_10": hit_E, "ndcg_at_10": hit_E / np.log2(rank_E + 2)}
 
 
 def popularity_ranks(data: RankedUsers, item_N: Ints, num_items: int) -> Floats:
-    """Returns the places of the targets [E] if all users are recommended the most frequent items of ``item_N``."""
+    """Returns the ranks of the targets [E] if all users get the most frequent items of ``item_N``."""
     count_I = torch.from_numpy(np.bincount(item_N, minlength=num_items)).float()
     ranks = []
     for start in range(0, len(data), ITEM_CHUNK):
@@ -109,15 +110,15 @@ def popularity_ranks(data: RankedUsers, item_N: Ints, num_items: int) -> Floats:
 
 
 class Ranking:
-    """Recall@10 and NDCG@10 over the full catalogue, without the items that a user has already chosen.
+    """Recall@10 and NDCG@10 over the full catalogue, without items that the user has already chosen.
 
-    ``update`` keeps the places on the device; ``compute`` moves them to the host at once.
+    ``update`` keeps the ranks on the device; ``compute`` moves them to the host at once.
     """
 
     best_metric = "ndcg_at_10"
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
-    """No loss: the batches have no negatives."""
+    """False, since the batches have no negatives."""
 
     def __init__(self, num_users: int, num_items: int) -> None:
         self.num_users = num_users
@@ -125,15 +126,15 @@ class Ranking:
         self.reset()
 
     def reset(self) -> None:
-        """Clears places and item vectors, since the model may have changed."""
+        """Clears ranks and item vectors, since the model may have changed."""
         self._items: tuple[Tensor, Tensor] | None = None
-        self._places: list[Tensor] = []
+        self._ranks: list[Tensor] = []
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
         """Ranks the targets for the users of a batch.
 
-        Scores are float32 under autocast too: bfloat16 would tie much of the catalogue.
+        Scores are float32 under autocast too, since bfloat16 would tie much of the catalogue.
         """
         towers = cast("TwoTowerRecommender", model)
         source = features[0] if features else None
@@ -145,19 +146,19 @@ class Ranking:
         with torch.autocast(user_B.device.type, enabled=False):
             scores_BI = torch.addmm(bias_I, user_BD.float(), item_ID.T)
         rank_B = rank_of_target(scores_BI, batch["target"], batch["seen"])
-        self._places.append(torch.stack([user_B, batch["split"], (2 * rank_B).long()]))  # half places, as integers
+        self._ranks.append(torch.stack([user_B, batch["split"], (2 * rank_B).long()]))  # ranks in halves, as integers
 
     def state(self) -> list[Tensor]:
-        """Returns users, splits and places of each batch."""
-        return self._places
+        """Returns users, splits and ranks of each batch."""
+        return self._ranks
 
     def merge(self, states: Sequence[list[Tensor]]) -> None:
-        """Takes over the batches of all ranks, in the order of the split."""
+        """Replaces the batches by those of all ranks, in the order of the split."""
         in_turn = itertools.zip_longest(*states)
-        self._places = [places for batches in in_turn for places in batches if places is not None]
+        self._ranks = [ranks for batches in in_turn for ranks in batches if ranks is not None]
 
     def compute(self) -> dict[str, float]:
-        """Returns means over the users since `reset`; NaN if there were none."""
+        """Returns means over the users since `reset`; NaN without users."""
         return {name: float(v.mean()) if len(v) else float("nan") for name, v in self.per_user().items()}
 
     def per_user(self) -> dict[str, Floats]:
@@ -165,7 +166,8 @@ class Ranking:
         return metrics_of_ranks(self._gather()[2])
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """Writes ``per_user_<split>.csv``: one row a user (place from 0), for paired comparisons between runs."""
+        """Writes ``per_user_<split>.csv``: a row per user (rank from 0 as ``place``), for paired comparisons between
+        runs."""
         user_E, split_E, rank_E = self._gather()
         if len(user_E) == 0:
             return {}
@@ -180,7 +182,7 @@ class Ranking:
     def _item_vectors(
         self, towers: TwoTowerRecommender, device: torch.device, source: FeatureSource | None
     ) -> tuple[Tensor, Tensor]:
-        """Computes all items' vectors [I, D] and biases [I], float32; once a pass."""
+        """Computes all items' vectors [I, D] and biases [I], float32; once per pass."""
         vectors, biases = [], []
         for start in range(0, self.num_items, ITEM_CHUNK):
             item_C = torch.arange(start, min(start + ITEM_CHUNK, self.num_items), device=device)
@@ -191,8 +193,8 @@ class Ranking:
         return torch.cat(vectors), torch.cat(biases)
 
     def _gather(self) -> tuple[Ints, Ints, Floats]:
-        """Returns user, split and place of each ranking so far, [E] each, with one transfer from the device."""
-        if not self._places:
+        """Returns user, split and rank of each ranking so far, [E] each, with one transfer from the device."""
+        if not self._ranks:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
-        user_E, split_E, half_places_E = torch.cat(self._places, dim=1).cpu().numpy()
-        return user_E, split_E, half_places_E / 2
+        user_E, split_E, half_ranks_E = torch.cat(self._ranks, dim=1).cpu().numpy()
+        return user_E, split_E, half_ranks_E / 2

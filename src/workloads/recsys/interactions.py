@@ -1,5 +1,4 @@
-"""Holds interactions of users with items as arrays, and splits them by time. Every reader and the synthetic set return
-them."""
+"""Holds interactions of users with items as arrays, and splits them by time. All readers return them."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from wellfed.units import counted, show_count
 Ints = NDArray[np.int64]
 
 MIN_EVALUATED = 3
-"""Interactions a user needs to be evaluated: one each for training, validation and test."""
+"""Minimum number of interactions of an evaluated user: one each for training, validation and test."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class Interactions:
     items: Ints
     """Row of the item, 0..I-1, [N]."""
     ratings: NDArray[np.float64] | Ints | None
-    """Ratings [N]; stars of 1..5 in MovieLens. None = the table has none."""
+    """Ratings [N], 1 to 5 stars in MovieLens; None = no ratings."""
     times: Ints
     """Seconds since 1970; only the order is used."""
     user_texts: list[str]
-    """One sentence a user, U of them."""
+    """A sentence for each of U users."""
     item_texts: list[str]
-    """One sentence an item, I of them."""
+    """A sentence for each of I items."""
     notes: tuple[str, ...] = ()
 
 
@@ -54,8 +53,7 @@ class LeaveLastOut:
 def leave_last_out(interactions: Interactions, min_rating: float | None) -> LeaveLastOut:
     """Splits by time; equal times keep their order in the file.
 
-    A pair that occurs twice counts once, at its latest time. Users with fewer than three interactions stay in
-    training and are not evaluated.
+    A repeated pair counts once, at its latest time. Users with fewer than three interactions are only in training.
 
     Raises:
         DataError: no user has three interactions.
@@ -97,7 +95,7 @@ def leave_last_out(interactions: Interactions, min_rating: float | None) -> Leav
 
 
 def _last_of_each_pair(interactions: Interactions, ordered: Ints) -> Ints:
-    """Returns the entries of ``ordered`` (by user, then time) that no later one repeats, in the same order."""
+    """Returns the entries of ``ordered`` (by user, then time) that are not repeated later, in the same order."""
     pair = interactions.users[ordered] * len(interactions.item_texts) + interactions.items[ordered]
     _, first_from_end = np.unique(pair[::-1], return_index=True)
     last: Ints = ordered[np.sort(len(ordered) - 1 - first_from_end)]

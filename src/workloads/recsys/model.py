@@ -1,7 +1,7 @@
-"""Scores users and items with two towers over ids and text and a dot product, so that ranking all items is one matmul.
+"""Scores users and items with two towers over ids and text; a dot product ranks all items in one matmul.
 
-Shapes: B samples, U users, I items, D width of the towers, E width of the text rows.
-Loss: Rendle et al., BPR: Bayesian Personalized Ranking from Implicit Feedback, UAI 2009, https://arxiv.org/abs/1205.2618
+Shapes: B samples, U users, I items, D width of the towers, E width of the text rows. Loss: Rendle et al., BPR: Bayesian
+Personalized Ranking from Implicit Feedback, UAI 2009, https://arxiv.org/abs/1205.2618
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ TripletBatch = dict[str, Tensor]
 
 
 USUAL_L2 = {"gpt2": 0.005, "none": 0.0025}
-"""Weight of the regularisation by ``text``; more where users have few interactions."""
+"""Weight of the regularisation by ``text``; larger for users with few interactions."""
 
 
 def text_of(texts: Sequence[str]) -> Literal["gpt2", "none"]:
-    """Returns the model's ``text`` for users and items with these sentences."""
+    """Returns the model's ``text`` for these sentences of users and items."""
     return "gpt2" if any(texts) else "none"
 
 
 class TwoTowerRecommender(nn.Module):
-    """Two towers: score = user vector . item vector + item bias; a vector = id embedding + MLP of the text row.
+    """Two towers: score = user vector . item vector + item bias; vector = id embedding + MLP of the text row.
 
     Args:
-        texts: sentences of the U users, then of the I items; not looked at with ``text="none"``.
+        texts: sentences of the U users, then of the I items; unused with ``text="none"``.
         dim: D, width of both towers.
-        text: ``none`` leaves matrix factorisation; None = ``gpt2`` where there are sentences.
+        text: ``none`` = matrix factorisation; None = ``gpt2`` if there are sentences.
         pretrained: folder or hub name of a GPT-2; None = a small random one over the words of ``texts``.
-        train_encoder: let gradients into the encoder; text rows can then not be cached.
-        lora_rank: rank of LoRA matrices when the encoder is trained; 0 or None trains all of it.
-        encoder_layers: of the small encoder, as are ``encoder_heads`` and ``encoder_dim``.
-        max_tokens: longer texts lose their end.
+        train_encoder: whether the encoder gets gradients; text rows then can't be cached.
+        lora_rank: rank of LoRA matrices of a trained encoder; 0 or None = train all weights.
+        encoder_layers: layers of the small encoder; it also has ``encoder_heads`` and ``encoder_dim``.
+        max_tokens: maximum length of a text; the rest is cut off.
         mlp_hidden: width of the hidden layer between text row and tower.
         dropout: share of the hidden layer dropped in training.
-        init_std: spread of fresh id embeddings.
-        l2: weight of the squared length of the three vectors of a triplet, per sample, as in BPR; None = that of
-            ``USUAL_L2``.
+        init_std: spread of new id embeddings.
+        l2: weight of the squared length of the three vectors of a triplet, as in BPR; None = by ``USUAL_L2``.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class TwoTowerRecommender(nn.Module):
             self.item_mlp = TextMlp(self.encoder.dim, mlp_hidden, dim, dropout)
 
     def train(self, mode: bool = True) -> TwoTowerRecommender:
-        """Sets the mode as `nn.Module.train`; a frozen encoder stays in evaluation mode."""
+        """Sets the mode like `nn.Module.train`; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.encoder is not None and not self.encoder.trainable:
             self.encoder.eval()
@@ -145,7 +144,7 @@ class TwoTowerRecommender(nn.Module):
         return pos_B, neg_B
 
     def loss(self, batch: TripletBatch) -> LossOutput:
-        """Returns the BPR loss: the positive item should score above the negative one. ``auc`` is the share that
+        """Returns the BPR loss, which is low if positive items score above negative ones; ``auc`` is the share that
         does."""
         pos_B, neg_B, squares_B = self._score(batch)
         margin_B = (pos_B - neg_B).float()
@@ -153,14 +152,14 @@ class TwoTowerRecommender(nn.Module):
         return LossOutput(loss, {"auc": (margin_B.detach() > 0).float().mean()}, num_samples=len(margin_B))
 
     def _lacks_text(self, text_BE: Tensor | None) -> bool:
-        """Returns whether the model has no text; missing or superfluous text rows are an error."""
+        """Returns whether the model has no text; raises an error for missing or superfluous text rows."""
         if (text_BE is None) != (self.encoder is None):
             wrong = "missing" if text_BE is None else "given to a model without text"
             raise ValueError(f"text rows {wrong}; they come from on_device(batch, rng, features)")
         return text_BE is None
 
     def _score(self, batch: TripletBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns both scores and the summed squared lengths of the three vectors, [B] each."""
+        """Returns both scores, and the summed squared lengths of the three vectors, [B] each."""
         user_BD = self.user_vectors(batch["user"], batch.get("user_text"))
         pos_BD, pos_bias_B = self.item_vectors(batch["pos"], batch.get("pos_text"))
         neg_BD, neg_bias_B = self.item_vectors(batch["neg"], batch.get("neg_text"))
@@ -170,7 +169,7 @@ class TwoTowerRecommender(nn.Module):
 
 
 class TextMlp(nn.Module):
-    """Maps a text row to a vector of a tower; the norm removes the encoder's own scale."""
+    """A map from a text row to a vector of a tower; its norm removes the encoder's scale."""
 
     def __init__(self, text_dim: int, hidden: int, dim: int, dropout: float) -> None:
         super().__init__()
@@ -180,7 +179,7 @@ class TextMlp(nn.Module):
         self.second = nn.Linear(hidden, dim)
 
     def forward(self, text_BE: Tensor) -> Tensor:
-        """Returns [B, D] in the parameters' dtype: text rows are float32 even if the model is bfloat16 throughout."""
+        """Returns [B, D] in the parameters' dtype, since text rows are float32 even if the model is bfloat16."""
         hidden_BH = gelu(self.first(self.norm(text_BE.to(self.first.weight.dtype))))
         vector_BD: Tensor = self.second(self.dropout(hidden_BH))
         return vector_BD

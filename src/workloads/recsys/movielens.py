@@ -23,19 +23,19 @@ OCCUPATIONS_1M = (
     "homemaker", "student", "lawyer", "programmer", "retired", "sales", "scientist", "self-employed", "engineer",
     "craftsman", "unemployed", "writer"
 )  # fmt: skip
-"""Codes 0..20 of users.dat, in the words of -100K."""
+"""Codes 0..20 of users.dat, in -100K's words."""
 GENRES_100K = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
     "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"
 )  # fmt: skip
 """The 19 flags at the end of a u.item line."""
 AGES = (1, 18, 25, 35, 45, 50, 56)
-"""Age groups of -1M, named by their youngest; the years of -100K are put into the same groups."""
+"""Age groups of -1M, named by their lowest age; ages of -100K are put into the same groups."""
 
 _TITLE_YEAR = re.compile(r"^(.*\S)\s*\((\d{4})\)$")
 _ARTICLE_LAST = re.compile(r"^(.*), (The|A|An|Les|La|Le|L'|Il|El|Das|Der|Die)(?= \(|$)")
 MAX_DIGITS = 18
-"""Most digits of a number that fits int64."""
+"""Maximum number of digits of a number that fits int64."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Layout:
     users: str
     items: str
     separator: bytes
-    """Separator between the fields of a rating."""
     user: Callable[[bytes], tuple[int, str]]
     """Parses a line to id and sentence; raises ValueError with the fault."""
     item: Callable[[bytes], tuple[int, str]]
@@ -58,10 +57,10 @@ class Layout:
 
 
 def read_movielens(folder: Path, max_bad_lines: int) -> Interactions:
-    """Reads the folder, whichever release it holds.
+    """Reads a folder of either release.
 
     Raises:
-        DataError: naming file, line and way out.
+        DataError: names file, line and way out.
     """
     folder = folder.expanduser()
     layout = _recognise(folder)
@@ -106,12 +105,12 @@ def read_ratings(file: Path, separator: bytes, user_ids: Ints, item_ids: Ints, b
 
 
 def _parse_clean(tabbed: bytes) -> Ints | None:
-    """Parses a file whose lines are all four plain numbers, at the speed of C; returns None if any line is not."""
+    """Parses a file of four plain numbers per line, at the speed of C; returns None for other files."""
     content = tabbed.replace(b"\r\n", b"\n")
     if not content.endswith(b"\n"):
         content += b"\n"
     byte_C = np.frombuffer(content, dtype=np.uint8)
-    end_F = np.flatnonzero(byte_C < ord("0"))  # separators are tab (9) and newline (10), below all digits
+    end_F = np.flatnonzero(byte_C < ord("0"))  # tab (9) and newline (10) are below all digits
     if len(end_F) % 4 or byte_C.max() > ord("9"):
         return None
     if not np.array_equal(byte_C[end_F].reshape(-1, 4), np.broadcast_to([9, 9, 9, 10], (len(end_F) // 4, 4))):
@@ -143,7 +142,7 @@ def _parse_lines(file: Path, content: bytes, separator: bytes, bad: BadLines) ->
 def _read_people_or_films(
     file: Path, parse: Callable[[bytes], tuple[int, str]], bad: BadLines
 ) -> tuple[Ints, list[str]]:
-    """Returns ids, ascending, and their sentences."""
+    """Returns ids in ascending order, and their sentences."""
     texts: dict[int, str] = {}
     for number, line in enumerate(read_file(file).split(b"\n"), 1):
         if not line.strip():
@@ -183,7 +182,7 @@ def _age_group(years: int) -> int:
 
 
 def _film(title: str, genres: list[str]) -> str:
-    """Turns ``Heat (1995)`` into its sentence, and ``Misérables, Les`` into ``Les Misérables``."""
+    """Returns the sentence of ``Heat (1995)``; ``Misérables, Les`` becomes ``Les Misérables``."""
     match = _TITLE_YEAR.match(title.strip())
     name, year = (match[1], int(match[2])) if match else (title.strip(), None)
     return item_text(_ARTICLE_LAST.sub(r"\2 \1", name), year, genres)
@@ -222,7 +221,7 @@ LAYOUTS = {
 
 
 def _recognise(folder: Path) -> Layout:
-    """Returns the layout of the release whose files the folder holds."""
+    """Returns the layout of the folder's release."""
     name = f"workload.data.path={folder}"
     expected = " or ".join(f"{', '.join(layout.files)} ({release})" for release, layout in LAYOUTS.items())
     if not folder.is_dir():

@@ -1,8 +1,8 @@
 """Draws a set of MovieLens-1M's shape, so that the example runs offline.
 
 Every user and film has a hidden taste vector. Part of it follows from the metadata (genre, theme word of the title;
-occupation, age, gender), so text helps; part belongs to the person and the film alone, so ids help too. Film popularity
-has a long tail, so that recommending popular films is a fair baseline.
+occupation, age, gender), so text helps. The rest is individual, so ids help too. Film popularity has a long tail, so
+that recommending popular films is a fair baseline.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def synthetic_interactions(scale: float, seed: int) -> Interactions:
 
     Args:
         scale: share of MovieLens-1M's million ratings. Users, items and ratings per user shrink by its square root, so
-            the density stays.
+            that the density stays the same.
         seed: seed of the set; equal seeds give equal sets.
     """
     rng = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ def synthetic_interactions(scale: float, seed: int) -> Interactions:
     for start in range(0, num_users, 1024):
         stop = min(start + 1024, num_users)
         utility_BI = user_taste_UK[start:stop] @ item_taste_IK.T + appeal_I
-        utility_BI += rng.gumbel(size=utility_BI.shape).astype(np.float32)  # top n of these = n draws without return
+        utility_BI += rng.gumbel(size=utility_BI.shape).astype(np.float32)  # the top n are n draws without replacement
         ranked_BI = np.argsort(-utility_BI, axis=1)
         taken_BI = np.arange(num_items) < wanted_U[start:stop, None]
         users.append(np.repeat(np.arange(start, stop), wanted_U[start:stop]))
@@ -102,5 +102,5 @@ def _users(rng: np.random.Generator, num_users: int) -> tuple[Floats, list[str]]
 
 
 def _directions(rng: np.random.Generator, count: int, length: float) -> Floats:
-    """Draws random vectors [count, TASTE_DIM] of about this length."""
+    """Draws random vectors [count, TASTE_DIM] of about the same length."""
     return rng.normal(0.0, length / TASTE_DIM**0.5, size=(count, TASTE_DIM)).astype(np.float32)

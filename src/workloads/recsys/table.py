@@ -28,13 +28,13 @@ WAY_OUT = "Name the columns user and item in the first line, and rating and time
 def read_table(file: Path, max_bad_lines: int, seed: int) -> Interactions:
     """Returns the interactions of a CSV or TSV file; users and items have no sentences.
 
-    Rows of one user at one time are put in a random order, since the order of a file may reveal which is the last.
+    Rows of one user with equal times are shuffled, since their order in the file may reveal the last one.
 
     Args:
-        seed: seed of that order.
+        seed: seed of the shuffle.
 
     Raises:
-        DataError: naming file, line and way out.
+        DataError: names file, line and way out.
     """
     text = decode(read_file(file))
     separator = _separator(text)
@@ -84,13 +84,12 @@ def read_table(file: Path, max_bad_lines: int, seed: int) -> Interactions:
 
 
 def _separator(text: str) -> str:
-    """Returns the character that separates the fields of the first line."""
     first = next(line for line in text.splitlines() if line.strip())
     return max("\t,;|", key=lambda each: (first.count(each), each == ","))
 
 
 def _names(file: Path, first: Sequence[str]) -> tuple[dict[str, int], bool]:
-    """Returns the place of each kind of column, and whether the first line names them."""
+    """Returns the position of each kind of column, and whether the first line is a header."""
     bare = [re.sub("[^a-z]", "", name.lower().partition(":")[0]) for name in first]
     found = {kind: place for kind, known in NAMES.items() for place in [_first_of(bare, known)] if place is not None}
     if "user" in found and "item" in found:
@@ -117,7 +116,7 @@ def _times(cells: pd.Series) -> pd.Series:
 def _good_rows(
     file: Path, table: pd.DataFrame, wrong: dict[str, pd.Series], most: int, has_header: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns which rows can be used, and a note on the others."""
+    """Returns the usable rows, and a note on the others."""
     bad_N = np.logical_or.reduce([each.to_numpy() for each in wrong.values()])
     if not len(table) or bad_N.all():
         raise DataError(f"{file} holds no row that can be used. {WAY_OUT}")

@@ -31,7 +31,7 @@ def words(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Sequence[str], max_words: int = 20_000) -> dict[str, int]:
-    """Returns ids of the most frequent words, from `NUM_SPECIAL` on; equal counts in alphabetical order."""
+    """Returns ids of the most frequent words, from `NUM_SPECIAL`; equal counts in alphabetical order."""
     counts = Counter(word for text in texts for word in words(text))
     kept = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
     return {word: number for number, word in enumerate(kept, NUM_SPECIAL)}
@@ -40,8 +40,8 @@ def build_vocabulary(texts: Sequence[str], max_words: int = 20_000) -> dict[str,
 def pad_rows(rows: Sequence[Sequence[int]], max_tokens: int, pad_id: int) -> tuple[Tensor, Tensor]:
     """Returns token ids, int32 ``[len(rows), T]`` padded on the right, and lengths, int32 ``[len(rows)]``.
 
-    T is the longest row's length, at most ``max_tokens``; longer rows lose their end. A row without any token
-    becomes one ``pad_id`` that counts as a token, so that means over tokens stay finite.
+    T is the longest row's length, at most ``max_tokens``; longer rows are cut. An empty row becomes one ``pad_id`` that
+    counts as a token, so that means stay finite.
     """
     cut = [list(row[:max_tokens]) or [pad_id] for row in rows]
     longest = max((len(row) for row in cut), default=1)

@@ -1,4 +1,4 @@
-"""Gives triplets for training (user, chosen item, other item), a whole batch with one lookup each."""
+"""Draws triplets for training (user, chosen item, other item), a whole batch with one lookup each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from wellfed.units import counted, show_count
 from workloads.recsys.interactions import Ints
 
 TABLE_CELLS = 2**26
-"""Largest users x items for which all free items are listed: at most 128 MiB of int16 (int32 from 32,768 items on).
+"""Maximum number of users x items for listing all free items: 128 MiB of int16 (int32 from 32,768 items).
 
-One lookup then replaces a search of 0.25-0.5 ms a batch (`benchmarks/recsys_fetch.py`)."""
+A lookup then replaces a search of 0.25-0.5 ms per batch (`benchmarks/recsys_fetch.py`).
+"""
 
 
 class NegativeSampler:
-    """Sampler that draws uniformly from the items a user never chose, with one random number and no rejection.
+    """A sampler that draws uniformly from the items a user never chose, with one random number and no rejection.
 
-    With a user's chosen items in order p_0 < p_1 < ..., the r-th item (from 0) that the user did not choose is r plus
-    the count of k with p_k - k <= r. The values p_k - k never fall within a user, so the keys user * I + p_k - k are
-    sorted over all users and one binary search answers a whole batch. Small sets list the answers instead.
+    Let a user's chosen items be p_0 < p_1 < .... The r-th item (from 0) that was not chosen is r plus the count of k
+    with p_k - k <= r. The values p_k - k never fall within a user. So the keys user * I + p_k - k are sorted over all
+    users, and one binary search answers a whole batch. Small sets list the answers instead.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class NegativeSampler:
         count_U = np.bincount(user, minlength=num_users)
         self._num_items = num_items
         self.num_free_U = torch.from_numpy(num_items - count_U)
-        """Items that each user did not choose, int64 [U]."""
+        """Number of items that each user did not choose, int64 [U]."""
         self._start_U = torch.from_numpy(np.cumsum(count_U) - count_U)
         self._key_N = torch.from_numpy(pair - (np.arange(len(pair)) - self._start_U.numpy()[user]))
         self._free_F: Tensor | None = None
@@ -44,7 +45,7 @@ class NegativeSampler:
             self._free_start_U = self.num_free_U.cumsum(0) - self.num_free_U
 
     def draw(self, user_B: Tensor, indices_B: Tensor, rng: SampleRng) -> Tensor:
-        """Draws items, int64 [B]: a function of the rng's (seed, epoch), the sample's index and its user."""
+        """Draws items, int64 [B], as a function of the rng's (seed, epoch), the sample's index and its user."""
         rank_B = rng.randint_at(indices_B, self.num_free_U.index_select(0, user_B))
         if self._free_F is not None:
             rank_B += self._free_start_U.index_select(0, user_B)
@@ -58,7 +59,7 @@ class TripletData:
 
     Args:
         user_N: user of each training interaction; ``item_N`` its item.
-        avoid: users [M] and items [M] that are never drawn as a negative; None = the training interactions.
+        avoid: users [M] and items [M] never drawn as negatives; None = the training interactions.
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class TripletData:
         )
         has_free_N = (self.sampler.num_free_U.numpy() > 0)[user_N]
         self.notes: tuple[str, ...] = ()
-        """Notes on what was left out."""
         if dropped := int((~has_free_N).sum()):
             text = "of users who chose every item, left out of training: no negatives"
             self.notes = (f"{counted(dropped, 'interaction')} {text}",)
@@ -95,7 +95,7 @@ class TripletData:
         return self.passes * len(self._user_N)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """Returns one sample as scalars, equal to the row that `fetch` gives; without ``rng`` for seed 0, epoch 0."""
+        """Returns one sample as scalars, equal to a row of `fetch`; without ``rng`` for seed 0, epoch 0."""
         batch = self.fetch(torch.tensor([range(len(self))[index]]), rng or SampleRng(0, 0))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
@@ -109,7 +109,7 @@ class TripletData:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """Adds text rows [B, E] to the batch, if there is text."""
+        """Adds text rows [B, E] to the batch if the model has text."""
         if features is None:
             return batch
         text = {

@@ -1,4 +1,4 @@
-"""Counts the files that can't be used, and raises an error beyond a limit."""
+"""Counts unusable files, and raises an error beyond a limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ class BadFiles:
     """Skipped files, with an error beyond ``limit``.
 
     Args:
-        folder: folder of the files.
-        known: name and reason of files that were found before.
+        known: name and reason of files found earlier.
 
     Raises:
-        DataError: there are more than ``limit`` known.
+        DataError: ``known`` exceeds ``limit``.
     """
 
     def __init__(self, folder: Path, limit: int, known: Iterable[tuple[str, str]] = ()) -> None:
@@ -30,7 +29,7 @@ class BadFiles:
         """Records a file.
 
         Raises:
-            DataError: there are more than ``limit`` now.
+            DataError: the number exceeds ``limit``.
         """
         self.files.append((name, reason))
         if len(self.files) > self.limit:
@@ -41,7 +40,7 @@ class BadFiles:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """Returns one sentence if files were skipped."""
+        """Returns a sentence if files were skipped."""
         if not self.files:
             return ()
         return (f"{counted(len(self.files), 'bad file')} skipped, the first: {self._first()}",)

@@ -1,4 +1,4 @@
-"""Gives random uint8 crops of images for training, and turns them into clean and degraded float patches.
+"""Cuts random uint8 crops of images for training, and turns them into clean and degraded float patches.
 
 Shapes: B samples, P side of a crop, I images, S samples of an epoch.
 """
@@ -16,18 +16,18 @@ from wellfed import FeatureModeName, Features, FeatureSource, SampleRng
 from workloads.restoration.images import ImagePixels, StoredImage, cut_rows
 
 PLACE_DRAW, TURN_DRAW = 0, 1
-"""Draws of a sample's random numbers for place and orientation; `Degradation` uses higher ones."""
+"""Numbers of a sample's random draws for position and orientation; `Degradation` uses higher ones."""
 
 Degrade = Callable[[Tensor, Tensor, SampleRng], Tensor]
 """Function from clean patches [B, 3, P, P] in 0..1, keys [B] and the batch's generator to degraded patches."""
 
 
 class CropData:
-    """Crops of ``patch_size`` whose place and orientation are functions of (seed, epoch, sample index).
+    """Crops of ``patch_size``, with position and orientation by (seed, epoch, sample index).
 
     Args:
-        images: images, none of them smaller than a crop, within the first ``pixels.num_bytes``.
-        patches_per_image: crops of an image in an epoch.
+        images: images of at least the size of a crop, within the first ``pixels.num_bytes``.
+        patches_per_image: crops of each image per epoch.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class CropData:
         self.images, self.patch_size, self.degrade = tuple(images), patch_size, degrade
         self._pixels = pixels
         self._read: ImagePixels | None = pixels
-        """Pixels from which `fetch` cuts crops; None = `on_device` looks them up."""
+        """Pixels for the crops of `fetch`; None = `on_device` looks them up."""
         self._image_I4 = torch.tensor(
             [
                 (image.offset, 3 * image.width, image.height - patch_size + 1, image.width - patch_size + 1)
                 for image in images
             ]
         )
-        """First byte, bytes of a line, and number of crop positions down and across."""
+        """First byte, bytes of a line, and number of vertical and horizontal crop positions."""
         self._image_S = torch.arange(len(images), dtype=torch.int32).repeat_interleave(patches_per_image)
         self._line_P = torch.arange(patch_size)
 
@@ -57,13 +57,13 @@ class CropData:
         return len(self._image_S)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """Returns one sample, equal to the row that `fetch` gives; without ``rng`` for seed 0, epoch 0."""
+        """Returns one sample, equal to a row of `fetch`; without ``rng`` for seed 0, epoch 0."""
         batch = self.fetch(torch.tensor([range(len(self))[index]]), rng or SampleRng(0, 0))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
-        """Returns ``index`` int64 [B] and ``crop`` uint8 [B, P, P, 3], or in mode ``cache`` ``line`` int64 [B, P], the
-        first byte of each line."""
+        """Returns ``index`` int64 [B] and ``crop`` uint8 [B, P, P, 3]. In mode ``cache`` ``line`` int64 [B, P] replaces
+        the crop: the first byte of each line."""
         line_BP = self._lines(indices, rng)
         if self._read is None:
             return {"index": indices, "line": line_BP}
@@ -86,10 +86,10 @@ class CropData:
         return {"clean": clean, "degraded": self.degrade(clean, batch["index"], rng)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"degrade": copy.copy(self.degrade)}  # its tensors on a device are not sent
+        return vars(self) | {"degrade": copy.copy(self.degrade)}  # leaves out tensors on a device
 
     def for_features(self, mode: FeatureModeName) -> Self:
-        """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
+        """Returns the same samples, with batches for that mode."""
         other = copy.copy(self)
         other._read = None if mode == "cache" else self._pixels if mode == "dynamic" else self._pixels.in_memory()
         return other
@@ -98,15 +98,15 @@ class CropData:
         """Returns the first byte of each line, int64 [B, P]."""
         image_B4 = self._image_I4.index_select(0, self._image_S.index_select(0, indices))
         offset_B, pitch_B, down_B, across_B = image_B4.unbind(1)
-        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63 bits, the lower for down, the upper for across
+        bits_B = rng.bits_at(indices, PLACE_DRAW)  # 63 bits: lower for vertical, upper for horizontal
         start_B = offset_B + (bits_B & 0x7FFFFFFF) % down_B * pitch_B + (bits_B >> 31) % across_B * 3
         return torch.addcmul(start_B[:, None], pitch_B[:, None], self._line_P)
 
 
 def turned(image_BCPP: Tensor, way_B: Tensor) -> Tensor:
-    """Mirrors or turns square integer images in one of eight ways each, by the lowest bits of ``way_B``."""
+    """Mirrors or turns square integer images in one of eight ways, by the lowest bits of ``way_B``."""
     for bit, of_image in enumerate((_mirrored, _upside_down, _transposed)):
-        # Equals torch.where, in a twentieth of its time for bytes on a CPU: a mask of all ones takes the other image.
+        # Equals torch.where in a twentieth of its time for bytes on a CPU; a mask of all ones takes the other image.
         mask_B111 = -(way_B >> bit & 1).to(image_BCPP.dtype)[:, None, None, None]
         image_BCPP = image_BCPP ^ (image_BCPP ^ of_image(image_BCPP)) & mask_B111
     return image_BCPP
@@ -125,7 +125,7 @@ def _transposed(image: Tensor) -> Tensor:
 
 
 def crop_features(pixels: ImagePixels, patch_size: int) -> Features:
-    """Returns the features: row i is the ``3 * patch_size`` bytes that begin at byte i of the images."""
+    """Returns the features: row i is the ``3 * patch_size`` bytes from byte i of the images."""
     width = 3 * patch_size
 
     def cut(store: Tensor, indices: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-"""Makes the data of restoration from a folder of images or the embedded set: crops for training, tiles for
-evaluation."""
+"""Builds the data of restoration from a folder or the embedded set: crops for training, tiles for evaluation."""
 
 from __future__ import annotations
 
@@ -33,23 +32,23 @@ from workloads.restoration.synthetic import dead_leaves
 from workloads.restoration.tiles import CORE, HALO, TileData
 
 VERSION = 1
-"""Version of the prepared images; others are decoded anew."""
+"""Version of the prepared images."""
 SIDE = 128
-"""Side of the embedded images. Larger crops get images that are half as large again."""
+"""Side of the embedded images in pixels. For larger crops, images are half as large again as the crop."""
 EVAL_TILES = 8
-"""Tiles in a batch of validation: about the pixels of 70 default crops, without gradients."""
+"""Number of tiles per batch of validation: about the pixels of 70 default crops, without gradients."""
 SMALLEST_PATCH, USUAL_PATCH = 16, 64
-"""Sides of crops in pixels: the smallest allowed, and the derived one for images that are large enough."""
+"""Sides of crops in pixels: the allowed minimum, and the derived side for images that are large enough."""
 LEFT_OUT_FRAC = 0.1
-"""Largest share of the pictures that a derived patch size may leave out as too small."""
+"""Maximum share of images that a derived patch size may exclude as too small."""
 FULL_EPOCH = 1536
-"""Crops in a derived epoch, or one of each picture where there are more: 96 steps, as of the embedded set."""
+"""Minimum number of crops in a derived epoch: 96 steps, as with the embedded set. More images give one crop each."""
 USUAL_CROPS = 8
-"""Crops of each embedded image in an epoch."""
+"""Crops of each embedded image per epoch."""
 VAL_TILES = 128
-"""Most tiles of a derived validation: it then costs less than an epoch, however large the pictures are."""
+"""Maximum number of tiles of a derived validation, to keep it shorter than an epoch."""
 MANY = 200
-"""Images from which on decoding takes seconds or minutes, so that a line announces it."""
+"""Number of images above which decoding takes seconds or minutes and is announced."""
 NUMBERS: Mapping[str, tuple[range, int | None]] = {
     "patch_size": (range(SMALLEST_PATCH, 1025), None),
     "patches_per_image": (range(1, 1_000_001), None),
@@ -59,7 +58,7 @@ NUMBERS: Mapping[str, tuple[range, int | None]] = {
     "halo": (range(8, CORE + 1, 2), HALO),
     "seed": (range(2**63), 0),
 }
-"""Allowed range and default of the arguments that are whole numbers."""
+"""Range and default of whole-number arguments."""
 
 
 def datasets(
@@ -81,29 +80,30 @@ def datasets(
     seed: int = 0,
     cache_dir: str = ".cache",
 ) -> Datasets:
-    """Crops to train on, and the tiles of whole images for validation and test.
+    """Returns crops for training, and tiles of whole images for validation and test.
 
     Args:
-        path: folder of images (PNG, JPEG, WebP, BMP, TIFF) in any depth, or with ``train/`` and, where there are any,
-            ``val/`` and ``test/`` inside, which are used as such; None = the embedded set.
-        task: ``denoise``, ``deblur`` or ``super_resolve``; this and the next three as `Degradation` has them.
-        patch_size: side of a crop in pixels; images with a shorter side are left out. None = 64, or less where more
-            than a tenth of the images are smaller.
-        patches_per_image: crops of each image in an epoch; None = more for fewer images.
-        grey_noise: the same noise in all three colours; None = where all images are grey.
-        max_bad_files: files to skip that can't be decoded.
-        val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
-        val_tiles: tiles of 128 pixels of each validation image, evenly spread; None = all, unless they are many. The
-            test takes all.
+        path: folder of images (PNG, JPEG, WebP, BMP, TIFF) in any depth; folders ``train/``, ``val/`` and ``test/`` in
+            it are used as splits. None = the embedded set.
+        task: ``denoise``, ``deblur`` or ``super_resolve``; see `Degradation`, also for the next three.
+        patch_size: side of a crop in pixels; smaller images are left out. None = 64, or less if more than a tenth of
+            the images are smaller.
+        patches_per_image: crops of each image per epoch; None = more for fewer images.
+        grey_noise: whether all colours get the same noise; None = if all images are grey.
+        max_bad_files: maximum number of undecodable files to skip.
+        val_frac: share of the images for validation, without a folder ``val/``; ``test_frac`` likewise. 0 = none.
+        val_tiles: tiles of 128 pixels per validation image, evenly spread; None = all, unless there are many. The test
+            uses all.
         num_images: size of the embedded set.
-        halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
-            images that are restored in one piece, mirrored at their edges.
+        halo: pixels around each tile in evaluation. The model's reach + 5 gives the figures of whole images, mirrored
+            at their edges.
         seed: seed of the split and of the embedded set; the training has its own.
-        cache_dir: where decoded images are kept.
+        cache_dir: folder for decoded images.
 
     Raises:
-        DataError: folder missing, without images, with too many damaged ones or too few to split; nowhere to keep them.
-        ConfigError: an argument out of its range.
+        DataError: the folder is missing, has no images, too many damaged or too few to split; or the cache can't be
+            written.
+        ConfigError: an argument is out of range.
     """
     numbers = {"patch_size": patch_size, "patches_per_image": patches_per_image, "max_bad_files": max_bad_files}
     numbers |= {"val_tiles": val_tiles, "num_images": num_images, "halo": halo, "seed": seed}
@@ -179,12 +179,11 @@ class _Made:
     file: Path
     index: ImageIndex
     split_folders: frozenset[str] = frozenset()
-    """Splits with a folder of their own."""
+    """Splits with their own folder."""
     notes: tuple[str, ...] = ()
 
 
 def _embedded(num_images: int, side: int, seed: int, cache_dir: str) -> _Made:
-    """Draws the embedded images."""
     settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
     build = partial(_write_embedded, num_images=num_images, side=side, seed=seed)
     folder = prepared(cache_dir, "images", (), settings, build)
@@ -197,7 +196,6 @@ def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> N
 
 
 def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made:
-    """Decodes the images of a folder."""
     found = find_images(path, seed)
 
     def build(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Importing the last three registers them; a search for plugins by several threads at once fails.
+# Importing the last three registers them; a search for plugins in several threads would fail.
 from PIL import BmpImagePlugin, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
 
 from wellfed import first_line
@@ -20,31 +20,30 @@ from wellfed.units import show_count
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-"""Formats that Pillow may recognise, whatever the name of a file: none of them runs a program."""
+"""Formats that Pillow may recognise in any file; none of them runs a program."""
 MAX_PIXELS = 150_000_000
-"""Largest number of pixels, above that of any camera; a larger image takes more than 450 MB to decode."""
+"""Maximum number of pixels, above all cameras; a larger image takes more than 450 MB to decode."""
 _ORIENTATION = 0x0112
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
 class DamagedImage(Exception):
-    """A file without a usable image; the text is the reason."""
+    """Raised for a file without a usable image; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image, and the conversions that were made."""
+    """An image, and its conversions."""
 
     pixels: Pixels
     """Pixels ``[height, width, 3]``."""
     turned: tuple[str, ...]
-    """Kind of the image before it was made 8-bit RGB, and omissions: ``grey``, ``CMYK``, ``16 bits``."""
+    """Original kind of an image that was converted to 8-bit RGB, and omissions: ``grey``, ``CMYK``, ``16 bits``."""
 
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Silences Pillow's warnings of odd metadata and large images, which `decode` checks itself. Not within a
-    thread."""
+    """Silences Pillow's warnings about odd metadata and large images, which `decode` checks itself. Not thread-safe."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -52,10 +51,10 @@ def quiet_pillow() -> Iterator[None]:
 
 
 def size_of(path: Path) -> int:
-    """Returns the pixels of an image, from its header.
+    """Returns the number of pixels of an image, from its header.
 
     Raises:
-        DamagedImage: there is none, or it is larger than `MAX_PIXELS`.
+        DamagedImage: there is no image, or it exceeds `MAX_PIXELS`.
     """
     with _opened(path) as image:
         return image.width * image.height
@@ -65,10 +64,10 @@ def decode(path: Path) -> Decoded:
     """Decodes the first image of a file, upright as its EXIF orientation says.
 
     Raises:
-        DamagedImage: unreadable, cut short, too large.
+        DamagedImage: the image is unreadable, truncated or too large.
     """
     with _opened(path) as image:
-        depth = _raw_mode(image)  # before the pixels are loaded, which the EXIF of a PNG needs
+        depth = _raw_mode(image)  # before the pixels are loaded, for the EXIF of a PNG
         turned = ["more than one frame"] if getattr(image, "n_frames", 1) > 1 and image.format != "MPO" else []
         if image.getexif().get(_ORIENTATION, 1) != 1:
             turned.append("turned by EXIF")
@@ -83,7 +82,7 @@ def decode(path: Path) -> Decoded:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Opens the image with its header read; any error becomes `DamagedImage`."""
+    """Opens the image and reads its header; any error becomes `DamagedImage`."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             num_pixels = image.width * image.height
@@ -96,7 +95,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise DamagedImage(_too_large("the image's")) from error
     except UnidentifiedImageError as error:
         raise DamagedImage("not an image, or one of another kind") from error
-    except Exception as error:  # decoders raise all kinds of errors on damaged files
+    except Exception as error:  # decoders raise all kinds of errors
         raise DamagedImage(first_line(error)) from error
 
 
@@ -105,7 +104,7 @@ def _too_large(size: str) -> str:
 
 
 def _raw_mode(image: Image.Image) -> str:
-    """Returns the sample format of the file, as ``RGB;16B``; Pillow reduces 16-bit colours silently."""
+    """Returns the sample format of the file, such as ``RGB;16B``; Pillow reduces 16-bit colours silently."""
     tiles: Any = getattr(image, "tile", None)
     arguments = tiles[0][3] if tiles else ""
     first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
@@ -113,7 +112,7 @@ def _raw_mode(image: Image.Image) -> str:
 
 
 def _rgb(image: Image.Image) -> tuple[Pixels, str]:
-    """Returns pixels ``[height, width, 3]``, and their kind before; empty = RGB."""
+    """Returns pixels ``[height, width, 3]``, and their original kind; empty = RGB."""
     mode = image.mode
     if mode.startswith("I"):
         return _of_16_bits(image), "16 bits"

@@ -1,4 +1,4 @@
-"""Degrades clean images for the input of the model: noise, blur, or a loss of resolution.
+"""Degrades clean images for the model's input: noise, blur, or a loss of resolution.
 
 Shapes: B images, C channels, H height, W width, M numbers of one image (C H W).
 """
@@ -18,25 +18,25 @@ Rule = tuple[str, object, bool, str, str]
 Task = Literal["denoise", "deblur", "super_resolve"]
 TASKS: tuple[Task, ...] = get_args(Task)
 USUAL_SIGMA: dict[str, float] = {"denoise": 25.0, "deblur": 2.0, "super_resolve": 0.0}
-"""Default spread of the noise by task, of 255, as usual in the literature."""
+"""Task -> default spread of the noise, out of 255, as usual in the literature."""
 BANK_NUMBERS = 2**22
-"""Normal numbers, 16 MiB, from which training noise is cut at a random place with a random sign. Drawing new ones for
-each patch would cost more than all other work on it. An image needs at most a fourth of the bank."""
+"""Count of normal numbers (16 MiB) that training noise is cut from, at a random position with a random sign. Drawing
+new ones would cost more than all other work on a patch. An image needs at most a quarter."""
 PLACE_DRAW, SIGN_DRAW = 64, 65
-"""Draws of a sample's random numbers for the noise; crops use lower ones."""
+"""Numbers of a sample's random draws for the noise; crops use lower ones."""
 NOISE_SEED = 0x5EED
 
 
 class Degradation:
-    """Degradation of clean images: batches in training, whole images in evaluations.
+    """Degradation of clean images: batches in training, whole images in evaluation.
 
     Args:
-        task: ``denoise`` adds noise; ``deblur`` blurs by a Gaussian first; ``super_resolve`` shrinks and enlarges again
-            by bicubic interpolation first, so that the size stays.
-        sigma: spread of the white noise, of 255; None = 25, 2 and 0 for the three tasks.
+        task: ``denoise`` adds noise. Before that, ``deblur`` applies a Gaussian blur, and ``super_resolve`` shrinks and
+            enlarges by bicubic interpolation.
+        sigma: spread of the white noise, out of 255; None = 25, 2 and 0 for the three tasks.
         blur_sigma: spread of the blur in pixels.
         scale: factor by which the image is shrunk.
-        is_grey: the same noise in all colours.
+        is_grey: whether all colours get the same noise.
 
     Raises:
         ConfigError: see `rules`.
@@ -58,7 +58,7 @@ class Degradation:
         self._banks: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, clean_BCHW: Tensor, key_B: Tensor, rng: SampleRng) -> Tensor:
-        """Degrades clean images in 0..1 to float32 [B, C, H, W]; unclipped, since the noise of a sensor is symmetrical.
+        """Degrades clean images in 0..1 to float32 [B, C, H, W]; unclipped, since sensor noise is symmetrical.
 
         The noise is a function of the rng's (seed, epoch) and of ``key_B`` (int64 [B], such as the samples' indices).
         """
@@ -76,20 +76,20 @@ class Degradation:
         return torch.addcmul(degraded_BCHW, noise_BCHW, (sign_B * (self.sigma / 255)).float().view(-1, 1, 1, 1))
 
     def for_evaluation(self, image_CHW: Tensor, image_index: int) -> Tensor:
-        """Degrades a uint8 image of any size to float32 [C, H, W]; the noise depends on ``image_index`` alone."""
+        """Degrades a uint8 image of any size to float32 [C, H, W]; the noise depends only on ``image_index``."""
         degraded_CHW = self.without_noise(image_CHW.float().div(255).unsqueeze(0)).squeeze(0)
         generator = torch.Generator().manual_seed(seed_from(NOISE_SEED, image_index))
         shape = (1, *image_CHW.shape[1:]) if self.is_grey else image_CHW.shape
         return degraded_CHW + torch.randn(shape, generator=generator) * (self.sigma / 255)
 
     def without_noise(self, clean_BCHW: Tensor) -> Tensor:
-        """Returns blurred or coarse images as ``task`` says; with ``denoise`` the same images."""
+        """Returns blurred or coarse images, depending on ``task``; with ``denoise`` the same images."""
         if self.task == "deblur":
             return blur(clean_BCHW, self.blur_sigma)
         return shrink_and_enlarge(clean_BCHW, self.scale) if self.task == "super_resolve" else clean_BCHW
 
     def _bank(self, numbers: int, device: torch.device) -> Tensor:
-        """Returns the bank of normal numbers for images of this size; the same numbers on each device."""
+        """Returns the bank of normal numbers for images of this size; equal on all devices."""
         length = max(BANK_NUMBERS, 4 * numbers)
         bank_N = self._banks.get((str(device), length))
         if bank_N is None:
@@ -112,7 +112,7 @@ def blur(image_BCHW: Tensor, sigma: float) -> Tensor:
 
 
 def blur_reach(sigma: float) -> int:
-    """Returns the pixels that `blur` covers to each side; an image must be larger."""
+    """Returns the reach of `blur` in pixels to each side; an image must be larger."""
     return math.ceil(3 * sigma)
 
 

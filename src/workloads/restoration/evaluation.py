@@ -1,7 +1,7 @@
-"""Measures restored photographs against the clean ones, image by image, from tiles of one size.
+"""Compares restored photographs with the clean ones, image by image, from tiles of one size.
 
-Shapes: B tiles, T side of a tile, S side of the square in it that cores lie in, I images.
-SSIM: Wang, Bovik, Sheikh, Simoncelli, IEEE TIP 2004, https://doi.org/10.1109/TIP.2003.819861
+Shapes: B tiles, T side of a tile, S side of its central square with the core, I images. SSIM: Wang, Bovik, Sheikh,
+Simoncelli, IEEE TIP 2004, https://doi.org/10.1109/TIP.2003.819861
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from wellfed import FeatureSource
 from workloads.restoration.degradations import gaussian_window
 
 WINDOW_REACH, WINDOW_SIGMA = 5, 1.5
-"""Reach and spread of SSIM's Gaussian window: 11 pixels wide."""
+"""Reach and spread of SSIM's Gaussian window, which is 11 pixels wide."""
 SSIM_FLOORS = (0.01**2, 0.03**2)
 """Constants added to means and variances, for values in 0..1."""
 NUM_PICTURES = 4
 NUM_CANDIDATES = 32
-"""Tiles kept as candidates for pictures, uint8: 32 x 144 KiB of cores of 128 pixels, three times."""
+"""Number of tiles kept as candidates for pictures, uint8: 32 x 144 KiB of cores of 128 pixels."""
 SUMS = ("pixels", "error", "error_degraded", "ssim")
 
 
 class ImageQuality:
     """PSNR and SSIM of each image, averaged over the images; values are clipped to 0..1 first.
 
-    Tiles count by their cores alone, so every pixel counts once. At the edges of an image SSIM's windows reach
-    into its mirror image. Sums stay on the device; ``compute`` moves them to the host at once.
+    Only the cores of tiles count, so every pixel counts once. At the edges of an image SSIM's windows use its mirror
+    image. Sums stay on the device; ``compute`` moves them to the host at once.
 
     Args:
-        names: names of all images, by the numbers in the batches.
-        halo: pixels of a tile around the place of its core; at least 5, and the model's reach + 5 for the figures of
-            images that are restored in one piece, mirrored at their edges.
+        names: names of all images, by their numbers in the batches.
+        halo: pixels around the core of a tile, at least 5. The model's reach + 5 gives the figures of whole images,
+            mirrored at their edges.
     """
 
     best_metric = "psnr"
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
-    """No loss: it would count the halo of the tiles."""
+    """False, since the loss would include the halo of the tiles."""
 
     def __init__(self, names: Sequence[str], halo: int) -> None:
         if halo < WINDOW_REACH:
@@ -65,8 +65,8 @@ class ImageQuality:
 
         Args:
             batch: ``clean`` uint8 and ``degraded`` float [B, 3, T, T]; ``image`` int64 [B], its number; ``valid`` int64
-                [B, 4], y0, y1, x0 and x1 of the core, which lies ``halo`` within the tile.
-            features: unused, since tiles bring their pixels.
+                [B, 4], y0, y1, x0 and x1 of the core within the tile.
+            features: unused, since tiles contain their pixels.
         """
         degraded = batch["degraded"].float()
         clean = batch["clean"].float() / 255
@@ -100,7 +100,7 @@ class ImageQuality:
         self._candidates = found[:NUM_CANDIDATES]
 
     def compute(self) -> dict[str, float]:
-        """Returns means over the images since `reset`; NaN if there were none."""
+        """Returns means over the images since `reset`; NaN without images."""
         figures = self.per_image()
         names = ("psnr", "ssim", "psnr_degraded")
         return {
@@ -123,7 +123,7 @@ class ImageQuality:
         return found
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """Writes ``per_image.csv`` (one row an image), and some tiles as PNG: degraded, restored and clean in a row."""
+        """Writes ``per_image.csv``, a row per image, and PNGs of some tiles: degraded, restored and clean in a row."""
         figures = self.per_image()
         if not figures:
             return {}
@@ -155,7 +155,7 @@ def ssim_map(one_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
     values = torch.stack([one_BCHW, other_BCHW, one_BCHW.square(), other_BCHW.square(), one_BCHW * other_BCHW])
     mean_1, mean_2, square_1, square_2, product = _windowed(values)
     floor_1, floor_2 = SSIM_FLOORS
-    # float32 is enough: a difference of means of squares is wrong by 1e-7, against a floor of 9e-4.
+    # float32 is enough: a difference of means of squares has an error of 1e-7, against a constant of 9e-4.
     variances = (square_1 - mean_1.square()) + (square_2 - mean_2.square())
     covariance = product - mean_1 * mean_2
     likeness: Tensor = (2 * mean_1 * mean_2 + floor_1) * (2 * covariance + floor_2)
@@ -164,9 +164,9 @@ def ssim_map(one_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:
 
 
 def _windowed(values_VBCHW: Tensor) -> Tensor:
-    """Returns means under the window, wherever it is whole.
+    """Returns means under each whole window.
 
-    Sums of shifted images: convolutions and products of matrices may be TF32 on a GPU, too coarse for variances.
+    Computed as sums of shifted images: convolutions and matrix products may be TF32 on a GPU, too coarse for variances.
     """
     weight_K = gaussian_window(WINDOW_REACH, WINDOW_SIGMA).tolist()
     for dim in (-2, -1):

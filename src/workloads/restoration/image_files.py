@@ -1,4 +1,4 @@
-"""Finds the image files of a folder, and the split of each."""
+"""Finds the image files of a folder, and their splits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from wellfed import DataError
 from wellfed.units import counted, show_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-"""Endings of the files that are read, in any case of letters."""
+"""Suffixes of image files, in any case."""
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-"""Names of folders that are used as a split, in any case of letters."""
+"""Names of folders that are used as splits, in any case."""
 SPLITS = ("train", "val", "test")
 
 
@@ -25,10 +25,10 @@ class ImageFile:
     """A file expected to hold an image."""
 
     name: str
-    """Path within the folder, with slashes, in printable characters."""
+    """Path within the folder, with slashes and printable characters."""
     path: Path
     split: str
-    """Split of the file: ``train``, ``val`` or ``test``; ``train`` if the folder has no such folders."""
+    """``train``, ``val`` or ``test``; ``train`` without such folders."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,17 @@ class FoundImages:
     files: tuple[ImageFile, ...]
     """Files in the order training, validation, test; within each by (seed, name)."""
     split_folders: frozenset[str]
-    """Splits with a folder of their own."""
+    """Splits with their own folder."""
     unreadable: tuple[tuple[str, str], ...]
     """Name and reason of files and folders that can't be opened."""
     notes: tuple[str, ...]
-    """Notes on what was left out."""
 
 
 def find_images(folder: Path, seed: int) -> FoundImages:
-    """Returns the image files in the folder and all folders below it; follows links.
+    """Returns the image files below a folder; follows links.
 
     Raises:
-        DataError: no such folder, no image in it or in one of its splits, validation or test images without training.
+        DataError: the folder is missing, it or one of its splits has no image, or there are no training images.
     """
     folder = folder.expanduser()
     name = f"workload.data.path={folder}"
@@ -81,7 +80,7 @@ def find_images(folder: Path, seed: int) -> FoundImages:
 
 
 def _shown(path: Path) -> str:
-    """Returns a printable name: bytes that are no text and line breaks are escaped."""
+    """Returns a printable name, with undecodable bytes and line breaks escaped."""
     return show_line(os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace"))
 
 
@@ -91,12 +90,12 @@ def _listed(folders: Iterable[str]) -> str:
 
 
 def _rank(seed: int, name: str) -> bytes:
-    """Decides on an order that another file more or less hardly changes."""
+    """Returns a sort key; adding or removing a file hardly changes the order."""
     return hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
-    """Returns the split of each folder that is named as one; empty if there is none."""
+    """Returns the split of each folder named like one; empty without any."""
     try:
         inside = sorted(folder.iterdir())
     except OSError as error:
@@ -111,7 +110,7 @@ def _is_split(path: Path) -> bool:
 
 
 def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list[tuple[str, str]]) -> Iterator[Path]:
-    """Yields the files below a folder without hidden ones; skips links to a folder above."""
+    """Yields the files below a folder, without hidden ones; skips links to a folder above."""
     try:
         state = folder.stat()
         inside = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -125,14 +124,14 @@ def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list
         if entry.name.startswith("."):
             continue
         path = folder / entry.name
-        if os.path.isdir(path):  # Path.is_dir raises where a folder is closed
+        if os.path.isdir(path):  # Path.is_dir raises for an unreadable folder
             yield from _walk(top, path, above | {identity}, unreadable)
         else:
             yield path
 
 
 def _problem(path: Path) -> str:
-    """Returns why a file can't be opened; empty = it can."""
+    """Returns why a file can't be opened; empty if it can."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return "a named pipe, a socket or a device, not a file"
@@ -151,7 +150,7 @@ def _refuse_missing(
     unreadable: list[tuple[str, str]],
     others: Counter[str],
 ) -> None:
-    """Raises DataError if there is nothing to train on, or a split is empty."""
+    """Raises DataError if there are no training images, or a split is empty."""
     if of_split and "train" not in of_split.values():
         raise DataError(
             f"{name} holds {_listed(of_split)} but no train/. "

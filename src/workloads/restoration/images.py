@@ -41,7 +41,7 @@ class StoredImage:
     height: int
     width: int
     digest: str
-    """Hash of its pixels and size."""
+    """Hash of pixels and size."""
 
     @property
     def end(self) -> int:
@@ -57,14 +57,14 @@ class ImageIndex:
     damaged: tuple[tuple[str, str], ...] = ()
     """Name and reason of files that could not be decoded."""
     turned: tuple[tuple[str, int], ...] = ()
-    """Kinds of images before they became 8-bit RGB, with their number."""
+    """Original kinds of images that were converted to 8-bit RGB, with their counts."""
 
 
 class ImagePixels:
-    """Bytes of decoded images, in a file that is mapped or in a copy of it in RAM.
+    """Bytes of decoded images, in a mapped file or in a copy in RAM.
 
-    A process that it is sent to maps or reads the file anew; nothing of its content is sent. A forked one shares what
-    was there before.
+    Sent to another process, it maps or reads the file again; no content is sent. A forked process shares existing
+    memory.
     """
 
     def __init__(self, file: Path, num_bytes: int, *, in_memory: bool = False) -> None:
@@ -75,7 +75,7 @@ class ImagePixels:
 
     @property
     def flat(self) -> Tensor:
-        """All bytes, uint8 [N]; not to be written to."""
+        """All bytes, uint8 [N]; read-only."""
         if self._flat is None:
             with self._opening:  # one copy for all threads that build the first batches
                 self._flat = self._open() if self._flat is None else self._flat
@@ -84,7 +84,7 @@ class ImagePixels:
     def _open(self) -> Tensor:
         if self.is_in_memory:
             return torch.from_numpy(np.fromfile(self.file, dtype=np.uint8, count=self.num_bytes))
-        # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
+        # Copy-on-write, since torch needs a writable tensor; unmodified pages stay shared with the file.
         return torch.from_numpy(np.memmap(self.file, dtype=np.uint8, mode="c", shape=(self.num_bytes,)))
 
     def in_memory(self) -> ImagePixels:
@@ -111,13 +111,12 @@ class ImagePixels:
 
 
 def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
-    """Returns rows ``[R, width]`` of bytes that begin at ``start_R``; only these rows, which may overlap, are
-    copied."""
+    """Returns rows ``[R, width]`` of bytes from ``start_R``; only these rows, which may overlap, are copied."""
     return bytes_N.as_strided((len(bytes_N) - width + 1, width), (1, 1)).index_select(0, start_R)
 
 
 def read_index(folder: Path) -> ImageIndex:
-    """Returns the index that `write_images` or `decode_into` has written."""
+    """Returns the index written by `write_images` or `decode_into`."""
     content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
     return ImageIndex(
         tuple(StoredImage(**image) for image in content["images"]),
@@ -148,7 +147,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
     """Decodes files in several threads and writes the images in the order of the files.
 
     Raises:
-        DataError: more of them are damaged than ``bad`` allows.
+        DataError: more files are damaged than ``bad`` allows.
     """
 
     def judged() -> Iterator[tuple[str, str, Decoded | DamagedImage]]:
@@ -162,7 +161,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
 
 
 def decoded_in_order(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
-    """Yields images in the order of files; those decoded ahead have at most `MAX_PIXELS` together."""
+    """Yields images in file order; images decoded ahead have at most `MAX_PIXELS` in all."""
     num_threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ahead: deque[tuple[ImageFile, int, Future[Decoded | DamagedImage]]] = deque()
     with ThreadPoolExecutor(num_threads, "decode") as pool:

@@ -1,7 +1,7 @@
-"""Restores images with a residual network at half their resolution, so that each layer costs a fourth.
+"""Restores images with a residual network at half resolution, where each layer costs a quarter.
 
-Shapes: B images, H height, W width, C channels of the network; 3 colours, 12 = 4 x 3 of the half-size image.
-Half resolution: Zhang, Zuo, Zhang, FFDNet, IEEE TIP 2018, https://arxiv.org/abs/1710.04026
+Shapes: B images, H height, W width, C channels of the network; 3 colours, 12 = 4 x 3 of the half-size image. Half
+resolution: Zhang, Zuo, Zhang, FFDNet, IEEE TIP 2018, https://arxiv.org/abs/1710.04026
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from workloads.restoration.perceptual import PERCEPTUAL, FixedFeatures, vgg_feat
 GREY = 0.5
 """Value subtracted before the first layer."""
 SHRINK = 2
-"""Side of the blocks of pixels that become channels."""
+"""Side of the pixel blocks that become channels."""
 COLOURS = 3
 
 
 class RestorationCNN(nn.Module):
-    """Network that adds a correction to the degraded image; images of any size.
+    """A network that adds a correction to a degraded image of any size.
 
-    There is no normalisation: the input's own scale shows the strength of the noise, and each block starts as identity.
-    The first layer is given brightness, colours and details apart (`frequencies`): brightness is large and would drown
-    the rest, which learns far more slowly then.
+    There is no normalisation, since the input's scale shows the strength of the noise. Each block starts as identity.
+    The first layer gets brightness, colours and details separately (`frequencies`). Otherwise the large brightness
+    slows down learning of the rest.
 
     Args:
         base_channels: C.
         num_blocks: residual blocks of two convolutions each.
-        perceptual_weight: weight of the difference of fixed features beside that of pixels; 0 leaves it out.
-        perceptual: ``fixed`` features are filters that ship with the code; ``vgg`` needs torchvision or timm.
+        perceptual_weight: weight of the loss on fixed features, relative to pixels; 0 = none.
+        perceptual: ``fixed`` = filters of this package; ``vgg`` needs torchvision or timm.
 
     Raises:
-        ConfigError: an argument out of its range, or ``vgg`` without its package or weights.
+        ConfigError: an argument is out of range, or ``vgg`` lacks its package or weights.
     """
 
     frequencies: Tensor
@@ -71,7 +71,7 @@ class RestorationCNN(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Distance in pixels beyond which the input does not change the output; tiles with such a halo are exact."""
+        """Distance in pixels beyond which the input does not affect the output; tiles with such a halo are exact."""
         return SHRINK * (2 + 2 * self.num_blocks) + SHRINK - 1
 
     def forward(self, degraded_BCHW: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class RestorationCNN(nn.Module):
         return degraded_BCHW + found[..., :height, :width].to(degraded_BCHW.dtype)
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Returns the mean absolute difference of pixels, and of fixed features if they are configured.
+        """Returns the mean absolute difference of pixels, and of fixed features if configured.
 
         Args:
             batch: ``degraded`` and ``clean``, float [B, 3, H, W] in 0..1.
@@ -101,7 +101,7 @@ class RestorationCNN(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Residual block of two convolutions, zero at initialisation."""
+    """A residual block of two convolutions, zero at initialisation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class ResidualBlock(nn.Module):
 
 
 def frequencies() -> Tensor:
-    """Turns the 12 pixels of a block into its mean and three differences, each of brightness and of two differences of
-    colour; orthonormal, [12, 12, 1, 1]."""
+    """Returns the orthonormal matrix [12, 12, 1, 1] that turns the 12 values of a block into its mean and three
+    differences, each of brightness and of two colour differences."""
     places_44 = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
     colours_33 = torch.tensor([[1.0, 1, 1], [1, 0, -1], [1, -2, 1]])
     both = [each / each.norm(dim=1, keepdim=True) for each in (colours_33, places_44)]
@@ -125,6 +125,5 @@ def frequencies() -> Tensor:
 
 
 def _silence(layer: nn.Conv2d) -> None:
-    """Sets the parameters of a layer to zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)

@@ -1,8 +1,8 @@
-"""Compares images by features that are never trained, so that a shifted texture still counts.
+"""Compares images by features that are never trained, so that shifted textures match.
 
-Shapes: B images, H height, W width, F filters, K side of a filter.
-After Johnson, Alahi, Fei-Fei, Perceptual Losses for Real-Time Style Transfer, ECCV 2016, https://arxiv.org/abs/1603.08155;
-energy of filter pairs in quadrature: Adelson, Bergen, JOSA A 1985, https://doi.org/10.1364/JOSAA.2.000284
+Shapes: B images, H height, W width, F filters, K side of a filter. After Johnson, Alahi, Fei-Fei, Perceptual Losses for
+Real-Time Style Transfer, ECCV 2016, https://arxiv.org/abs/1603.08155; energy of filter pairs in quadrature: Adelson,
+Bergen, JOSA A 1985, https://doi.org/10.1364/JOSAA.2.000284
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VGG_LAYERS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256)
 
 
 class FixedFeatures(nn.Module):
-    """Edges by direction and random patterns of colour, at three scales; not trained and not in checkpoints."""
+    """Edges by direction, and random colour patterns, at three scales; not trained, not in checkpoints."""
 
     even: Tensor
     """Even filters [F, 1, K, K]."""
@@ -52,7 +52,8 @@ class FixedFeatures(nn.Module):
         self.register_buffer("luma", torch.tensor(LUMA).view(1, 3, 1, 1), persistent=False)
 
     def features(self, image_B3HW: Tensor) -> list[Tensor]:
-        """Returns energies by direction and patterns for each scale that holds a filter, float32 [B, F + 16, H, W]."""
+        """Returns energies by direction, and patterns, for each scale at least as large as a filter, float32 [B, F +
+        16, H, W]."""
         found, image_B3HW = [], image_B3HW.to(self.luma.dtype)
         for scale in range(NUM_SCALES):
             image_B3HW = functional.avg_pool2d(image_B3HW, 2) if scale else image_B3HW
@@ -66,14 +67,15 @@ class FixedFeatures(nn.Module):
         return found
 
     def forward(self, restored_B3HW: Tensor, clean_B3HW: Tensor) -> Tensor:
-        """Returns the mean absolute difference, a scalar mean over the batch; images need 7 pixels a side."""
+        """Returns the mean absolute difference, a mean over the batch; images need at least 7 pixels a side."""
         with torch.no_grad():
             wanted = self.features(clean_B3HW)
         return _mean_difference(self.features(restored_B3HW), wanted)
 
 
 def gabor_pairs() -> tuple[Tensor, Tensor]:
-    """Waves of a period of four pixels under a Gaussian, by direction: even and odd, of mean 0, [F, 1, K, K] each."""
+    """Returns waves with a period of four pixels under a Gaussian, by direction: even and odd, of mean 0, [F, 1, K, K]
+    each."""
     place_K = torch.arange(FILTER_SIDE, dtype=torch.float64) - FILTER_SIDE // 2
     window_KK = torch.exp(-(place_K[:, None] ** 2 + place_K**2) / (2 * 1.8**2))
     filters: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -88,7 +90,7 @@ def gabor_pairs() -> tuple[Tensor, Tensor]:
 
 
 def orthogonal_patterns() -> Tensor:
-    """Returns random patterns of colour, of length 1, orthogonal to one another and without a mean, [16, 3, K, K]."""
+    """Returns random colour patterns of length 1 and mean 0, orthogonal to each other, [16, 3, K, K]."""
     drawn = torch.randn(3 * FILTER_SIDE**2, NUM_RANDOM, generator=torch.Generator().manual_seed(FILTER_SEED)).double()
     basis, _ = torch.linalg.qr(drawn - drawn.mean(0))
     patterns: Tensor = basis.T.reshape(NUM_RANDOM, 3, FILTER_SIDE, FILTER_SIDE).float().contiguous()
@@ -124,17 +126,17 @@ class VggFeatures(nn.Module):
         return [*found, hidden]
 
     def forward(self, restored_B3HW: Tensor, clean_B3HW: Tensor) -> Tensor:
-        """Returns the mean absolute difference, a scalar mean over the batch; images need 4 pixels a side."""
+        """Returns the mean absolute difference, a mean over the batch; images need at least 4 pixels a side."""
         with torch.no_grad():
             wanted = self.features(clean_B3HW)
         return _mean_difference(self.features(restored_B3HW), wanted)
 
 
 def vgg_features() -> VggFeatures:
-    """Returns features with the weights that torchvision or timm has or downloads.
+    """Returns features with weights from torchvision or timm, downloaded if necessary.
 
     Raises:
-        ConfigError: neither package is there, or the weights can't be had.
+        ConfigError: neither package is installed, or the weights are not available.
     """
     try:
         network = _trained_vgg()

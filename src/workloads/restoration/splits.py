@@ -1,4 +1,4 @@
-"""Decides which images are for training, validation and test, and which are left out."""
+"""Assigns images to training, validation and test, and leaves out unsuitable ones."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from workloads.restoration.images import ImageIndex, StoredImage
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """Images of each part; those of training come before all others in the file of pixels."""
+    """Images of each split; training images come first in the file of pixels."""
 
     train: tuple[StoredImage, ...]
     val: tuple[StoredImage, ...]
     test: tuple[StoredImage, ...]
     notes: tuple[str, ...]
-    """Notes on what was left out or changed."""
+    """Notes on omissions and changes."""
 
 
 def split_images(
     index: ImageIndex, split_folders: Collection[str], where: str, *, patch_size: int, val_frac: float, test_frac: float
 ) -> ImageSplits:
-    """Splits images by their folders; a split without a folder takes its share of the training images.
+    """Splits images by folder; a split without a folder gets a share of the training images.
 
     Args:
         where: name of the folder, for errors.
 
     Raises:
-        DataError: a part has no image.
+        DataError: a split has no image.
     """
     large = [image for image in index.images if min(image.height, image.width) >= patch_size]
     small = [image for image in index.images if min(image.height, image.width) < patch_size]
@@ -61,7 +61,7 @@ def split_images(
 
 
 def _without_copies(images: Sequence[StoredImage]) -> tuple[list[StoredImage], list[StoredImage]]:
-    """Returns images with different pixels, and the copies: a tested image must not be trained on."""
+    """Returns images with different pixels, and the copies, since a test image must not be trained on."""
     chosen: dict[str, StoredImage] = {}
     for split in reversed(SPLITS):
         for image in images:
@@ -78,7 +78,7 @@ def _refuse_empty(
     small: Sequence[StoredImage],
     patch_size: int,
 ) -> None:
-    """Raises DataError if the images of a folder are all too small, damaged or copies."""
+    """Raises DataError if all images of a folder are too small, damaged or copies."""
     for split in SPLITS:
         if part[split] or (split not in split_folders and split != "train"):
             continue

@@ -1,9 +1,9 @@
-"""Draws images of leaves that cover one another, so that a model learns edges and textures without photographs.
+"""Draws images of overlapping leaves, from which a model learns edges and textures without photographs.
 
-Leaves are ellipses and polygons whose sizes follow a power law: such an image has the statistics of natural ones at all
-scales (Lee, Mumford, Huang, Occlusion Models for Natural Images, IJCV 41, 2001), and
-denoisers that learn from them carry over to photographs (Achddou, Gousseau, Ladjal, Synthetic Images as a Regularity
-Prior for Image Restoration Neural Networks, 2021, https://openreview.net/forum?id=vKT8fZFGcG).
+Leaves are ellipses and polygons whose sizes follow a power law. Such images have the statistics of natural ones at all
+scales (Lee, Mumford, Huang, Occlusion Models for Natural Images, IJCV 41, 2001). Denoisers trained on them also work on
+photographs (Achddou, Gousseau, Ladjal, Synthetic Images as a Regularity Prior for Image Restoration Neural Networks,
+2021, https://openreview.net/forum?id=vKT8fZFGcG).
 
 Shapes: N images of a group, K leaves, L = N K, S side of an image, F = 2 S side of the grid that edges are drawn on, T
 textures.
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from wellfed import ConfigError
 
 GROUP = 24
-"""Images drawn at once: their leaves have the same shapes, other places and other colours."""
+"""Number of images drawn at once. Their leaves share shapes, but not positions and colours."""
 SMALLEST_SIDE = 16
 RADII_PX = (3.0, 100.0)
-"""Radius of the smallest and the largest leaf; the density falls with the third power, so each scale covers equal
-area."""
+"""Radii of the smallest and the largest leaf in pixels. The density falls with the third power, so each scale covers an
+equal area."""
 SMALLEST_PX = (3.0, 24.0)
-"""Range of the smallest radius, drawn for each image: photographs have smooth places."""
+"""Range of the smallest radius, drawn for each image, since photographs have smooth areas."""
 COVERS = 4.0
-"""Area of all leaves over that of the image, before some are left out: exp(-4) of the ground is seen."""
+"""Area of all leaves over the area of the image, before some are left out; exp(-4) of the ground is visible."""
 NUM_TEXTURES = 12
 
 Bytes = NDArray[np.uint8]
@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 
 
 def dead_leaves(num_images: int, size: int, seed: int) -> list[Bytes]:
-    """Draws uint8 images ``[size, size, 3]``; equal seeds give equal images. Opposite edges fit together.
+    """Draws uint8 images ``[size, size, 3]`` with matching opposite edges; equal seeds give equal images.
 
     Raises:
         ConfigError: no images, or a ``size`` below 16.
@@ -90,7 +90,7 @@ def _top_leaf(rng: np.random.Generator, radius_K: Floats, centre_NK2: Ints, side
 
 
 def _leaf(rng: np.random.Generator, radius: float) -> tuple[Ints, Ints]:
-    """Draws a leaf: rows and columns that it covers, relative to its centre, [M] each."""
+    """Draws a leaf: its rows and columns relative to its centre, [M] each."""
     reach = int(radius) + 1
     grid = np.arange(-reach, reach + 1)
     angle = rng.random() * np.pi
@@ -120,8 +120,7 @@ def _colours(rng: np.random.Generator, num_images: int, num_leaves: int) -> Floa
 
 
 def _relief(rng: np.random.Generator, top_NSS: NDArray[np.int32], radius_K: Floats, centre_NK2: Ints) -> Floats:
-    """Returns what is added to the leaves' colours, [N, S, S]: a slope of brightness over each leaf, and its
-    texture."""
+    """Returns offsets of the leaves' colours, [N, S, S]: a slope of brightness over each leaf, and its texture."""
     num_images, size = top_NSS.shape[:2]
     count = num_images * len(radius_K)
     texture_TSS = _textures(rng, size)
@@ -140,7 +139,7 @@ def _relief(rng: np.random.Generator, top_NSS: NDArray[np.int32], radius_K: Floa
 
 
 def _textures(rng: np.random.Generator, size: int) -> Floats:
-    """Draws textures of mean 0 and spread 1, [T, S, S]: noise between white and cloudy, stretched in a direction; and
+    """Draws textures of mean 0 and spread 1, [T, S, S]: noise from white to cloudy, stretched in a direction; and
     stripes."""
     frequency_x, frequency_y = np.fft.rfftfreq(size), np.fft.fftfreq(size)[:, None]
     textures = []
@@ -161,7 +160,7 @@ def _textures(rng: np.random.Generator, size: int) -> Floats:
 
 
 def _blurred(rng: np.random.Generator, image_NSS3: Floats) -> Floats:
-    """Blurs the images as lenses of several qualities do."""
+    """Blurs the images like lenses of different quality."""
     side_N111 = rng.uniform(0.0, 0.2, (len(image_NSS3), 1, 1, 1)).astype(np.float32)
     for axis in (1, 2):
         beside = np.roll(image_NSS3, 1, axis) + np.roll(image_NSS3, -1, axis)

@@ -1,4 +1,4 @@
-"""Cuts whole images into tiles of one size for evaluation, each with a halo around it.
+"""Cuts whole images into tiles of one size for evaluation, each with a halo.
 
 Shapes: T side of a tile with its halo, H x W of an image, N tiles.
 """
@@ -18,24 +18,24 @@ from torch import Tensor
 from workloads.restoration.images import ImagePixels, StoredImage
 
 CORE, HALO = 128, 32
-"""Largest side of a tile's core, which is scored, and width of the halo around it, in pixels."""
+"""Maximum side of a tile's scored core, and width of the halo around it, in pixels."""
 _HELD = 2
-"""Whole degraded images kept: a batch may hold the end of one and the beginning of the next."""
+"""Number of degraded images kept; a batch may hold the end of one and the beginning of the next."""
 
 DegradeWhole = Callable[[Tensor, int], Tensor]
-"""Function from a uint8 image [3, H, W] and its own number to the degraded image, float32, always the same."""
+"""Function from a uint8 image [3, H, W] and its number to the degraded image, float32, always the same."""
 
 
 class TileData:
     """Tiles of all images, one image after the other.
 
-    The core of a tile lies ``halo`` from its upper and left edge and is smaller where the image ends; what lies outside
-    the image mirrors what is inside.
+    The core of a tile begins ``halo`` pixels from its upper and left edge, and is smaller at the end of the image.
+    Pixels outside the image are mirrored.
 
     Args:
         first_image: number of the first image.
-        core: side; None = `CORE`, or that of the largest image where it is smaller.
-        most_tiles: of each image, evenly spread over it; None = all.
+        core: side of a core; None = `CORE`, or the side of the largest image if smaller.
+        most_tiles: maximum number of tiles per image, evenly spread; None = all.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TileData:
         return len(self.place_N3)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Returns one tile, equal to the row that `fetch` gives."""
+        """Returns one tile, equal to a row of `fetch`."""
         return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([range(len(self))[index]])).items()}
 
     def fetch(self, indices: Tensor, rng: Any = None) -> dict[str, Tensor]:
@@ -93,7 +93,6 @@ class TileData:
         }
 
     def _degraded(self, number: int) -> NDArray[np.float32]:
-        """Returns the whole degraded image, [3, H, W]."""
         clean = self._pixels.image(self.images[number]).transpose(2, 0, 1)
         made = self._degrade(torch.from_numpy(np.ascontiguousarray(clean)), int(self.images[number].digest[:12], 16))
         values: NDArray[np.float32] = made.to(torch.float32).numpy()
@@ -101,14 +100,14 @@ class TileData:
 
 
 class HeldImages:
-    """Cache of the last few images; not sent to other processes."""
+    """A cache of the last few images, not sent to other processes."""
 
     def __init__(self) -> None:
         self.images: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, number: int, make: Callable[[int], NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Returns the image, made now if it is not cached; threads that need the same one wait for it."""
+        """Returns the image, computed unless cached; threads that need the same one wait for it."""
         with self._lock:
             if number not in self.images:
                 self.images[number] = make(number)
@@ -121,8 +120,7 @@ class HeldImages:
 
 
 def mirrored(start: int, count: int, size: int) -> NDArray[np.int64]:
-    """Returns the places ``start`` to ``start + count`` along a side of ``size``; places outside are mirrored at its
-    ends."""
+    """Returns the positions ``start`` to ``start + count`` along a side of ``size``; outside ones are mirrored."""
     period = max(1, 2 * (size - 1))
     place = np.arange(start, start + count) % period
     return np.minimum(place, period - place)

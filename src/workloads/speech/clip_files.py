@@ -30,17 +30,17 @@ from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 SOUNDS = ("wav", "flac", "ogg")
-"""Endings of recordings; the first counts if a sample in a shard has several."""
+"""Suffixes of recordings; the first counts if a shard's sample has several."""
 LABELS = ("cls", "json", "txt")
 """Members of a shard's sample that may name its class."""
 READ_AT_ONCE = 4096
-"""Labels read at a time; a json member may be long."""
+"""Number of labels read at a time, since a json member may be long."""
 LABEL_KEYS = ("label", "class", "cls")
 """Keys of a json member that may hold the class."""
 
 
 class ClipReader(Protocol):
-    """Reader of recordings by their number, for threads and processes alike."""
+    """A reader of recordings by their number, for threads and processes."""
 
     def size(self, row: int) -> int:
         """Returns the size of a recording in bytes."""
@@ -49,7 +49,7 @@ class ClipReader(Protocol):
         """Returns the name of a recording, for messages."""
 
     def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
-        """Reads a part of each recording, from byte ``starts`` on, into an array of the wanted size."""
+        """Reads a part of each recording, from byte ``starts``, into an array of the wanted size."""
 
 
 @dataclass
@@ -60,11 +60,11 @@ class FoundClips:
     sources: list[Path]
     """Files that hold the recordings."""
     names: list[str]
-    """Path of each recording without its ending, [N]."""
+    """Path of each recording without its suffix, [N]."""
     labels: list[str]
     """Class of each recording, [N]."""
     splits: list[str] | None
-    """Split of each recording, [N], one of `SPLITS`; None = unknown."""
+    """Split of each recording, one of `SPLITS`, [N]; None = unknown."""
     classes: list[str]
     bad: list[str] = field(default_factory=list)
     """Unusable recordings, with place and reason."""
@@ -72,19 +72,19 @@ class FoundClips:
 
     @property
     def which(self) -> str:
-        """Tells these recordings from others of the same files."""
+        """A text that identifies these recordings among others of the same files."""
         names = "\n".join(self.names).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(names, digest_size=8).hexdigest()
 
 
 def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundClips:
-    """Returns the recordings of a folder or of a tar file, in an order that depends on their names alone.
+    """Returns the recordings of a folder or a tar file, ordered by name.
 
-    A folder that has ``.tar`` files holds shards, any other one folders of classes; either may lie in ``train/``,
-    ``val/`` and ``test/``.
+    A folder with ``.tar`` files holds shards, any other folder holds folders of classes. Both may be divided into
+    ``train/``, ``val/`` and ``test/``.
 
     Raises:
-        DataError: there are none, they have no labels, or a shard is damaged beyond ``max_damaged``.
+        DataError: there are no recordings or no labels, or damage exceeds ``max_damaged``.
     """
     place = place.expanduser()
     name = f"workload.data.path={place}"
@@ -111,11 +111,9 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
     return found
 
 
-# -- folders ------------------------------------------------------------------------------------------------------
-
-
 class FileReader:
-    """Reader of recordings that are a file each; opened for each read, since no process may hold thousands open."""
+    """A reader of recordings with a file each; a file is opened for each read, since a process may not hold thousands
+    open."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
@@ -135,7 +133,7 @@ class FileReader:
         """Reads bytes as `ClipReader` describes.
 
         Raises:
-            DataError: a file is not as it was.
+            DataError: a file has changed.
         """
         first = [0] * len(rows) if starts is None else starts.tolist()
         for row, into, start in zip(rows.tolist(), targets, first, strict=True):
@@ -202,7 +200,7 @@ def _is_packed(file: Path) -> bool:
 
 
 def _listed(place: Path, names: Sequence[str]) -> tuple[list[str] | None, list[str]]:
-    """Returns the split of each clip from the lists beside them, None if there are none, and notes."""
+    """Returns the split of each clip from lists in its folder, None without lists, and notes."""
     of_key: dict[str, str] = {}
     for file, split in LISTS.items():
         if (place / file).is_file():
@@ -223,11 +221,8 @@ def _text_of(file: Path) -> str:
         raise DataError(f"{file} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
-# -- shards -------------------------------------------------------------------------------------------------------
-
-
 class ShardClips:
-    """Reader of recordings that are members of tar files, each under one of a few endings."""
+    """A reader of recordings in tar files, with one of a few suffixes."""
 
     def __init__(self, index: ShardIndex, rows: Ints, parts: Ints) -> None:
         self.index = index
@@ -247,7 +242,7 @@ class ShardClips:
         """Reads bytes as `ClipReader` describes.
 
         Raises:
-            DataError: a shard is not as it was.
+            DataError: a shard has changed.
         """
         if len(self._readers) == 1:
             next(iter(self._readers.values())).fill(self._row_N[rows], targets, starts)
@@ -299,7 +294,7 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
 
 
 def _name(text: str, known: Sequence[str]) -> str | None:
-    """Class that a label names, by its number or itself; None if it is not among those that are known."""
+    """Returns the class of a label, given by number or name; None if it is unknown."""
     if not known:
         return text
     if text.isdecimal():
@@ -321,7 +316,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
     ]
     done_N = lacking.copy()
     unread: dict[int, str] = {}
-    """Member that should name the class and does not, by sample."""
+    """Sample -> member without a readable class."""
     for part in LABELS:
         rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
         if len(rows):
@@ -342,7 +337,7 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
 
 
 def _label(part: str, content: bytes) -> str:
-    """Returns the name or number of a class; empty = there is none."""
+    """Returns the name or number of a class; empty = none."""
     text = content.decode("utf-8", "replace").strip()
     if part == "json":
         try:
@@ -358,7 +353,7 @@ def _label(part: str, content: bytes) -> str:
 
 
 def _names_of_classes(place: Path, parts: dict[str, Path]) -> dict[str, list[str]]:
-    """Returns the names in ``classes.json`` beside the shards of each split, or the one of all; empty without one."""
+    """Returns the names in ``classes.json`` for each split's shards, or for all; empty without the file."""
     whole = place if place.is_dir() else place.parent
     of_all = _class_names(whole / CLASSES) or _class_names(parts.get("train", whole) / CLASSES)
     found = {split: _class_names(folder / CLASSES) or of_all for split, folder in parts.items()}

@@ -1,4 +1,4 @@
-"""Gives clips for training and evaluation: audio, log-mel spectrograms, or their numbers alone.
+"""Builds batches of clips for training and evaluation: audio, log-mel spectrograms, or indices alone.
 
 Shapes: B samples, L samples of audio, M mel bands, T frames, N clips of all splits.
 """
@@ -25,17 +25,17 @@ from workloads.speech.waveforms import Waveforms
 
 KIND = "log_mel"
 VERSION = 2
-"""Version of the spectrograms; raise it if the same settings give others."""
+"""Version of the spectrograms; raise it if their computation changes."""
 CHUNK = 64
-"""Clips that a thread takes at a time."""
+"""Number of clips that a thread takes at a time."""
 
 
 class LogMelTable:
-    """Spectrograms of all clips, computed once and stored under ``paths.cache_dir``, or computed from the audio.
+    """Spectrograms of all clips, stored under ``paths.cache_dir``, or computed from the audio.
 
     Args:
         row_N: numbers of the clips' recordings.
-        sources: files that the recordings are in; ``settings`` what else the spectrograms depend on.
+        sources: files with the recordings; ``settings`` is everything else that affects the spectrograms.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class LogMelTable:
         return self.waveforms.read(self.row_N[clips.numpy()])
 
     def made(self, clips: Tensor) -> Tensor:
-        """Computes spectrograms, float32 [B, M, T], from audio that is read now."""
+        """Reads audio and computes spectrograms, float32 [B, M, T]."""
         return self.log_mel(self.audio(clips))
 
     @cached_property
     def sounds(self) -> Tensor | None:
-        """First frame and end of each clip's sound, int64 [N, 2]; None where all frames of all clips hold sound."""
+        """First frame and end of each clip's sound, int64 [N, 2]; None if all frames hold sound."""
         found_N2 = self.log_mel.frames_between(self.waveforms.spans(self.row_N))
         is_full_N = (found_N2[:, 0] == 0) & (found_N2[:, 1] == self.log_mel.num_frames)
         return None if is_full_N.all() else found_N2
 
     @cached_property
     def mapped(self) -> Tensor:
-        """Spectrograms float32 [N, M, T] in a mapped file, made at first use."""
+        """Spectrograms float32 [N, M, T] in a mapped file, created at first use."""
         folder = prepared(self._cache_dir, KIND, self._sources, self._settings, self._write)
-        # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
+        # Copy-on-write, since torch needs a writable tensor; unmodified pages stay shared with the file.
         return torch.from_numpy(np.memmap(folder / "log_mel.bin", dtype=np.float32, mode="c", shape=self.shape))
 
     @cached_property
@@ -116,23 +116,23 @@ class Masking:
     """Augmentation of a spectrogram in training, drawn for each epoch."""
 
     shift_frac: float = 0.1
-    """Largest shift of a clip in time, as a share of its length."""
+    """Maximum shift of a clip in time, as a share of its length."""
     time_frac: float = 0.15
-    """Longest blanked stretch of frames, as a share of all frames."""
+    """Maximum length of a blanked stretch, as a share of all frames."""
     mel_frac: float = 0.15
-    """Widest blanked band, as a share of all bands."""
+    """Maximum width of a blanked band, as a share of all bands."""
 
     def __call__(
         self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng, sound_B2: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Augments spectrograms; blanked frames and bands, and frames from outside, get the mean of the band over the
-        sound.
+        """Augments spectrograms; blanked and shifted-in frames and bands get the mean of the band over the sound.
 
-        All draws are functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
+        All draws are functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019,
+        https://arxiv.org/abs/1904.08779).
 
         Args:
-            clip_B: numbers by which to draw.
-            sound_B2: first frame and end of the sound, which is moved too; None = all frames.
+            clip_B: numbers that determine the draws.
+            sound_B2: first frame and end of the sound, which shift too; None = all frames.
         """
         num_mels, num_frames = log_mel_BMT.shape[1:]
         frame_T = torch.arange(num_frames, device=log_mel_BMT.device)
@@ -143,7 +143,7 @@ class Masking:
             frame_BT = frame_T - shift_B[:, None]
             is_blank_BT = (frame_BT < 0) | (frame_BT >= num_frames)
             is_blank_BT |= _stretch(clip_B, num_frames, self.time_frac, rng, draw=1)
-        else:  # silence is moved in and out; shifts and masks depend on the length of the sound
+        else:  # silence is shifted in and out; shifts and masks depend on the length of the sound
             first_B, end_B = sound_B2.unbind(1)
             length_B = end_B - first_B
             most_B = (self.shift_frac * length_B).round().long()
@@ -162,13 +162,13 @@ class Masking:
 
 
 def sounding_frames(sound_B2: Tensor, num_frames: int) -> Tensor:
-    """Returns whether each frame lies between first frame and end of the sound, bool [B, T]."""
+    """Returns whether each frame lies between the first frame and the end of the sound, bool [B, T]."""
     frame_T = torch.arange(num_frames, device=sound_B2.device)
     return (frame_T >= sound_B2[:, :1]) & (frame_T < sound_B2[:, 1:])
 
 
 def _stretch(clip_B: Tensor, size: int, most_frac: float, rng: SampleRng, *, draw: int) -> Tensor:
-    """Returns True in a run of 0 to ``most_frac * size`` of ``size`` places, [B, size]."""
+    """Returns True for a stretch of 0 to ``most_frac * size`` positions out of ``size``, [B, size]."""
     length_B = rng.randint_at(clip_B, int(most_frac * size) + 1, draw)
     start_B = rng.randint_at(clip_B, size + 1 - length_B, draw + 1)
     place_S = torch.arange(size, device=clip_B.device)
@@ -179,10 +179,10 @@ class ClipData:
     """Clips of one split.
 
     Args:
-        clip_S: numbers of the clips in the table; ``label_S`` their classes.
-        masking: None = leave spectrograms as they are.
+        clip_S: numbers of the clips in the table; ``label_S`` has their classes.
+        masking: augmentation; None = none.
         split: number of the split, for evaluations.
-        passes: draws of each clip in an epoch.
+        passes: draws of each clip per epoch.
     """
 
     def __init__(
@@ -203,14 +203,14 @@ class ClipData:
         return self.passes * len(self.clip_S)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Returns one sample, equal to the row that `fetch` gives."""
+        """Returns one sample, equal to a row of `fetch`."""
         batch = self.fetch(torch.tensor([range(len(self))[index]]))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """Returns ``clip``, ``label`` and ``split``, int64 [B]. Mode ``dynamic`` adds ``audio`` int16 [B, L],
-        ``cache_host`` ``log_mel`` float32 [B, M, T]. Padded clips add ``sound`` int64 [B, 2] (first frame and end);
-        several passes add ``drawn`` int64 [B], a different number each time. ``rng`` is unused."""
+        ``cache_host`` adds ``log_mel`` float32 [B, M, T]. Padded clips add ``sound`` int64 [B, 2] (first frame and
+        end). Several passes add ``drawn`` int64 [B], which differs each time. ``rng`` is unused."""
         place_B = indices % len(self.clip_S)
         clip_B = self.clip_S.index_select(0, place_B)
         batch = {
@@ -250,9 +250,9 @@ class ClipData:
         return rest | {"log_mel": log_mel_BMT}
 
     def for_features(self, mode: FeatureModeName) -> Self:
-        """Returns the same samples; their batches carry what ``on_device`` needs in that mode."""
+        """Returns the same samples, with batches for that mode."""
         other = copy.copy(self)
         other._mode = mode
         if mode == "cache_host":
-            assert len(self.table.held)  # made now, so that forked processes share it
+            assert len(self.table.held)  # created now, so that forked processes share it
         return other

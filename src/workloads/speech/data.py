@@ -1,4 +1,4 @@
-"""Makes the data of speech from a folder, tar shards or the embedded words: clips for training and evaluation."""
+"""Builds the data of speech from a folder, tar shards or the embedded words: clips for training and evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.speech.derived import (
     chosen_seconds,
 )
 from workloads.speech.evaluation import SpokenWords
-from workloads.speech.layouts import Layouts, look_at
+from workloads.speech.layouts import Layouts, examined_layouts
 from workloads.speech.log_mel import LogMel
 from workloads.speech.splits import SPEAKER, choose_splits
 from workloads.speech.synthetic import write_wavs
@@ -35,7 +35,7 @@ from workloads.speech.waveforms import Waveforms
 
 EMBEDDED_HZ = 16_000
 EMBEDDED_VERSION = 2
-"""Version of the embedded recordings; raise it if the same arguments give others."""
+"""Version of the embedded recordings; raise it if their synthesis changes."""
 CLIPS_OF_A_SPEAKER = 36
 NUM_SHARDS = 4
 
@@ -56,27 +56,27 @@ def datasets(
     seed: int = 0,
     cache_dir: str = ".cache",
 ) -> Datasets:
-    """Clips of one length, each with the word or class that it is.
+    """Returns clips of one length, each with its class.
 
     Args:
-        path: folder of classes (``<class>/*.wav``, also flac and ogg), or of tar shards in webdataset's layout, or one
-            tar file; with ``train/``, ``val/`` and ``test/`` inside these are used as such. None = the embedded set.
-        clip_seconds: length that clips are cut or padded to, in the middle; None = one that holds 98 % of them whole.
-        sample_rate: rate that clips are resampled to; None = the rate of most clips.
-        num_mels: bands of the spectrogram; None = 40, or as many as a low sample rate has room for.
-        passes: times that each training clip is drawn in an epoch; None = as many as make about 1,500 clips.
-        mask: move clips in time and blank parts of them in training.
-        max_damaged: recordings to leave out that can't be decoded, have no label or are cut off.
-        val_frac: share of the clips for validation, unless folders or lists name them; ``test_frac`` likewise. 0 =
-            none.
-        speaker: regular expression that finds the speaker in a name; clips of one stay in one split.
+        path: folder of classes (``<class>/*.wav``, also flac and ogg), folder of tar shards (webdataset's layout), or a
+            tar file. Folders ``train/``, ``val/`` and ``test/`` in it are used as splits. None = the embedded set.
+        clip_seconds: length of all clips, which are cut or padded at both ends; None = long enough for 98 % of them.
+        sample_rate: sample rate of all clips; None = the rate of most clips.
+        num_mels: bands of the spectrogram; None = 40, or fewer for a low sample rate.
+        passes: draws of each training clip per epoch; None = about 1,500 clips in all.
+        mask: whether to shift clips in time and blank parts of them in training.
+        max_damaged: maximum number of undecodable, unlabelled or truncated recordings to skip.
+        val_frac: share of the clips for validation, without folders or lists; ``test_frac`` likewise. 0 = none.
+        speaker: regular expression that finds the speaker in a name; clips of a speaker stay in one split.
         num_clips: size of the embedded set.
         seed: seed of the split and of the embedded set; the training has its own.
-        cache_dir: where the index of shards and spectrograms are kept.
+        cache_dir: folder for the index of shards, and for spectrograms.
 
     Raises:
-        DataError: nothing there, no labels, too many damaged recordings, too few to split; nowhere to keep them.
-        ConfigError: an argument out of its range.
+        DataError: there are no recordings or labels, too many damaged or too few to split; or the cache can't be
+            written.
+        ConfigError: an argument is out of range.
     """
     has_rate = sample_rate is None or 1000 <= sample_rate <= 192_000
     has_length = not has_rate or clip_seconds is None or SHORTEST_S <= clip_seconds <= 60
@@ -102,7 +102,7 @@ def datasets(
     )
     place = _embedded(num_clips, sample_rate or EMBEDDED_HZ, seed, cache_dir) if path is None else Path(path)
     found = find_clips(place, cache_dir, max_damaged)
-    layouts = look_at(found, cache_dir)
+    layouts = examined_layouts(found, cache_dir)
     bad = [*found.bad, *(f"{found.reader.place(row)}: {reason}" for row, reason in layouts.damages.items())]
     _refuse_damaged(bad, max_damaged, len(found.names), len(layouts.damages))
     kept = [row for row in range(len(found.names)) if row not in layouts.damages]
@@ -120,7 +120,7 @@ def datasets(
     row_N, derived = np.array(kept, np.int64), dict[str, Chosen]()
 
     def chosen(name: str, typed: Any, found: Chosen) -> Any:
-        """Returns the typed value, or else the one that follows from the clips."""
+        """Returns the typed value, else the value derived from the clips."""
         if typed is not None:
             return typed
         derived[f"workload.data.{name}"] = found
@@ -171,7 +171,7 @@ def datasets(
 
 
 def _embedded(num_clips: int, sample_rate: int, seed: int, cache_dir: str) -> Path:
-    """Shards of the drawn words, packed by what packs a user's own."""
+    """Writes shards of the drawn words, packed as a user's own data would be."""
     drawn = {"num_clips": num_clips, "sample_rate": sample_rate, "seed": seed}
 
     def build(folder: Path) -> None:
@@ -211,14 +211,12 @@ def _size(found: FoundClips, clips: dict[str, torch.Tensor], num_samples: int) -
 
 
 def _missing(found: FoundClips, label_N: torch.Tensor, clip_S: torch.Tensor) -> list[str]:
-    """Returns a note on the classes that training lacks."""
     trained = set(label_N[clip_S].tolist())
     missing = [name for place, name in enumerate(found.classes) if place not in trained]
     return [f"without a clip to train on: {', '.join(missing[:10])}"] if missing else []
 
 
 def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int) -> list[str]:
-    """Returns notes on the clips that are converted."""
     rate_N, frames_N = layouts.rate[row_N], layouts.frames[row_N]
     notes = [
         f"{counted(count, 'clip')} resampled from {show_count(rate)} to {show_count(sample_rate)} Hz"
@@ -237,7 +235,7 @@ def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int
 
 
 def _not_one_group(speaker: str) -> str:
-    """Returns what is wrong with a regular expression that should have one group; empty = nothing."""
+    """Returns the problem of a regular expression without exactly one group; empty = none."""
     try:
         return "" if re.compile(speaker).groups == 1 else "has not one group"
     except re.error as error:

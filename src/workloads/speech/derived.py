@@ -1,7 +1,4 @@
-"""Derives sample rate, clip length, mel bands and passes in an epoch from the recordings, each with its reason.
-
-N clips.
-"""
+"""Derives sample rate, clip length, mel bands and passes per epoch from N recordings, each with its reason."""
 
 from __future__ import annotations
 
@@ -17,22 +14,22 @@ from workloads.speech.clip_files import Ints
 from workloads.speech.log_mel import FRAME_S, LOWEST_HZ, mel
 
 FASTEST_HZ = 48_000
-"""Highest derived sample rate, above the range of human hearing."""
+"""Maximum derived sample rate, above the range of human hearing."""
 COVERED_PCT = 98
 """Percentage of the clips that the chosen length holds whole."""
 SHORTEST_S, LONGEST_S = 4 * FRAME_S, 5.0
-"""Bounds of the chosen length, seconds."""
+"""Bounds of the chosen length in seconds."""
 USUAL_MELS, FEWEST_MELS = 40, 8
 NARROWEST_MEL = 1127 / 700 / FRAME_S / 2
-"""Distance of two bands on the mel scale, below which the lowest ones hold no frequency of a frame."""
+"""Distance of two bands on the mel scale, below which the lowest bands hold no frequency of a frame."""
 EPOCH_CLIPS = 1500
-"""Clips that an epoch draws at least: 40 epochs then have about 1,900 steps of 32."""
+"""Minimum number of clips per epoch; 40 epochs then have about 1,900 steps of 32."""
 
 Chosen = tuple[Any, str]
 
 
 def chosen_rate(rate_N: Ints) -> Chosen:
-    """Returns the rate that most clips have; of equally frequent ones the lower."""
+    """Returns the rate of most clips; the lower rate wins a tie."""
     total, counts = len(rate_N), Counter(rate_N.tolist())
     rate, count = min(counts.items(), key=lambda each: (-each[1], each[0]))
     if rate > FASTEST_HZ:
@@ -46,7 +43,7 @@ def chosen_rate(rate_N: Ints) -> Chosen:
 
 
 def chosen_seconds(seconds_N: NDArray[np.float64]) -> Chosen:
-    """Returns a length that holds `COVERED_PCT` of the clips whole, in tenths of a second where they differ."""
+    """Returns a length that holds `COVERED_PCT` of the clips whole, in tenths of a second if they differ."""
     shortest, longest = float(seconds_N.min()), float(seconds_N.max())
     if longest - shortest < 0.001 and SHORTEST_S <= longest <= LONGEST_S:
         return round(longest, 3), f"all {show_count(len(seconds_N))} clips are as long"
@@ -59,7 +56,7 @@ def chosen_seconds(seconds_N: NDArray[np.float64]) -> Chosen:
 
 
 def chosen_mels(sample_rate: int) -> Chosen:
-    """Returns the usual number of bands, or the most that hold a frequency each."""
+    """Returns the usual number of bands, or the maximum with a frequency in each."""
     most = math.floor((mel(sample_rate / 2) - mel(LOWEST_HZ)) / NARROWEST_MEL) - 1
     if most >= USUAL_MELS:
         return USUAL_MELS, f"the usual number, up to {sample_rate // 2:,} Hz, half the sample rate"
@@ -68,7 +65,7 @@ def chosen_mels(sample_rate: int) -> Chosen:
 
 
 def chosen_passes(num_clips: int) -> Chosen:
-    """Returns the passes over the training clips in an epoch."""
+    """Returns the passes over the training clips per epoch."""
     passes = max(1, math.ceil(EPOCH_CLIPS / num_clips - 0.5))
     clips = counted(num_clips, "training clip")
     if passes == 1:

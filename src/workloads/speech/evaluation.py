@@ -38,8 +38,8 @@ class SpokenWords:
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Classifies a batch that ``on_device`` has made: ``log_mel`` [B, M, T], ``label`` and ``split`` [B], and for
-        padded clips ``is_sound`` [B, T]."""
+        """Classifies a batch from ``on_device``: ``log_mel`` [B, M, T], ``label`` and ``split`` [B]; padded clips have
+        ``is_sound`` [B, T]."""
         label_B = batch["label"]
         inputs = [batch[name] for name in ("log_mel", "is_sound") if name in batch]
         found_B = cast(Tensor, model(*inputs)).argmax(1)
@@ -60,7 +60,7 @@ class SpokenWords:
         self._split = next((split for _, split in states if split is not None), None)
 
     def compute(self) -> dict[str, float]:
-        """Returns ``accuracy`` and ``balanced_accuracy``; NaN if nothing was seen."""
+        """Returns ``accuracy`` and ``balanced_accuracy``; NaN without clips."""
         count_KK = self._counts()
         total, right_K, of_class_K = count_KK.sum(), count_KK.diagonal(), count_KK.sum(1)
         seen = of_class_K > 0
@@ -70,8 +70,8 @@ class SpokenWords:
         }
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
-        """Writes ``confusion_<split>.csv`` (a row for each true class, a column for each predicted one) and
-        ``classes_<split>.csv`` (clips, recall, precision and F1 of each class)."""
+        """Writes ``confusion_<split>.csv``, with true classes as rows and predicted ones as columns, and
+        ``classes_<split>.csv`` with clips, recall, precision and F1 of each class."""
         count_KK = self._counts()
         if not count_KK.sum():
             return {}

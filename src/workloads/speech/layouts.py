@@ -1,6 +1,6 @@
-"""Examines each recording once: its content, the position of its samples, and whether it can be used.
+"""Examines each of N recordings once: its content, the position of its samples, and whether it is usable.
 
-N recordings. The results are kept under ``paths.cache_dir``.
+The results are cached under ``paths.cache_dir``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from workloads.speech.wav_layout import DamagedClip, wav_layout
 
 KIND = "speech_clips"
 VERSION = 2
-"""Version of the examination; raise it if it changes."""
+"""Version of the examination."""
 SLOWEST_HZ, FASTEST_HZ = 1000, 768_000
-"""Range of sample rates; a header with another one is damaged."""
+"""Range of valid sample rates; others mean a damaged header."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Layouts:
     """Properties of the recordings, [N] each."""
 
     offset: Ints
-    """First byte of the samples; -1 = they must be decoded by soundfile."""
+    """First byte of the samples; -1 = soundfile must decode them."""
     frames: Ints
-    """Samples of one channel; 0 = the recording is damaged."""
+    """Number of samples per channel; 0 = damaged."""
     rate: Ints
     channels: Ints
     damages: dict[int, str]
@@ -40,12 +40,12 @@ class Layouts:
 
     @property
     def is_plain(self) -> NDArray[np.bool_]:
-        """Whether the bytes of a recording are 16-bit samples as stored."""
+        """Whether the recording's bytes are plain 16-bit samples."""
         return self.offset >= 0
 
 
-def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
-    """Returns the layouts of all recordings, from the cache if they were examined before.
+def examined_layouts(found: FoundClips, cache_dir: str | Path) -> Layouts:
+    """Returns the layouts of all recordings, from the cache if possible.
 
     Raises:
         DataError: a file can't be read, or soundfile is needed and missing.
@@ -70,7 +70,6 @@ def _write(reader: ClipReader, count: int, folder: Path) -> None:
 
 
 def _layout(reader: ClipReader, row: int) -> tuple[int, int, int, int]:
-    """Returns offset, frames, rate and channels."""
     offset, frames, rate, channels = _told(reader, row)
     if not SLOWEST_HZ <= rate <= FASTEST_HZ:
         raise DamagedClip(f"its header says {rate:,} samples a second, which is not in {SLOWEST_HZ:,}..{FASTEST_HZ:,}")

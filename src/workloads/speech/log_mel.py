@@ -1,4 +1,4 @@
-"""Makes log-mel spectrograms of sound on any device.
+"""Computes log-mel spectrograms of sound on any device.
 
 Shapes: B clips, L samples, T frames, W samples of a frame, F frequencies, M mel bands.
 """
@@ -13,10 +13,10 @@ from torch import Tensor
 FRAME_S, HOP_S = 0.025, 0.010
 LOWEST_HZ = 20.0
 FLOOR = 1e-6
-"""Power added to each band before the logarithm, for samples in -1..1: about that of 16-bit noise."""
+"""Power added to each band before the logarithm, for samples in -1..1; about the power of 16-bit noise."""
 PRECISION = torch.float64
-"""Precision before the logarithm. In float32 the FFTs of CPU and GPU would differ in a quiet band beside a loud one,
-and TF32 would round the sums over frequencies."""
+"""Precision before the logarithm. In float32, FFTs of CPU and GPU would differ in a quiet band next to a loud one, and
+TF32 would round the sums over frequencies."""
 
 
 CHUNK = 64
@@ -24,7 +24,7 @@ CHUNK = 64
 
 
 class LogMel:
-    """Natural logarithms of the power in ``num_mels`` bands, of frames of 25 ms every 10 ms."""
+    """Natural logarithm of the power in ``num_mels`` bands, in frames of 25 ms every 10 ms."""
 
     def __init__(self, sample_rate: int, num_samples: int, num_mels: int) -> None:
         self.sample_rate, self.num_samples, self.num_mels = sample_rate, num_samples, num_mels
@@ -32,7 +32,7 @@ class LogMel:
         self.num_frames = 1 + (num_samples - self.window) // self.hop
         window_W = torch.hann_window(self.window, dtype=PRECISION) / 2**15
         self._constants = {"cpu": (window_W, mel_bank(sample_rate, self.window, num_mels))}
-        """Window and bank of bands, by device."""
+        """Window and filter bank, by device."""
 
     def __call__(self, audio_BL: Tensor) -> Tensor:
         """Computes float32 [B, M, T] from int16 [B, L]."""
@@ -45,7 +45,7 @@ class LogMel:
         return torch.cat(found)
 
     def frames_between(self, sample_N2: Tensor) -> Tensor:
-        """Returns first frame and end, int64 [N, 2], of the frames whose middle lies between two samples; at least one
+        """Returns first frame and end, int64 [N, 2], of the frames with their middle between two samples; at least one
         frame."""
         frame_N2 = ((sample_N2 - self.window / 2) / self.hop).ceil().long()
         first_N = frame_N2[:, 0].clamp(0, self.num_frames - 1)
@@ -65,7 +65,7 @@ class LogMel:
 def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
     """Returns triangles [F, M] with peaks of 1, evenly spaced on the mel scale, each between its neighbours' peaks.
 
-    A band that is narrower than the distance of two frequencies takes the one nearest to its peak.
+    A band narrower than the distance of two frequencies gets the frequency nearest to its peak.
     """
     hz_F = torch.arange(window // 2 + 1, dtype=PRECISION) * (sample_rate / window)
     mel_E = torch.linspace(mel(LOWEST_HZ), mel(sample_rate / 2), num_mels + 2, dtype=PRECISION)

@@ -1,7 +1,7 @@
-"""Classifies clips by convolutions over time, with mel bands as channels, so that each layer sees all of the spectrum.
+"""Classifies clips by convolutions over time, with mel bands as channels, so that each layer sees the whole spectrum.
 
-Shapes: B clips, M mel bands, T frames, C channels, K classes.
-After TC-ResNet (Choi et al. 2019, https://arxiv.org/abs/1904.03814), with GroupNorm.
+Shapes: B clips, M mel bands, T frames, C channels, K classes. After TC-ResNet (Choi et al. 2019,
+https://arxiv.org/abs/1904.03814), with GroupNorm.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ EPSILON = 1e-5
 
 
 class ClipClassifier(nn.Module):
-    """Network that scores the classes of a log-mel spectrogram, normalised in two ways.
+    """A network that scores the classes of a log-mel spectrogram, normalised in two ways.
 
-    One removes each band's mean and spread over time: the word counts, not the voice. The other removes those of the
-    whole clip alone: the voice counts, not the volume.
+    The first removes each band's mean and spread over time, and with them the voice. The second removes only the whole
+    clip's mean and spread, and with them the volume.
 
     Args:
         num_mels: M.
         num_classes: K.
-        base_channels: C of the first layer; each block has as many more. A multiple of 4.
-        num_blocks: residual blocks, each of which halves the frames.
-        dropout: share of the features, averaged over time, that is dropped in training.
+        base_channels: C of the first layer, a multiple of 4; each block adds as many.
+        num_blocks: residual blocks; each halves the frames.
+        dropout: share of the time-averaged features dropped in training.
 
     Raises:
-        ConfigError: an argument out of its range.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ClipClassifier(nn.Module):
         """Returns scores [B, K].
 
         Args:
-            is_sound_BT: False for frames of silence around a clip, which do not count; None = there are none.
+            is_sound_BT: False for ignored frames of silence around a clip; None = no such frames.
         """
         sound_B1T = None if is_sound_BT is None else is_sound_BT[:, None].to(log_mel_BMT.dtype)
         by_band = _standard(log_mel_BMT, sound_B1T, (2,))
@@ -74,10 +74,10 @@ class ClipClassifier(nn.Module):
         return cast(Tensor, self.last(self.dropout(torch.cat([mean_BC1, spread_BC1], 1).squeeze(2))))
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Cross entropy; ``accuracy`` is the share of clips whose class has the highest score.
+        """Returns the cross entropy; ``accuracy`` is the share of clips whose class has the highest score.
 
         Args:
-            batch: ``log_mel`` float [B, M, T], ``label`` int64 [B]; ``is_sound`` bool [B, T] where clips are padded.
+            batch: ``log_mel`` float [B, M, T], ``label`` int64 [B]; ``is_sound`` bool [B, T] if clips are padded.
         """
         score_BK, label_B = self(batch["log_mel"], batch.get("is_sound")).float(), batch["label"]
         is_right_B = score_BK.detach().argmax(1) == label_B
@@ -91,7 +91,7 @@ class ClipClassifier(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Residual block of two convolutions over time; the first one halves the frames."""
+    """A residual block of two convolutions over time; the first halves the frames."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -103,21 +103,21 @@ class ResidualBlock(nn.Module):
         self.past_norm = nn.GroupNorm(GROUPS, after)
 
     def forward(self, hidden_BCT: Tensor) -> Tensor:
-        """Returns half the frames."""
+        """Returns a tensor with half the frames."""
         found_BCT = functional.relu(self.one_norm(self.one(hidden_BCT)))
         found_BCT = self.two_norm(self.two(found_BCT))
         return functional.relu(found_BCT + self.past_norm(self.past(hidden_BCT)))
 
 
 def _standard(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """Normalises by mean and spread over these dimensions of the sound; 0 where there is no sound."""
+    """Normalises by mean and spread of the sound over these dimensions; 0 without sound."""
     mean, spread = _moments(values_BMT, sound_B1T, dims)
     found_BMT = (values_BMT - mean) / spread
     return found_BMT if sound_B1T is None else found_BMT * sound_B1T
 
 
 def _moments(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Returns mean and spread over dimensions of the sound, which stay with size 1."""
+    """Returns mean and spread of the sound over these dimensions, which are kept with size 1."""
     if sound_B1T is None:
         mean = values_BMT.mean(dims, keepdim=True)
         return mean, ((values_BMT - mean).square().mean(dims, keepdim=True) + EPSILON).sqrt()

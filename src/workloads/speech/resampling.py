@@ -18,15 +18,15 @@ REACH = 12
 ROLLOFF = 0.97
 """Cut-off frequency as a share of the lower Nyquist frequency."""
 MOST_PHASES = 2000
-"""Largest number of phases. The kernel has a row for each phase, and a tap for each input sample: 11,127 to 16,000 Hz
-would take 2 GiB."""
+"""Maximum number of phases. The kernel has a row per phase and a tap per input sample; 11,127 to 16,000 Hz would take 2
+GiB."""
 
 
 def resample(sound_BL: Tensor, rate: int, wanted: int) -> Tensor:
     """Resamples to float32 [B, ceil(L * wanted / rate)]; the first sample keeps its time.
 
-    Usual rates are exact. A ratio that is no fraction of numbers up to 2,000 becomes the nearest one: it, and with it
-    the length, is off by 0.05 % at most, a hundredth of a semitone.
+    Usual rates are exact. Other ratios become the nearest fraction of numbers up to 2,000. Rate and length are then
+    wrong by at most 0.05 %, a hundredth of a semitone.
     """
     if rate == wanted:
         return sound_BL
@@ -41,7 +41,7 @@ def resample(sound_BL: Tensor, rate: int, wanted: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _kernel(step: int, num_phases: int) -> tuple[Tensor, int]:
-    """Returns taps [N, K] for each output sample of ``step`` input samples, and the number of taps before them."""
+    """Returns taps [N, K] for each output sample of ``step`` input samples, and the number of leading taps."""
     cut = min(step, num_phases) * ROLLOFF
     before = math.ceil(REACH * step / cut)
     tap_K = torch.arange(-before, before + step, dtype=torch.float64) / step

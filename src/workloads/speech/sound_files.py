@@ -1,4 +1,4 @@
-"""Decodes sound files of any format that soundfile reads; the only module that imports it."""
+"""Decodes sound files of all formats that soundfile reads; only this module imports soundfile."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from wellfed import DataError
 from workloads.speech.wav_layout import DamagedClip
 
 Sound = NDArray[np.float32]
-_NOT_TOLD = 2**62
-"""Number of samples that libsndfile gives if it is unknown, as in flac that was written into a pipe."""
+_UNKNOWN_LENGTH = 2**62
+"""Sample count from libsndfile if the true count is unknown, e.g. for flac written to a pipe."""
 
 
 def decode(content: bytes) -> tuple[Sound, int]:
     """Decodes samples ``[frames, channels]`` in -1..1, and the sample rate.
 
     Raises:
-        DamagedClip: it can't be decoded, or holds none.
+        DamagedClip: decoding fails, or there are no samples.
         DataError: soundfile is missing.
     """
     soundfile = _soundfile()
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
-            told, rate = file.frames, file.samplerate
-            if told >= _NOT_TOLD:
+            stated, rate = file.frames, file.samplerate
+            if stated >= _UNKNOWN_LENGTH:
                 raise DamagedClip("its header does not say how long it is; encode it again, into a file")
             sound = file.read(dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, ValueError, TypeError, MemoryError) as error:  # MemoryError: a damaged length
         raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error
     if not len(sound):
         raise DamagedClip("it holds no samples")
-    if len(sound) < told:
-        raise DamagedClip(f"cut off: {len(sound)} of {told} samples can be decoded")
+    if len(sound) < stated:
+        raise DamagedClip(f"cut off: {len(sound)} of {stated} samples can be decoded")
     if not np.isfinite(sound).all():
         raise DamagedClip("some of its samples are no numbers")
     return sound, rate

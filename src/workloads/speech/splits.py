@@ -1,7 +1,4 @@
-"""Chooses the clips of training, validation and test, so that no speaker is in two of them.
-
-N clips.
-"""
+"""Splits N clips into training, validation and test, so that no speaker is in two of them."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ from wellfed.data.shards.class_folders import SPLITS, sample_key
 from wellfed.units import counted
 
 SPEAKER = r"([^/]+)_nohash_"
-"""Position of the speaker in names of Speech Commands: ``yes/0a7c2a8d_nohash_0``."""
+"""Pattern of the speaker in names of Speech Commands: ``yes/0a7c2a8d_nohash_0``."""
 
 
 _ALONE = "/"
-"""Prefix of the key that replaces the speaker of a clip without one."""
+"""Prefix of the key for clips without a speaker."""
 
 
 def choose_splits(
     names: Sequence[str],
-    told: Sequence[str] | None,
+    given: Sequence[str] | None,
     *,
     speaker: str,
     val_frac: float,
@@ -34,14 +31,14 @@ def choose_splits(
     """Returns the split of each clip, [N], and notes.
 
     Args:
-        told: splits that folders or lists name; a split that is missing there takes clips from training.
-        speaker: regular expression whose first group finds the speaker in a name; a clip without one is its own.
-            A folder and the shards of it are split alike: dots and blanks of names decide nothing.
+        given: splits from folders or lists; a missing split gets clips from training.
+        speaker: regular expression whose first group is the speaker in a name; clips without one count as their own
+            speaker. Dots and blanks are ignored, so that a folder and its shards are split alike.
 
     Raises:
         DataError: too few clips or speakers.
     """
-    splits = list(told) if told is not None else ["train"] * len(names)
+    splits = list(given) if given is not None else ["train"] * len(names)
     has = set(splits)
     groups = [_speaker(speaker, name) for name in names]
     wanted = [(split, frac) for split, frac in (("test", test_frac), ("val", val_frac)) if frac and split not in has]
@@ -59,7 +56,7 @@ def choose_splits(
         for group in reversed(order):
             if len(order) - len(taken) <= len(wanted) or count >= due:
                 break
-            if count + training[group] <= 1.5 * due:  # leaves out a speaker with most of the clips
+            if count + training[group] <= 1.5 * due:  # skips a speaker with most of the clips
                 taken.add(group)
                 count += training[group]
         taken = taken or {min(order, key=training.__getitem__)}  # at least one
@@ -77,7 +74,7 @@ def choose_splits(
         first = (
             f"{counted(len(shared), 'speaker')} of {len(found)} in more than one split, {sorted(shared)[0]} among them"
         )
-        return chosen, [f"{first}: what is told of the splits decides, and a test on known voices is easier"]
+        return chosen, [f"{first}: the given splits decide, and a test on known voices is easier"]
     return chosen, [f"split by speaker: {counted(len(found), 'speaker')}, none in two splits"]
 
 
@@ -87,5 +84,5 @@ def _speaker(pattern: str, name: str) -> str:
 
 
 def _rank(seed: int, name: str) -> bytes:
-    """Decides on an order that another speaker more or less hardly changes."""
+    """Returns a sort key; adding or removing a speaker hardly changes the order."""
     return hashlib.blake2b(f"{seed}/{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()

@@ -1,7 +1,7 @@
 """Draws recordings of made-up words by different speakers.
 
-A word is a few sounds in an order, and another word has the same sounds backwards, so their order counts. A
-sound is the hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
+A word is a sequence of sounds. Another word has the same sounds backwards, so that order matters. A sound is a voiced
+hum or a hiss, shaped by resonances (formants) that move from sound to sound.
 
 Shapes: B clips, L samples, T frames, F frequencies, S sounds of a word, R resonances.
 """
@@ -21,7 +21,7 @@ from wellfed import seed_from
 Floats = NDArray[np.float64]
 Sound = NDArray[np.float32]
 SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
-    # three resonances in Hz, loudness of the voice, loudness of the hiss
+    # three resonances in Hz, loudness of voice, loudness of hiss
     "a": (750, 1250, 2600, 1.0, 0.0),
     "i": (290, 2250, 3000, 0.8, 0.0),
     "u": (320, 800, 2300, 0.8, 0.0),
@@ -31,7 +31,7 @@ SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
     "x": (2300, 3200, 4300, 0.0, 0.5),
     "z": (4600, 5800, 6900, 0.3, 0.35),
 }
-"""Sounds like the vowels and consonants that are written so (Peterson & Barney 1952 for the vowels)."""
+"""Sounds named after similar vowels and consonants (vowels: Peterson & Barney 1952)."""
 WORDS = ("sai", "ias", "nue", "eun", "xau", "uax", "zen", "nez", "usi", "isu")
 BANDWIDTHS = (90.0, 130.0, 220.0)
 HISS_BANDWIDTH = 700.0
@@ -41,19 +41,19 @@ MEAN_SNR_DB = 10.0
 
 @dataclass(frozen=True)
 class Speaker:
-    """Properties that all words of one speaker share."""
+    """Properties of a speaker, the same in all words."""
 
     pitch_hz: float
     tract: float
-    """Factor of all resonances: shorter throats have higher resonances."""
+    """Factor of all resonances; shorter vocal tracts have higher resonances."""
     pace: float
     tilt: float
-    """Slope of the spectrum, in powers of the frequency."""
+    """Exponent of the spectrum's slope over frequency."""
     breath: float
 
 
 def write_wavs(folder: Path, *, num_clips: int, num_speakers: int, sample_rate: int, seed: int) -> None:
-    """Writes wav files ``<word>/<speaker>_nohash_<number>.wav`` of a second each, equally many of each word."""
+    """Writes wav files ``<word>/<speaker>_nohash_<number>.wav`` of a second each, equally many per word."""
     for word in WORDS:
         (folder / word).mkdir(parents=True, exist_ok=True)
     for number, (word, speaker, sound_L) in enumerate(spoken_words(num_clips, num_speakers, sample_rate, seed)):
@@ -72,7 +72,7 @@ def spoken_words(
     for number in range(num_clips):
         rng = np.random.default_rng(seed_from(seed, 2, number))
         word, speaker = WORDS[number % len(WORDS)], int(rng.integers(num_speakers))
-        yield word, speaker, _recorded(_said(word, speakers[speaker], sample_rate, rng), sample_rate, rng)
+        yield word, speaker, _recorded(_spoken(word, speakers[speaker], sample_rate, rng), sample_rate, rng)
 
 
 def _speaker(rng: np.random.Generator) -> Speaker:
@@ -86,8 +86,8 @@ def _speaker(rng: np.random.Generator) -> Speaker:
     )
 
 
-def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generator) -> Sound:
-    """Draws the word alone, [L] for its own L."""
+def _spoken(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generator) -> Sound:
+    """Draws the word alone, [L] with its own L."""
     long_S = rng.uniform(0.11, 0.2, len(word)) / speaker.pace
     length = int(long_S.sum() * sample_rate)
     num_frames = -(-length // HOP)
@@ -116,7 +116,7 @@ def _in_steps(at_T: Floats, middle_S: Floats) -> Floats:
 
 
 def _hum(speaker: Speaker, length: int, sample_rate: int, rng: np.random.Generator) -> Sound:
-    """Pulses of the voice, [L], whose pitch falls and trembles."""
+    """Returns pulses of the voice, [L], with falling and trembling pitch."""
     time_L = np.arange(length) / sample_rate
     fall = rng.uniform(-0.3, 0.1) * time_L / time_L[-1]
     tremble = 0.015 * np.sin(2 * np.pi * (rng.uniform(4, 7) * time_L + rng.random()))
@@ -141,7 +141,7 @@ def _shaped(
     frames_TW = np.fft.irfft(np.fft.rfft(frames_TW) * gain_TF) * window_W
     found = np.zeros_like(padded)
     for start in range(0, WINDOW, HOP):
-        # Frames that lie WINDOW apart touch and do not overlap.
+        # Frames that are WINDOW apart touch without overlap.
         piece = frames_TW[start // HOP :: WINDOW // HOP].reshape(-1)
         found[start : start + len(piece)] += piece
     return found[WINDOW // 2 : WINDOW // 2 + len(sound_L)]
@@ -152,7 +152,7 @@ def _even(sound_L: Sound) -> Sound:
 
 
 def _recorded(word_L: Sound, sample_rate: int, rng: np.random.Generator) -> NDArray[np.int16]:
-    """Draws a second around the word, with noise and at any volume."""
+    """Draws a second around the word, with noise, at a random volume."""
     spare = sample_rate - len(word_L)
     found = np.zeros(sample_rate, np.float32)
     start = int(rng.integers(max(1, spare)))

@@ -1,6 +1,6 @@
 """Finds the samples of a wav file from its header alone.
 
-The format: https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html
+Format: https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from wellfed.units import counted
 
 _HEAD = 256
-"""Bytes read first; most headers have 44."""
+"""Number of bytes read first; most headers have 44."""
 _MOST_CHUNKS = 64
 _PCM, _EXTENSIBLE = 1, 0xFFFE
 _UNKNOWN_SIZE = 0x7FFFF000
-"""Smallest size that programs write if they write into a pipe, beside 0: the samples then last to the end of the file.
-This one is sox's, ffmpeg's is 0xFFFFFFFF."""
+"""Smallest placeholder for an unknown size, besides 0, from programs that write to a pipe. The samples then reach the
+end of the file. This value is sox's; ffmpeg's is 0xFFFFFFFF."""
 
 
 class DamagedClip(Exception):
-    """A recording that can't be used; the text is the reason."""
+    """Raised for an unusable recording; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class WavLayout:
 
 
 def wav_layout(read: Callable[[int, int], bytes], size: int) -> WavLayout:
-    """Returns the layout of a file of ``size`` bytes; ``read(start, count)`` gives bytes of it.
+    """Returns the layout of a file of ``size`` bytes; ``read(start, count)`` returns its bytes.
 
     Raises:
-        DamagedClip: it is no wav file, has no samples, or fewer than its header says.
+        DamagedClip: the file is no wav, has no samples, or fewer than in its header.
     """
     head = read(0, min(_HEAD, size))
     if head[:4] not in (b"RIFF", b"RIFX", b"RF64") or head[8:12] != b"WAVE":
@@ -66,7 +66,7 @@ def _bytes(read: Callable[[int, int], bytes], head: bytes, at: int, count: int) 
     return head[at : at + count] if at + count <= len(head) else read(at, count)
 
 
-def _with_samples(form: bytes | None, at: int, told: int, size: int) -> WavLayout:
+def _with_samples(form: bytes | None, at: int, stated: int, size: int) -> WavLayout:
     if form is None or len(form) < 16:
         raise DamagedClip("its header does not say what its samples are")
     kind, num_channels, sample_rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
@@ -74,7 +74,7 @@ def _with_samples(form: bytes | None, at: int, told: int, size: int) -> WavLayou
         kind = int.from_bytes(form[24:26], "little")
     if not (num_channels and sample_rate and block):
         raise DamagedClip(f"its header says {counted(num_channels, 'channel')} at {sample_rate} Hz")
-    num_bytes = told if 0 < told < _UNKNOWN_SIZE else size - at
+    num_bytes = stated if 0 < stated < _UNKNOWN_SIZE else size - at
     if num_bytes > size - at:
         raise DamagedClip(f"cut off: {max(0, size - at):,} of {num_bytes:,} bytes of samples are there")
     is_pcm16 = kind == _PCM and bits == 16 and block == 2 * num_channels

@@ -21,8 +21,8 @@ from workloads.speech.wav_layout import DamagedClip
 class Waveforms:
     """Audio of recordings: one channel, ``sample_rate``, ``num_samples``, 16 bits.
 
-    A longer one loses its beginning and end in equal parts, a shorter one is padded with silence there. A recording in
-    the wanted format is read straight into the batch; others are mixed down and resampled first.
+    Longer recordings are cut, shorter ones padded with silence, equally at both ends. A recording in the wanted format
+    is read directly into the batch; others are mixed down and resampled first.
     """
 
     def __init__(self, reader: ClipReader, layouts: Layouts, sample_rate: int, num_samples: int) -> None:
@@ -30,11 +30,11 @@ class Waveforms:
         self._is_direct_N = layouts.is_plain & (layouts.rate == sample_rate) & (layouts.channels == 1)
         spare_N = layouts.frames - num_samples
         self._start_N = layouts.offset + np.maximum(spare_N, 0) // 2 * 2
-        """First byte of a recording that is read directly."""
+        """First byte of each recording that is read directly."""
         self._is_whole_N = self._is_direct_N & (spare_N >= 0)
 
     def spans(self, rows: Ints) -> Tensor:
-        """Returns first sample and end of recordings in their clips, int64 [B, 2]; silence is around them."""
+        """Returns first sample and end of the recordings in their clips, int64 [B, 2]."""
         length_B = -(-self.layouts.frames[rows] * self.sample_rate // self.layouts.rate[rows])
         length_B = np.minimum(length_B, self.num_samples)
         before_B = (self.num_samples - length_B) // 2
@@ -44,7 +44,7 @@ class Waveforms:
         """Reads int16 [B, L].
 
         Raises:
-            DataError: a file is not as it was when it was looked at.
+            DataError: a file has changed since it was examined.
         """
         is_whole_B = self._is_whole_N[rows]
         if is_whole_B.all():
@@ -71,7 +71,7 @@ class Waveforms:
         into_L[before : before + len(sound)] = (sound * 2**15).round().clamp(-(2**15), 2**15 - 1).to(torch.int16)
 
     def _converted(self, row: int) -> Tensor:
-        """Returns float32 samples in -1..1, in one channel and at the wanted rate."""
+        """Returns float32 samples in -1..1, mono, at the wanted rate."""
         layouts = self.layouts
         channels, rate = int(layouts.channels[row]), int(layouts.rate[row])
         if layouts.offset[row] >= 0:

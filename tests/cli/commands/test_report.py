@@ -135,5 +135,5 @@ def test_a_table_that_can_not_be_read_is_told(
     monkeypatch.setattr(Path, "open", refusing)
     assert cli.main(["diagnose", A]) == 0
     told = capsys.readouterr().err
-    assert told.endswith(f"{A}/telemetry.csv: can't be read (Permission denied): what it tells is left out.\n")
+    assert told.endswith(f"{A}/telemetry.csv: can't be read (Permission denied): its figures are left out.\n")
     assert told.count("\n") == 1

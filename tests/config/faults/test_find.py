@@ -47,12 +47,12 @@ ONE_EACH = [
     (
         "memory.stages=[{from_epoch: 0, foo: 2}]",
         "{..} entries or null: Key 'foo' not in 'MemoryStage'.",
-        "memory.stages: Features held otherwise",
+        "memory.stages: Features that change at an epoch",
     ),
     (
         "memory.stages=[{from_epoch: 0, features: cach}]",
         "Invalid value 'cach', expected one of [cache, cache_host, dynamic].",
-        "memory.stages: Features held otherwise",
+        "memory.stages: Features that change at an epoch",
     ),
     ("=3", "has no name before '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
     ("foo", "is not an override: it has no '='.", "Write knob=value or group=option, e.g. gpu=24gb."),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.files.reference import OF_THE_PROJECT, page
+from wellfed.config.files.reference import PROJECT_GROUPS, page
 from wellfed.config.knobs import all_knobs, entries
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
@@ -64,7 +64,7 @@ def test_defaults_are_as_they_are_typed():
 
 @pytest.mark.parametrize("group", sorted(path.name for path in CONFIGS.iterdir() if path.is_dir()))
 def test_options_are_those_of_the_files(group: str):
-    if group in (*OF_THE_PROJECT, "hydra"):
+    if group in (*PROJECT_GROUPS, "hydra"):
         assert f"| {group}= |" not in page()
     else:
         assert set(options(page(), group)) == {path.stem for path in (CONFIGS / group).glob("*.yaml")}

@@ -169,8 +169,8 @@ def test_a_sample_that_is_no_batch_is_refused():
 def test_what_a_card_has_is_less_than_all_of_it_and_counts_what_is_held_here():
     device = torch.device("cuda", 0)
     meter = CudaMeter(device)
-    before = meter.room()
+    before = meter.available_bytes()
     held = torch.empty(2**28, dtype=torch.uint8, device=device)
     assert before < torch.cuda.get_device_properties(device).total_memory
-    assert meter.room() == pytest.approx(before, abs=2**26)
+    assert meter.available_bytes() == pytest.approx(before, abs=2**26)
     del held

@@ -8,7 +8,7 @@ import torch
 from tests.workloads.speech.recordings import shard, tone, wav
 from wellfed import DataError
 from workloads.speech.clip_files import find_clips
-from workloads.speech.layouts import look_at
+from workloads.speech.layouts import examined_layouts
 from workloads.speech.sound_files import decode
 from workloads.speech.wav_layout import DamagedClip
 from workloads.speech.waveforms import Waveforms
@@ -48,7 +48,7 @@ def place(tmp_path):
 @pytest.fixture(params=["folder", "shards"])
 def waveforms(request, place):
     found = find_clips(place / request.param, place / "cache", 0)
-    layouts = look_at(found, place / "cache")
+    layouts = examined_layouts(found, place / "cache")
     return Waveforms(found.reader, layouts, 16_000, 16_000), {
         name.split("/")[-1]: row for row, name in enumerate(found.names)
     }
@@ -94,7 +94,7 @@ def test_flac_that_does_not_say_how_long_it_is_says_so():
 
 def test_files_that_change_or_go_are_told(place):
     found = find_clips(place / "folder", place / "cache", 0)
-    clips = Waveforms(found.reader, look_at(found, place / "cache"), 16_000, 16_000)
+    clips = Waveforms(found.reader, examined_layouts(found, place / "cache"), 16_000, 16_000)
     rows = {name: row for row, name in enumerate(found.names)}
     (place / "folder" / "tone" / "whole_wav.wav").write_bytes(b"RIFF")
     with pytest.raises(DataError, match="shorter than it was"):

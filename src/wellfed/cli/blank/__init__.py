@@ -1,4 +1,4 @@
-"""Classifies rows, as a start: put a model and data of your own in the place of `model` and `data`.
+"""Classifies rows of numbers: a starting point to replace with your own `model` and `data`.
 
 `python -m wellfed add workload NAME` copies this folder, which no code imports; README.md is the card.
 """

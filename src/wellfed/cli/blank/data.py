@@ -14,7 +14,7 @@ from wellfed import ConfigError, DataError, Datasets, SampleRng, check_file, fir
 from wellfed.units import counted, show_percent
 
 MIN_ROWS = 10
-"""Rows from which on validation and test have at least one each."""
+"""Minimum number of rows, so that validation and test have at least one each."""
 
 
 class Rows:
@@ -35,7 +35,7 @@ class Rows:
 
 
 def datasets(path: str | None = None, num_rows: int = 10_000) -> Datasets:
-    """Returns a tenth of the rows for validation, a tenth for the test, and the others for training.
+    """Splits the rows: a tenth for validation, a tenth for the test, the others for training.
 
     Args:
         path: a .csv file, see `read_csv`; None = the embedded data.
@@ -62,7 +62,7 @@ def datasets(path: str | None = None, num_rows: int = 10_000) -> Datasets:
 
 
 def embedded(num_rows: int) -> tuple[Tensor, Tensor]:
-    """Returns points around four centres. The clouds overlap, so that no model can be right about all of them."""
+    """Returns points around four centres. The clouds overlap, so no model classifies all of them correctly."""
     if num_rows < MIN_ROWS:
         problem = f"are fewer than the {MIN_ROWS} that three splits need."
         raise ConfigError.of(f"workload.data.num_rows={num_rows}", problem, "Write num_rows=10000 or so.")
@@ -73,7 +73,7 @@ def embedded(num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def read_csv(file: Path) -> tuple[Tensor, Tensor]:
-    """Reads names of columns in the first line, then rows of numbers and, as the last cell, the class: any word."""
+    """Reads a .csv file: column names in the first row, then numbers, with the class (any text) in the last column."""
     check_file(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:

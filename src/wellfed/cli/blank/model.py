@@ -12,7 +12,7 @@ class Network(nn.Module):
     """Two layers that give a score for each class.
 
     Args:
-        num_inputs: columns; comes from the data, as ``num_classes`` does (`Datasets.model_args`).
+        num_inputs: columns; the data passes it and ``num_classes`` (`Datasets.model_args`).
         hidden: width of the hidden layer.
     """
 
@@ -26,7 +26,7 @@ class Network(nn.Module):
         return scores
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Returns the loss and, as ``metrics``, other means over the batch; the engine calls it."""
+        """Returns the loss, and other means over the batch as ``metrics``; the engine calls it."""
         scores = self(batch["inputs"])
         is_right = scores.argmax(1) == batch["labels"]
         return LossOutput(cross_entropy(scores, batch["labels"]), metrics={"accuracy": is_right.float().mean()})

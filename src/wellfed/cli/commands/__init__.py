@@ -1,5 +1,5 @@
-"""Holds the commands, a file each, with ``main(argv) -> exit code``: it reads arguments, calls another wing, prints.
+"""Holds the commands, a file each. ``main(argv) -> exit code`` reads arguments, calls another wing and prints.
 
-Torch, Lightning and wandb are imported inside functions, when a command needs them: never for ``--help``. Start from
+Torch, Lightning and wandb are imported inside functions, so ``--help`` never loads them. Start from
 `wellfed.cli.main.COMMANDS`, the table of all commands.
 """

@@ -1,7 +1,4 @@
-"""Writes a new workload that trains at once, with a small one inside (``python -m wellfed add workload NAME``).
-
-What is written is `wellfed.cli.blank` under another name.
-"""
+"""Writes a new workload that trains, a copy of `wellfed.cli.blank` (``python -m wellfed add workload NAME``)."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _LONGEST = 40
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes what is asked for and says what can be done with it; 2 and nothing written if that can't be."""
+    """Writes the new files and prints the next steps. Returns 2, with nothing written, if that is impossible."""
     parser = argparse.ArgumentParser(
         prog=command("add"),
         description="Writes the files of something new, with a small one inside that works.",
@@ -51,10 +48,10 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
     """Writes `wellfed.cli.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all files or none.
 
     Args:
-        root: of the project; None = this one.
+        root: folder of the project; None = this project.
 
     Raises:
-        ConfigError: the name will not do, something of that name is there already, or can't be written.
+        ConfigError: the name is invalid or taken, or a file can't be written.
     """
     _check_name(name)
     root = root or project.root()
@@ -70,7 +67,7 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
         if os.path.lexists(path):
             raise ConfigError.of(asked, f"{path} is there already.", "Take another name, or move it away.")
     files = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
-    files[option] = "workload.yaml"  # last: from then on there is such a workload
+    files[option] = "workload.yaml"  # last, since it makes the workload visible
     texts = {}
     for path, file in files.items():
         text = (_BLANK / file).read_text(encoding="utf-8")
@@ -80,12 +77,13 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
 
 
 def home_of_workloads(root: Path) -> str:
-    """Returns the package that new workloads go to: that of the default one, whose code a yaml may name.
+    """Returns the package for new workloads: the package of the default workload, whose code a yaml may name.
 
-    ``workloads`` for ``workloads.cats.model.Net`` of cats, and ``my_nets`` for ``my_nets.model.Net`` of my_nets.
+    ``workloads`` if the default is ``workloads.cats.model.Net`` of cats; ``my_nets`` for ``my_nets.model.Net`` of
+    my_nets.
 
     Raises:
-        ConfigError: the default workload does not tell.
+        ConfigError: the default workload does not determine a package.
     """
     configs = root / "configs"
     try:

@@ -1,4 +1,4 @@
-"""Lists what is kept under paths.cache_dir, and clears it (``python -m wellfed cache list|clear``)."""
+"""Lists and clears the entries of paths.cache_dir (``python -m wellfed cache list|clear``)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from wellfed.train.memory import remembered
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
 FOOTPRINT = "footprint.json"
-"""File of a kept footprint. Written here because `wellfed.plan.predict.cache` imports torch."""
+"""File of a cached footprint. Repeated here because `wellfed.plan.predict.cache` imports torch."""
 _ONE_FILE = (FOOTPRINT, remembered.FILE_NAME)
-"""Files that are written and read in one go, so no process keeps them in use."""
+"""Files that are written and read at once, so no process keeps them in use."""
 _SHOWN = 10
-"""Most entries of a kind that are shown, unless the kind is named."""
+"""Maximum number of entries shown per kind, unless the kind is named."""
 _DAY_S = 24 * 3600
 
 
@@ -40,11 +40,11 @@ class CacheEntry:
     age_s: float
     made_of: str
     in_use: bool
-    """Whether a living process uses or builds it."""
+    """Whether a living process uses or builds the entry."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the entries, or removes those that nobody uses."""
+    """Prints the entries, or removes those not in use."""
     parser = argparse.ArgumentParser(
         prog=command("cache"),
         description="What is kept under paths.cache_dir, so that it is made once: data that workloads have prepared, "
@@ -87,14 +87,11 @@ def _asked_for(home: Path, kind: str | None) -> list[CacheEntry]:
     return [entry for entry in found if kind in (None, entry.kind)]
 
 
-# -- finding ------------------------------------------------------------------------------------------------------
-
-
 def entries(home: Path) -> list[CacheEntry]:
-    """Returns all entries, by kind, the largest first; other files are passed over.
+    """Returns all entries by kind, the largest first; other files are ignored.
 
     Raises:
-        OSError: the folder is there and can't be read.
+        OSError: the folder exists and can't be read.
     """
     if not home.exists():
         return []
@@ -103,7 +100,7 @@ def entries(home: Path) -> list[CacheEntry]:
 
 
 def _is_entry(folder: Path) -> bool:
-    """Returns whether a folder is an entry, whole, damaged or half built; a digest alone is not enough to remove it."""
+    """Returns whether a folder is an entry, also a damaged or half-built one. A digest as name is not enough."""
     digest, _, rest = folder.name.partition(".")
     if DIGEST.fullmatch(digest) is None or not folder.is_dir() or folder.is_symlink():
         return False
@@ -112,7 +109,7 @@ def _is_entry(folder: Path) -> bool:
 
 
 def _is_empty_kind(folder: Path) -> bool:
-    """Returns whether a folder holds locks alone, or nothing."""
+    """Returns whether a folder is empty but for locks."""
     locks = (path.suffix == ".lock" and DIGEST.fullmatch(path.stem) for path in folder.glob("*"))
     return folder.is_dir() and all(locks)
 
@@ -127,7 +124,7 @@ def _entry(folder: Path) -> CacheEntry:
             in_use = not is_free
     size, changed_at = 0, 0.0
     for path in (folder, *folder.rglob("*")):
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # removed meanwhile
             seen = path.stat()
             size, changed_at = size + (seen.st_size if path.is_file() else 0), max(changed_at, seen.st_mtime)
     return CacheEntry(folder.parent.name, folder.name, size, max(0.0, time.time() - changed_at), made_of, in_use)
@@ -156,9 +153,6 @@ def _lowered(file: Path) -> str:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-# -- showing and clearing -----------------------------------------------------------------------------------------
 
 
 def _lines(home: Path, found: Sequence[CacheEntry], *, all_of_them: bool) -> Iterator[str]:
@@ -197,7 +191,7 @@ def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json
                 removed.append(entry)
             else:
                 kept.append((entry, "is in use"))
-        with contextlib.suppress(OSError):  # others are there
+        with contextlib.suppress(OSError):  # other entries are left
             (home / entry.kind).rmdir()
     if as_json:
         stays = [{**asdict(entry), "why": why} for entry, why in kept]

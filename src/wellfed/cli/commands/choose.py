@@ -1,4 +1,4 @@
-"""Writes the winner of a sweep as options of loader and memory (``python -m wellfed choose SWEEP --name NAME``)."""
+"""Writes a sweep's best settings as options of loader and memory (``python -m wellfed choose SWEEP --name NAME``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completes what is typed in a shell (``wellfed completion bash`` prints what turns that on)."""
+"""Completes command lines in a shell (``wellfed completion bash`` prints the script that enables it)."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ Prints what turns on tab completion in a shell: eval "$(wellfed completion bash)
 wellfed completion fish | source. It completes commands, their flags, and the options, knobs and values of train, tune,
 evaluate, sweep, search, plan and fit; also after python src/train.py and python -m wellfed."""
 _WITH_OVERRIDES = ("plan", "fit")
-"""Commands that take what `train` takes, and flags of their own."""
-_OF_TRAIN = ("sweep", "search")
-"""Commands that stand for `train` with a flag."""
+"""Commands that take overrides of `train`, and flags of their own."""
+_SHORT_FOR_TRAIN = ("sweep", "search")
+"""Commands that are short for `train` with a flag."""
 _SCHEMAS = {"train": RunConfig, "tune": TuneRunConfig, "evaluate": EvaluateConfig}
 """Entry script -> schema of its configuration."""
 _SECOND_WORDS = {"cache": ("clear", "list"), "completion": tuple(_SHELLS), "add": ("workload",)}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the function for the shell, or for that function what the words so far may become."""
+    """Prints the shell's completion function or, when that function calls, the completions of a command line."""
     parser = argparse.ArgumentParser(prog=command("completion"), description=_DESCRIPTION)
     parser.add_argument("shell", nargs="?", choices=_SHELLS, default="bash", help="default: bash")
     parser.add_argument("--query", action="store_true", help=argparse.SUPPRESS)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     line = os.environ.get("COMP_LINE", "")
     line = line[: int(os.environ.get("COMP_POINT") or len(line))]
     found = candidates(line)
-    # Of a word that the shell has cut it replaces the last part.
+    # The shell splits words at these signs and replaces only the last piece.
     breaks = [sign for sign in "=:" if sign in os.environ.get("COMP_WORDBREAKS", "")]
     cut = max((_words(line)[-1].rfind(sign) for sign in breaks), default=-1) + 1
     print("\n".join(text[cut:] for text in found))
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """Returns what the last word of a command line may become; complete words end in a blank."""
+    """Returns completions of the last word of a command line; complete words end in a blank."""
     words = _words(line)
     for number, word in enumerate(words[:-1]):
         if script := re.search(r"(?:^|/)src/(train|tune|evaluate)\.py$", word):
@@ -109,13 +109,13 @@ def _words(line: str) -> list[str]:
 
 
 def _commands(words: Sequence[str]) -> Iterator[str]:
-    from wellfed.cli import main as cli  # which names this file in turn
+    from wellfed.cli import main as cli  # circular: main imports this file
 
     name, *rest = words
     if not rest:
         yield from (f"{command.name} " for command in cli.COMMANDS if command.name.startswith(name))
-    elif name in (*_SCHEMAS, *_OF_TRAIN):
-        yield from _overrides("train" if name in _OF_TRAIN else name, rest)
+    elif name in (*_SCHEMAS, *_SHORT_FOR_TRAIN):
+        yield from _overrides("train" if name in _SHORT_FOR_TRAIN else name, rest)
     elif rest[-1].startswith("-"):
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
@@ -129,7 +129,7 @@ def _commands(words: Sequence[str]) -> Iterator[str]:
 
 
 def _overrides(config_name: str, words: Sequence[str]) -> list[str]:
-    """Returns options, knobs and their values, as the files and the schema have them."""
+    """Returns options, knobs and their values, from the files and the schema."""
     found = completions(open_hydra(job_name=config_name), config_name, words)
     word = words[-1]
     name, equals, _ = word.partition("=")

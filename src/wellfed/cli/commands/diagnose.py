@@ -1,5 +1,5 @@
-"""Says where a run lost its time, from its files alone, and what a CSV of GPU curves shows (``python -m wellfed
-diagnose RUN``)."""
+"""Reports where a run lost its time, from its files, or what a CSV of GPU curves shows (``python -m wellfed diagnose
+RUN``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wellfed.explain.report.run_sections import sections
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what was found; the run folder is left as it is."""
+    """Prints the findings; the run folder is not modified."""
     parser = argparse.ArgumentParser(
         prog=command("diagnose"),
         description="Where a run lost its time, with evidence and overrides, from its files; also of one that was "
@@ -51,12 +51,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _is_file(asked: str) -> bool:
-    """Returns whether it is a file, or is named like one."""
+    """Returns whether the argument is a file, or named like one."""
     return os.path.isfile(asked) or (asked.lower().endswith(".csv") and not os.path.isdir(asked))
 
 
 def _curves(path: Path, *, as_json: bool) -> int:
-    """Prints the findings on a CSV of GPU curves."""
     folder = path.absolute().parent
     is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
     if is_of_run and path.name != "telemetry.csv":

@@ -1,4 +1,4 @@
-"""Shows what this machine is, which profile it maps to, and what is missing (``python -m wellfed doctor``)."""
+"""Shows this machine, its profile, and missing packages (``python -m wellfed doctor``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wellfed.plan.examination import Examination, Surroundings, examine
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the examination of this machine; exit code 0 whatever is missing. Takes seconds, for importing torch."""
+    """Prints the examination of this machine. Returns 0 whatever is missing. Takes seconds to import torch."""
     parser = argparse.ArgumentParser(
         prog=command("doctor"), description="The machine, the profile it maps to, what is missing."
     )
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
-    """Looks at the login, the compiler and the installed distributions."""
+    """Returns the login, the compiler and the installed distributions."""
     compilers = [environ["CXX"]] if environ.get("CXX") else ["g++", "clang++", "cl"]
     return Surroundings(
         has_wandb_login=is_logged_in(environ, home),
@@ -49,12 +49,12 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
 
 
 def show(examination: Examination, stream: IO[str]) -> None:
-    """Prints the examination for people: first what keeps torch from the card, then the tables."""
+    """Prints the examination: first what keeps torch from using the GPU, then the tables."""
     from rich.table import Table  # not for --help
 
     from wellfed.cli.answer import Answer
 
-    # soft_wrap: a command to copy must not be broken into lines.
+    # soft_wrap keeps commands on one line, for copying.
     console = Answer(file=stream, soft_wrap=True)
     rest = [entry for entry in examination.missing if entry.what != "torch"]
     for entry in examination.missing:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from wellfed.cli.ended import tell
-from wellfed.command_line import announce, set_words
+from wellfed.cli.ended import report_error
+from wellfed.command_line import announce, set_arguments
 from wellfed.config import entry
 from wellfed.config.compose import Composed
 from wellfed.config.files import folder_lookup
@@ -31,8 +31,8 @@ def tune(argv: Sequence[str]) -> int:
     """Composes and checks the start before torch is imported, then finds faster settings."""
     if "--force" in argv:
         argv = ["tune.replace=true" if word == "--force" else word for word in argv]
-        set_words(argv)
-    from wellfed.study.tune import tune_words  # `train` starts without it
+        set_arguments(argv)
+    from wellfed.study.tune import tune_words  # `train` does not need it
 
     return entry.main("tune", _tune, [*argv], expand=tune_words.expand, not_many=tune_words.NOT_MANY)
 
@@ -45,14 +45,14 @@ def _tune(composed: Composed[TuneRunConfig]) -> int:
 
 def evaluate(argv: Sequence[str]) -> int:
     """Composes and checks before torch is imported, then evaluates a checkpoint."""
-    # Paths that Hydra's grammar would stumble over are put in quotes.
+    # quotes paths that Hydra's grammar can't read
     return entry.main(
         "evaluate", evaluate_composed, [*argv], expand=lambda overrides, _: [quoted(text) for text in overrides]
     )
 
 
 def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
-    """Prints the metrics, leaves them as ``evaluation.json`` in the run folder, and returns the exit code."""
+    """Prints the metrics, writes them to ``evaluation.json`` in the run folder, and returns the exit code."""
     try:
         asked, log_dir = composed.config.checkpoint, Path(composed.config.paths.log_dir)
         checkpoint = folder_lookup.checkpoint(asked, log_dir, flag="paths.log_dir=<folder>")
@@ -61,7 +61,7 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
 
         metrics = evaluate_checkpoint(checkpoint, composed.config)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
-        return tell(error, way_on="accelerator=cpu evaluates without the card.")
+        return report_error(error, way_on="accelerator=cpu evaluates without the card.")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     for name, value in metrics.items():

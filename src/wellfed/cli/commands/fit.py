@@ -1,4 +1,4 @@
-"""Shows the micro-batch that this device can take, by running steps of a few sizes (``python -m wellfed fit``)."""
+"""Measures the largest micro-batch for this device by running steps of a few sizes (``python -m wellfed fit``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _TARGET = "target_util_pct="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs up to 6 sizes, prints a row for each and the size to take. Returns 0, or 2 if not even one sample fits."""
+    """Runs up to 6 sizes and prints a row for each, then the size to use. Returns 2 if not even one sample fits, else
+    0."""
     parser = argparse.ArgumentParser(
         prog=command("fit"),
         description="The micro-batch that this device can take, by running a few sizes. Leaves nothing behind.",
@@ -34,10 +35,10 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(argv)
     target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
     composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
-    # Output of the workload's code must not mix with the JSON.
+    # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Fitting: importing PyTorch, reading data, building the model")
-        from wellfed.run.fitting import fit  # torch from here on: --help and a typo need none
+        from wellfed.run.fitting import fit  # imports torch, which --help and typos don't need
 
         fitting = fit(composed, target, (lambda probe: None) if asked.json else _Rows())
     found, budget_gib = fitting.found, fitting.budget_gib
@@ -74,7 +75,7 @@ def _target(typed: Sequence[str]) -> float | None:
 
 
 class _Rows:
-    """A table that grows by a row a probe, so that a slow model shows its progress."""
+    """A table that prints each row when its probe ends, to show progress."""
 
     _FORM = "{:>12}  {:>14}  {:>14}  {:>12}"
     _begun = False
@@ -87,7 +88,7 @@ class _Rows:
 
 
 def row(probe: Probe) -> tuple[str, str, str, str]:
-    """Returns size, samples/s, peak and mean utilisation for people; empty where there is no figure."""
+    """Returns size, samples/s, peak and mean utilisation as texts; empty without a figure."""
     peak = "out of memory"
     if probe.peak is not None:
         num_bytes = probe.peak.total
@@ -97,7 +98,7 @@ def row(probe: Probe) -> tuple[str, str, str, str]:
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:
-    """Returns the typed overrides, with the micro-batch found instead of the knobs that split a step."""
+    """Returns the typed overrides, with the measured micro-batch instead of the knobs that split a step."""
     splits = ("memory.micro_batch", "memory.accumulate")
     kept = [text for text in composed.overrides if text.partition("=")[0].lstrip("+~") not in splits]
     kept.append(f"memory.micro_batch={micro_batch}")

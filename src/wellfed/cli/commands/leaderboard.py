@@ -1,4 +1,4 @@
-"""Shows the ranks of a sweep or a search, and writes its files anew (``python -m wellfed leaderboard SWEEP``)."""
+"""Shows the ranks of a sweep or a search, and rewrites its files (``python -m wellfed leaderboard SWEEP``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wellfed.study.study_files import SEARCH, SWEEP
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the ranks and writes the files anew."""
+    """Prints the ranks and rewrites the files."""
     parser = argparse.ArgumentParser(
         prog=command("leaderboard"),
         description="The ranks of a sweep or a search, from its ledger; writes its files anew.",

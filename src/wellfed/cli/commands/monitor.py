@@ -1,4 +1,4 @@
-"""Watches all GPUs and the host beside whatever trains there (``python -m wellfed monitor``)."""
+"""Watches all GPUs and the host while any program runs (``python -m wellfed monitor``)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from wellfed.run.screen import Terminal
 from wellfed.units import counted, seconds_of
 
 SHORTEST_S = 0.1
-"""Shortest seconds between readings, the same as telemetry.interval_s allows."""
+"""Minimum seconds between readings, as for telemetry.interval_s."""
 FIRST_S = 0.3
 """Seconds until the table is first shown."""
 PATIENCE_S = 1.0
-"""Seconds to wait for a driver to wake its cards before that is said."""
+"""Seconds before a message that the driver is still waking its GPUs."""
 MOST_S = 1.0
-"""Longest seconds until an event is shown."""
+"""Maximum seconds until an event is shown."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Watches for as long as it was asked to; exit code 0, or 130 and 143 where a signal ended it before that."""
+    """Watches for the requested time. Returns 0, or 130 or 143 if a signal ended it earlier."""
     asked = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold what this terminal can't write
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold characters that this terminal can't write
     stop, terminal = StopRequest(), Terminal(markup=False, highlight=False, emoji=False)
     with stop.listening(), suppress(Stopped):
         _watch(asked, stop, terminal)
@@ -103,7 +103,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
         try:
             _show(monitor, screen, terminal, asked, stop, first_s=FIRST_S if is_live else math.inf)
         finally:
-            stop.is_finishing = True  # a second Ctrl-C does not take the summary away
+            stop.is_finishing = True  # a second Ctrl-C must not suppress the summary
             screen.close()
     if table is not None:
         table.close()
@@ -123,7 +123,6 @@ def _show(
     stop: StopRequest,
     first_s: float,
 ) -> None:
-    """Shows the figures every second until it is over."""
     period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
     next_s = min(first_s, period_s)
     while stop.signum is None and not terminal.quiet:
@@ -139,7 +138,7 @@ def _show(
 
 
 def _sleep(seconds: float, stop: StopRequest) -> None:
-    """Sleeps for so long, or until a signal; only here does a signal end something at once."""
+    """Sleeps, or returns at the first signal. Signals interrupt nothing else."""
     with suppress(Stopped):
         stop.is_stepping = False
         if stop.signum is None:

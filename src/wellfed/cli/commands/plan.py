@@ -1,4 +1,4 @@
-"""Shows every number of a run with its reason, here or on cards that are not here (``python -m wellfed plan``)."""
+"""Shows every number of a run with its reason, for this machine or other GPUs (``python -m wellfed plan``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
-"""Knobs that are left out of the file: the first depends on the machine, the second is the workload's."""
+"""Knobs left out of the file: one depends on the machine, the other belongs to the workload."""
 _BY_STAGE = (
     "memory.features",
     "memory.micro_batch",
@@ -36,7 +36,7 @@ _BY_STAGE = (
     "memory.checkpoint_activations",
     "memory.stages",
 )
-"""Knobs that each of ``memory.stages`` sets; as one value they would hold for all stages."""
+"""Knobs that each of ``memory.stages`` sets; a single value would apply to all stages."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,10 +54,10 @@ def main(argv: Sequence[str]) -> int:
     if asked.write is not None:
         free_path(asked.write, replaces=asked.force)
     composed: Composed[RunConfig] = compose(asked.overrides)
-    # Output of the workload's code must not mix with the JSON.
+    # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Planning: importing PyTorch, reading data, building the model")
-        from wellfed.run.planner import plan_without_running  # torch from here on: --help and a typo need none
+        from wellfed.run.planner import plan_without_running  # imports torch, which --help and typos don't need
 
         found = plan_without_running(composed)
     if asked.json:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def show(found: DryPlan, stream: IO[str]) -> None:
-    """Prints the plan for people."""
+    """Prints the plan as tables."""
     plan = found.plan
     console = Answer(file=stream)
     if found.imagined is not None:
@@ -122,7 +122,7 @@ def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces
     }
     profile = PROFILES.get(composed.choices.get("gpu", "auto"))
     if profile is not None and found.plan.device.memory_gib == profile.budget_gib:
-        del values["gpu.memory_gib"]  # the option sets it, and a later gpu= must be able to change it
+        del values["gpu.memory_gib"]  # set by the option, and a later gpu= must be able to change it
     typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
     peak = found.plan.predicted_peak_gib
     predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."

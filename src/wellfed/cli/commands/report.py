@@ -1,4 +1,4 @@
-"""Writes the reports of a run again from its files, or two runs side by side (``python -m wellfed report``)."""
+"""Rewrites the reports of a run from its files, or compares two runs (``python -m wellfed report``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wellfed.study.board.terminal import width
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the pages and says where they are; no record is changed."""
+    """Writes the pages and prints their paths; no record is changed."""
     parser = argparse.ArgumentParser(
         prog=command("report"),
         description="Write report.html and report.md of a run again, from its files alone: also of one that was "
@@ -66,7 +66,6 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _in_folder(folder: Path) -> Iterator[Path]:
-    """Makes a folder to write into if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -77,7 +76,6 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 
 
 def _side_by_side(both: Comparison) -> Iterator[str | Table]:
-    """Yields the page in short."""
     for letter, record in zip("AB", both.records, strict=True):
         yield f"{letter}: {record.run_id} ({record.workload}): {headline(record)}"
     yield both.verdict

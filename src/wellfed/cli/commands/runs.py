@@ -1,4 +1,4 @@
-"""Lists the newest runs with what became of each (``python -m wellfed runs``)."""
+"""Lists the newest runs with their outcomes (``python -m wellfed runs``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 20
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a row a run, the newest first; a record that can't be read has one that says why."""
+    """Prints a row per run, the newest first. The row of an unreadable record shows the reason."""
     parser = argparse.ArgumentParser(
         prog=command("runs"),
         description="The newest runs: what became of each, its rate, its share of the ceiling, its first finding, a "
@@ -62,5 +62,5 @@ def _folders(log_dir: Path, workload: str | None) -> list[Path]:
 def _digest(folder: Path) -> RunDigest:
     try:
         return digest(folder, RunRecord.read(folder))
-    except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # one run never hides the others
+    except (OSError, ValueError, ArithmeticError, TypeError, LookupError) as error:  # one run must not hide the others
         return digest(folder, error)

@@ -20,11 +20,11 @@ from wellfed.errors import EXIT_OK
 from wellfed.units import counted, show_bytes, show_count
 
 _NAMED = 5
-"""Files that were left out and are shown by name."""
+"""Maximum number of skipped files shown by name."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what was packed, and what was left out."""
+    """Prints what was packed and what was skipped."""
     parser = argparse.ArgumentParser(
         prog=command("shards"),
         description="Pack many small files into a few tar files, in webdataset's layout: SRC/<class>/**/*.wav become "
@@ -62,7 +62,7 @@ def _lines(written: Written, out: Path) -> list[str]:
             lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
     lines += [f"Left by a packing that was killed, if none runs now: {each}. Remove it." for each in written.remains]
     where = assigned("workload.data.path", str(out))
-    # Hydra's quotes within the shell's: double ones, unless they would not hold.
+    # Hydra needs quotes inside the shell's: double ones, unless the value contains signs special in them.
     where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
     lines.append(f"To train on them: {command('train')} workload=... {where}")
     return lines

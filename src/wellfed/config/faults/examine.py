@@ -21,28 +21,28 @@ from wellfed.errors import Fault
 from wellfed.extras import absence, install, is_installed
 
 LOGGERS = ("tensorboard", "mlflow")
-"""Knobs of the group logger that need the package, and the extra, of their name."""
+"""Knobs of the group logger, each named after its package and its extra."""
 _DOTTED = re.compile(r"\w+(?:\.\w+)*")
 
 
 class _Hole(NamedTuple):
-    """An entry without a value that could be used."""
+    """An entry without a usable value."""
 
     dotted: str
     fault: Fault
     known: bool = True
-    """Whether the schema has such a knob; one that it has not (``+gpu.foo=1``) is taken away, not filled."""
+    """Whether the schema has the knob. If not (``+gpu.foo=1``), it is removed instead of filled."""
 
 
 def examine(job: DictConfig, uncertain: Collection[str] = (), *, imports: bool = False) -> tuple[Any, list[Fault]]:
     """Returns the typed form of a composed configuration (without its ``hydra`` node), and all its faults.
 
-    The form is only of use where there is no fault.
+    The typed form is usable only if there are no faults.
 
     Args:
-        job: typed by a schema; left as it is.
-        uncertain: knobs whose value is known to be wrong already; faults that mention them are left out.
-        imports: whether arguments of targets are checked too, which imports them (torch included).
+        job: typed by a schema; not modified.
+        uncertain: knobs already reported as wrong; faults that mention them are left out.
+        imports: whether to check the arguments of targets too, which imports them (torch included).
     """
     schema_type = OmegaConf.get_type(job)
     if schema_type is None or not is_dataclass(schema_type):
@@ -78,7 +78,7 @@ def _fill(job: DictConfig, hole: _Hole, knobs: Mapping[str, Knob]) -> None:
     group, _, name = hole.dotted.rpartition(".")
     owner = OmegaConf.select(job, group) if group else job
     with open_dict(job):
-        owner.__dict__["_content"].pop(name)  # a typed node lets no key be deleted, not even a stranger
+        owner.__dict__["_content"].pop(name)  # OmegaConf refuses to delete keys of typed nodes
 
 
 def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -> Iterator[_Hole]:
@@ -88,7 +88,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
     for key in range(len(node)) if is_list else list(node.keys()):
         dotted = f"{prefix}[{key}]" if is_list else f"{prefix}.{key}" if prefix else str(key)
         child: Any = node._get_node(key)
-        # Entries of a list have a class of their own, which refuses strangers itself.
+        # Classes of list entries refuse unknown keys themselves.
         closed = not is_list and "[" not in prefix and OmegaConf.get_type(node) is not dict
         is_argument = prefix in OPEN_NODES and TARGET in node
         if closed and not is_argument and dotted not in entries(schema_type):
@@ -111,11 +111,11 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
 
 
 def _fits(node: Any, key: Any, annotation: Any) -> bool:
-    """Returns whether a value is of its type: OmegaConf accepts lists within lists, and what is interpolated."""
+    """Returns whether a value has its type. OmegaConf itself accepts lists within lists, and interpolated values."""
     try:
         value = node[key]
     except OmegaConfBaseException:
-        return True  # an entry of a list that can't be resolved is told by itself
+        return True  # reported separately: an entry that can't be resolved
     if annotation is Any or (value is None and without_none(annotation) is not annotation):
         return True
     annotation = without_none(annotation)
@@ -138,7 +138,7 @@ def _why_unresolved(node: Any, key: Any) -> str:
 
 
 def absent_packages(config: RunConfig) -> Iterator[Fault]:
-    """Yields a fault for each package that the configuration needs and that is not installed; imports none."""
+    """Yields a fault for each missing package that the configuration needs; imports none."""
     for name in LOGGERS:
         if getattr(config.logger, name) and not is_installed(name):
             way_out = f"Install it: {install(name)}; or leave out logger={name}."

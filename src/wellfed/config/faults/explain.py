@@ -1,4 +1,4 @@
-"""Says in words why the schema refuses a name or a value, and what to type instead."""
+"""Explains why the schema refuses a name or a value, and what to type instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
         typed = quoted.group(1) if quoted else ""
         near = our_value(dotted, typed) or nearest(typed, (one.name for one in knob.type))
         return f"must be {knob.takes}.", f"Did you mean {dotted}={near}?" if near else ""
-    if error is not None and "{..}" in knob.takes:  # which part of an entry is wrong
+    if error is not None and "{..}" in knob.takes:  # names the wrong part of an entry
         return f"must be {knob.takes}: {reason}.", f"{dotted}: {knob.text}"
     return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
 

@@ -1,4 +1,4 @@
-"""Faults of yaml files: unreadable ones, and entries that the schema refuses, key by key with file and line."""
+"""Finds faults of yaml files: unreadable files, and entries that the schema refuses, with file and line."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _UNREADABLE = (yaml.YAMLError, OSError, ValueError, AssertionError, RecursionErr
 
 
 class ForgivingRepository(CachingConfigRepository):
-    """Files as Hydra reads them, but one that can't be read is noted and taken for empty."""
+    """A config repository that notes unreadable files and treats them as empty."""
 
     def __init__(self, delegate: IConfigRepository) -> None:
         super().__init__(delegate)
         self.unreadable: dict[str, Fault] = {}
-        """Config path, e.g. ``gpu/24gb``, -> what is wrong with the file."""
+        """Config path, e.g. ``gpu/24gb``, -> fault of the file."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Returns the file, or an empty one in its place; None if there is no such file."""
+        """Returns the file, an empty one if it is unreadable, or None if there is no such file."""
         try:
             return super().load_config(config_path)
         except _UNREADABLE as error:
@@ -38,7 +38,7 @@ class ForgivingRepository(CachingConfigRepository):
         return put_empty(self, config_path)
 
     def file_of(self, config_path: str) -> Path:
-        """Returns the path of a file in the search path; the bare name if it is no file (a schema)."""
+        """Returns the path of a file in the search path, or the bare name of a schema."""
         for source in self.get_sources():
             for suffix in ("", ".yaml"):
                 found = Path(source.path) / f"{config_path}{suffix}"
@@ -48,7 +48,7 @@ class ForgivingRepository(CachingConfigRepository):
 
 
 def show_file(path: Path) -> str:
-    """Returns a path as a reader wants it: relative if it lies under the current directory."""
+    """Returns a path relative to the current directory if it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -56,12 +56,12 @@ def show_file(path: Path) -> str:
 def merge_files(
     loader: ConfigLoader, defaults: list[ResultDefault], repo: ForgivingRepository
 ) -> tuple[DictConfig, list[tuple[str, Fault]]]:
-    """Merges all chosen files as Hydra would; returns entries that don't fit as (dotted, fault) instead."""
+    """Merges all chosen files as Hydra would; returns the result, and (dotted name, fault) of refused entries."""
     cfg = OmegaConf.create()
     refused: list[tuple[str, Fault]] = []
     for default in defaults:
         if str(default.config_path) in repo.unreadable:
-            continue  # told already; where it belongs stood in it
+            continue  # reported already; its package is unknown
         try:
             config: Any = load_file(loader, repo, default)
         except (ConfigCompositionException, ValueError) as error:
@@ -91,7 +91,7 @@ def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Ite
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
-        for key in node:  # a number, where the file has one
+        for key in node:  # a number if the file has a number as key
             name = str(key)
             yield from _leaves(node._get_node(key), f"{prefix}.{name}" if prefix else name)
     else:
@@ -120,6 +120,6 @@ def _unreadable(file: Path, error: Exception) -> Fault:
             return Fault(where, f"can't be read: {error.strerror or error}.", "Check its permissions.")
         case AssertionError():
             return Fault(where, "has a defaults list that can't be read.", "Write '- group: option' lines in it.")
-    # A RecursionError (a yaml anchor inside itself) reaches us as an OmegaConf error of a thousand lines.
+    # A yaml anchor inside itself arrives as an OmegaConf error of a thousand lines.
     reason = str(error).splitlines()[0][:200].rstrip(".")
     return Fault(where, f"can't be used: {reason}.", "Write 'knob: value' lines.")

@@ -1,7 +1,7 @@
-"""Finds every fault of a configuration that did not compose. Runs only on failure.
+"""Finds every fault of a configuration that did not compose.
 
-Hydra stops at its first. So: read each override alone, hold the choices against the files, compose those that are
-right, then set each value alone on that base, and last check the result (`examine`).
+Hydra stops at the first fault. The search reads each override alone, checks choices against the files, composes the
+valid ones, sets each value alone on that base, and checks the result with `examine`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,18 @@ from wellfed.errors import Fault
 def find_faults(
     loader: ConfigLoader, config_name: str, overrides: Sequence[str], cause: Exception | None, *, multirun: bool = False
 ) -> list[Fault]:
-    """Returns all faults, those of the command line first and in its order.
+    """Returns all faults: first the command line's, in its order.
 
     Args:
-        loader: of the Hydra that failed.
-        config_name: primary config.
-        overrides: as typed.
-        cause: what Hydra raised; told as it is if the search finds nothing. None = Hydra composed it.
-        multirun: several values for a knob are then no fault.
+        cause: Hydra's error, reported if the search finds nothing. None = Hydra composed it.
+        multirun: whether a knob may have several values.
     """
     repo = ForgivingRepository(repository_of(loader))
     if repo.load_config(config_name) is None:
         names = [name for name in repo.get_group_options("") if not name.endswith("_schema") and name[0] != "_"]
         return [Fault(f"--config-name {config_name}", "there is no such file.", f"There are: {', '.join(names)}.")]
     typed = read_overrides(overrides, multirun=multirun, loader=loader)
-    with suppress(*COMPOSE_ERRORS):  # what is wrong with hydra.searchpath, Hydra has said
+    with suppress(*COMPOSE_ERRORS):  # Hydra has reported faults of hydra.searchpath
         add_searchpath(loader, repo, config_name, [one.parsed for one in typed if one.parsed is not None])
     found = _Search(loader, repo, config_name, typed).run()
     if cause is None or found:
@@ -57,7 +54,7 @@ def find_faults(
 
 
 class _Search:
-    """A search for faults; the steps of `run`, in order, fill ``told``, ``from_files`` and ``doubted``."""
+    """A search for faults. The steps of `run` fill ``typed_faults``, ``from_files`` and ``doubted`` in order."""
 
     def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
@@ -71,11 +68,11 @@ class _Search:
         self.schema = next((schema for name, (schema, _) in SCHEMAS.items() if name in listed), RunConfig)
         self.knobs = entries(self.schema)
         self.names = {one.parsed.key_or_group for one in typed if one.parsed is not None and one.fault is None}
-        self.told = [(index, one.fault) for index, one in enumerate(typed) if one.fault]
-        """Index of the override, and what is wrong with it."""
+        self.typed_faults = [(index, one.fault) for index, one in enumerate(typed) if one.fault]
+        """(index of the override, its fault)."""
         self.from_files: list[Fault] = []
         self.doubted: set[str] = set()
-        """Knobs whose value is not what the user meant: rules about them would report faults that are none."""
+        """Knobs with a value that the user did not mean; faults that mention them are left out."""
 
     def run(self) -> list[Fault]:
         self._check_choices()
@@ -89,17 +86,17 @@ class _Search:
             for index, dotted in added:
                 if not any(dotted in str(fault) for fault in examined):
                     text, owner = self.typed[index].text, dotted.rpartition(".")[0]
-                    self._tell(index, f"{owner} does not list it so far.", f"Add it: +{text}")
+                    self._add_fault(index, f"{owner} does not list it so far.", f"Add it: +{text}")
         if self.from_files and (doubt := project.engine_doubt()):
             self.from_files.append(Fault("engine", doubt, ""))
-        ordered = [fault for _, fault in sorted(self.told, key=lambda pair: pair[0])]
+        ordered = [fault for _, fault in sorted(self.typed_faults, key=lambda pair: pair[0])]
         return list(dict.fromkeys([*ordered, *self.from_files, *examined]))
 
-    def _tell(self, index: int, problem: str, way_out: str) -> None:
-        self.told.append((index, Fault(self.typed[index].text, problem, way_out)))
+    def _add_fault(self, index: int, problem: str, way_out: str) -> None:
+        self.typed_faults.append((index, Fault(self.typed[index].text, problem, way_out)))
 
     def _usable(self, *, choices: bool) -> list[tuple[int, Override]]:
-        bad = {index for index, _ in self.told}
+        bad = {index for index, _ in self.typed_faults}
         return [
             (index, one.parsed)
             for index, one in enumerate(self.typed)
@@ -111,12 +108,12 @@ class _Search:
         for index, parsed in self._usable(choices=True):
             fault = choice_fault(parsed, self.repo, required, self.declared)
             if fault:
-                self.told.append((index, fault))
+                self.typed_faults.append((index, fault))
                 self._doubt(parsed.key_or_group)
         for index, parsed in self._usable(choices=False):
             group = parsed.key_or_group
             if group in self.declared and "." not in group and group not in self.knobs:
-                self._tell(index, f"{group} has no options.", f"No folder {group}/ is searched.")
+                self._add_fault(index, f"{group} has no options.", f"No folder {group}/ is searched.")
 
     def _compose_files(self) -> DictConfig:
         cfg, refused = merge_files(self.loader, self._defaults_list(), self.repo)
@@ -130,7 +127,7 @@ class _Search:
         return cfg
 
     def _defaults_list(self) -> list[ResultDefault]:
-        """Returns the chosen files, by the choices that go together; tells of the others."""
+        """Returns the chosen files for all choices that work together; records the faults of the others."""
         chosen = self._usable(choices=True)
         try:
             return chosen_files(self.repo, self.config_name, [parsed for _, parsed in chosen])
@@ -140,14 +137,14 @@ class _Search:
             listed = chosen_files(self.repo, self.config_name, [])
         except COMPOSE_ERRORS as error:
             where = f"defaults of {show_file(self.repo.file_of(self.config_name))}"
-            self.from_files.append(Fault(where, *_of_defaults(error)))
+            self.from_files.append(Fault(where, *_defaults_fault(error)))
             return []
         kept: list[Override] = []
         for index, parsed in chosen:
             try:
                 listed = chosen_files(self.repo, self.config_name, [*kept, parsed])
             except COMPOSE_ERRORS as error:
-                self._tell(index, *_of_defaults(error))
+                self._add_fault(index, *_defaults_fault(error))
                 if parsed.key_or_group in self.declared:
                     self._doubt(parsed.key_or_group)
             else:
@@ -155,7 +152,7 @@ class _Search:
         return listed
 
     def _set_values(self, cfg: DictConfig) -> list[tuple[int, str]]:
-        """Sets each value alone; returns new arguments of free nodes that lack a ``+``."""
+        """Sets each value alone; returns (index, name) of new arguments of free nodes that lack a ``+``."""
         added = []
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
@@ -167,13 +164,13 @@ class _Search:
                 if is_free(dotted) and not parsed.is_delete() and _can_be_set(cfg, parsed):
                     added.append((index, dotted))
                 else:
-                    self._tell_value(index, parsed, error, cfg)
+                    self._add_value_fault(index, parsed, error, cfg)
             else:
                 self.doubted.discard(dotted)
         return added
 
     def _single_values(self) -> Iterator[tuple[int, Override]]:
-        """Yields each value to set, those of a multirun's axes one by one."""
+        """Yields each value to set; axes of a multirun value by value."""
         for index, parsed in self._usable(choices=False):
             if not parsed.is_sweep_override():
                 yield index, parsed
@@ -181,7 +178,7 @@ class _Search:
                 texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
                 yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
 
-    def _tell_value(self, index: int, parsed: Override, error: Exception, cfg: DictConfig) -> None:
+    def _add_value_fault(self, index: int, parsed: Override, error: Exception, cfg: DictConfig) -> None:
         text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
         ours, note = "", ""
         if dotted not in self.knobs and not parsed.is_delete():
@@ -200,14 +197,14 @@ class _Search:
             if near:
                 ours = f"{near}={text.partition('=')[2]}"
             way_out = f"Did you mean {ours}? {note}".rstrip() if ours else note or way_out
-        self.told.append((index, Fault(text, problem, way_out)))
+        self.typed_faults.append((index, Fault(text, problem, way_out)))
         if not meant:
             self.doubted.add(dotted)
         elif meant not in self.names:
             self.doubted |= self._inside(meant) - self.names
 
     def _composes(self, cfg: DictConfig, override: str) -> bool:
-        """Returns whether an override could stand in the place of one that can't."""
+        """Returns whether an override composes, so that it can be offered as a correction."""
         (typed,) = read_overrides([override], multirun=False, loader=self.loader)
         if typed.parsed is None or typed.fault:
             return False
@@ -226,7 +223,7 @@ class _Search:
         return not any(dotted in str(fault) for fault in examine(tried, imports=typed.parsed.is_add())[1])
 
     def _doubt(self, group: str) -> None:
-        """Marks the knobs of ``group`` as unknown; all knobs for a group outside the schema, such as experiment."""
+        """Marks the knobs of ``group`` as unknown; for a group outside the schema, such as experiment, all knobs."""
         self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self.names
 
     def _inside(self, name: str) -> set[str]:
@@ -235,9 +232,9 @@ class _Search:
 
 
 def _with_included(repo: ForgivingRepository, listed: Sequence[Any]) -> list[Any]:
-    """Returns a list of defaults, and behind it those of the primary configs that it includes."""
+    """Returns a list of defaults, followed by the lists of the primary configs that it includes."""
     found, seen = list(listed), {"_self_"}
-    for one in found:  # which grows meanwhile
+    for one in found:  # the list grows during the loop
         if isinstance(one, ConfigDefault) and (path := str(one.path)) not in seen:
             seen.add(path)
             included = repo.load_config(path)
@@ -245,8 +242,8 @@ def _with_included(repo: ForgivingRepository, listed: Sequence[Any]) -> list[Any
     return found
 
 
-def _of_defaults(error: Exception) -> tuple[str, str]:
-    """Returns problem and way out if Hydra can't make a list of files."""
+def _defaults_fault(error: Exception) -> tuple[str, str]:
+    """Returns problem and way out of Hydra's error about a defaults list."""
     options = getattr(error, "options", None)
     lines = [line.strip() for line in str(error).split("Config search path")[0].splitlines() if line.strip()]
     way_out = f"There are: {', '.join(options)}." if options else " ".join(lines[1:3])[:300]

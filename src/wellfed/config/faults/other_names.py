@@ -1,17 +1,15 @@
-"""Names that people know from Lightning, lightning-hydra-template, Hugging Face and PyTorch, and ours for them."""
+"""Maps names from Lightning, lightning-hydra-template, Hugging Face and PyTorch to the engine's knobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
 _FOREIGN = {
-    # samples of a step
     "workload.data.batch_size workload.effective_batch_size": "batch_size train_batch_size bs global_batch_size",
     "memory.micro_batch": "per_device_train_batch_size micro_batch_size batch_size_per_device",
     "memory.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
     "workload.eval_batch_size": "per_device_eval_batch_size val_batch_size test_batch_size valid_batch_size",
     "workload.drop_last": "dataloader_drop_last",
-    # optimizer and schedule
     "workload.model.lr workload.optimizer.lr +workload.optimizer.lr": "lr learning_rate base_lr",
     "workload.optimizer.weight_decay +workload.optimizer.weight_decay": "weight_decay wd",
     "workload.optimizer.momentum +workload.optimizer.momentum": "momentum",
@@ -20,7 +18,6 @@ _FOREIGN = {
     "workload.schedule.name": "scheduler lr_scheduler lr_scheduler_type schedule",
     "workload.schedule.warmup_steps": "num_warmup_steps warmup lr_warmup_steps",
     "trainer.gradient_clip": "gradient_clip_val max_grad_norm clip_grad_norm grad_clip clip",
-    # how long
     "trainer.max_epochs": "epochs num_epochs n_epochs num_train_epochs max_epoch",
     "trainer.max_steps": "steps num_steps num_train_steps max_iters num_training_steps total_steps",
     "trainer.validate_every_steps": "val_check_interval eval_steps eval_every val_every",
@@ -33,7 +30,6 @@ _FOREIGN = {
     "debug=one_step": "fast_dev_run dry_run",
     "debug=profiler": "detect_anomaly profiler",
     "callbacks=early_stopping": "early_stopping early_stopping_patience patience",
-    # where
     "trainer.devices": "gpus num_gpus n_gpu n_gpus nproc_per_node num_devices",
     "trainer.num_nodes": "nnodes",
     "trainer.accelerator": "device use_cuda cuda",
@@ -43,12 +39,10 @@ _FOREIGN = {
     "gpu.compile": "compile torch_compile compile_model",
     "gpu.cudnn_benchmark": "benchmark",
     "memory.checkpoint_activations": "gradient_checkpointing use_checkpoint activation_checkpointing",
-    # data path
     "loader.num_workers": "workers n_workers dataloader_num_workers num_proc num_workers",
     "loader.pin_memory": "pin_memory dataloader_pin_memory pin_mem",
     "loader.prefetch_factor": "prefetch_factor dataloader_prefetch_factor prefetch",
     "loader.persistent_workers": "persistent_workers dataloader_persistent_workers",
-    # the run
     "seed": "seed_everything random_seed manual_seed data_seed",
     "checkpoint resume": "ckpt_path resume_from_checkpoint resume_from checkpoint ckpt",
     "workload": "model data datamodule dataset task_name task",
@@ -57,12 +51,12 @@ _FOREIGN = {
     "logger": "report_to loggers",
     "logger.project": "wandb_project project_name",
 }
-"""Knobs to type -> the last words of foreign names for them."""
+"""Knobs to type -> last parts of foreign names for them."""
 NAMES: Mapping[str, tuple[str, ...]] = {
     name: tuple(ours.split()) for ours, names in _FOREIGN.items() for name in names.split()
 }
-"""Last word of a foreign name -> what to type instead; the first that composes is offered. An entry without a value
-takes the one that was typed."""
+"""Last part of a foreign name -> overrides to offer; the first that composes is shown. An entry without a value takes
+the typed value."""
 
 NOTES: Mapping[str, str] = {
     "memory.micro_batch": "It splits the samples of a step; those are workload.effective_batch_size.",
@@ -73,7 +67,7 @@ NOTES: Mapping[str, str] = {
     "trainer.keep_last": "The best checkpoint is kept besides.",
     "callbacks=early_stopping": "Its arguments are in configs/callbacks/early_stopping.yaml.",
 }
-"""Knob -> what differs from the foreign one."""
+"""Knob -> difference from the foreign one."""
 
 ABSENT: Mapping[str, str] = {
     "min_epochs": "There is no minimum: a run ends at trainer.max_epochs, max_steps or max_time_s, or by a callback.",
@@ -91,7 +85,7 @@ ABSENT: Mapping[str, str] = {
     "sync_batchnorm": "Not offered. Convert the model itself: torch.nn.SyncBatchNorm.convert_sync_batchnorm.",
     "load_best_model_at_end": "The test split is tested with best.ckpt already.",
 }
-"""Last word of a foreign name that has no counterpart -> what there is."""
+"""Last part of a foreign name without a counterpart -> message about the alternative."""
 
 _PRECISIONS = {
     **dict.fromkeys(("16", "fp16", "float16", "half"), "16-mixed"),
@@ -114,7 +108,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "trainer": {"gpu": "trainer.accelerator=gpu", "cpu": "trainer.accelerator=cpu", "ddp_sim": "ddp"},
     "search": {"mnist_optuna": "optuna", "true": "optuna"},
 }
-"""Knob or group -> foreign value -> ours, or a whole override."""
+"""Knob or group -> foreign value -> our value, or a whole override."""
 
 
 def ours_for(
@@ -124,9 +118,8 @@ def ours_for(
 
     Args:
         name: dotted, as typed.
-        value: as typed.
-        schema: names of all knobs and groups there are.
-        fits: whether an override composes; one that does not is offered without its value.
+        schema: names of all knobs and groups.
+        fits: whether an override composes; if not, it is offered without its value.
     """
     word = name.rpartition(".")[2].replace("-", "_").lower()
     candidates = [one for one in NAMES.get(word, ()) if _is_in(schema, one)]
@@ -153,5 +146,5 @@ def _is_in(schema: Collection[str], candidate: str) -> bool:
 
 
 def our_value(knob: str, value: str) -> str:
-    """Returns our value for a foreign one of a knob or a group; empty where none is known."""
+    """Returns our value for a foreign one of a knob or a group; empty if unknown."""
     return VALUES.get(knob, {}).get(value.strip("'\"").lower(), "")

@@ -1,4 +1,4 @@
-"""Faults of what was typed: the grammar of overrides, and group choices held against the files."""
+"""Finds faults of overrides: their grammar, and choices of options without a file."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ class Typed:
     text: str
     parsed: Override | None
     fault: Fault | None
-    """Reason why it can't be read, or can't be used with any files; None = no such reason."""
+    """Fault in the override itself, without a look at the files; None = there is none."""
 
 
 def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLoader | None = None) -> list[Typed]:
-    """Parses each override on its own, so that one that can't be read does not hide the next.
+    """Parses each override alone, so that all faults are found.
 
     Args:
-        overrides: as typed.
-        multirun: several values for a name are then an axis, and no fault.
+        multirun: whether several values for a name are an axis; else they are a fault.
         loader: for axes that take all options of a group, ``loader=glob(*)``.
     """
     parser = OverridesParser.create()
@@ -76,7 +75,7 @@ def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLo
 
 
 def first_values(parsed: Override, number: int) -> list[str]:
-    """Returns values of an axis as they are typed; a range may have no end."""
+    """Returns the first values of an axis as typed; a range may be endless."""
     return list(islice(parsed.sweep_string_iterator(), number))
 
 
@@ -104,7 +103,7 @@ def _quoted(name: str, value: str) -> str:
 
 
 def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
-    """Returns whether an override picks an option of a group (and does not set a value)."""
+    """Returns whether an override picks an option of a group."""
     return not isinstance(parsed._value, dict) and bool(repo.group_exists(parsed.key_or_group))
 
 
@@ -114,9 +113,8 @@ def choice_fault(
     """Returns the fault of one choice of an option; None if there is such a file.
 
     Args:
-        parsed: for which ``is_choice`` holds.
-        repo: the search path.
-        required: groups without which no run is complete.
+        parsed: an override that `is_choice`.
+        required: groups that every run needs.
         declared: groups in the defaults list of the primary config.
     """
     text, group = parsed.input_line or "", parsed.key_or_group

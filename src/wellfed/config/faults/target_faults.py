@@ -1,8 +1,8 @@
 """Checks each `_target_` and its arguments: allowed package, signature, plain types.
 
-`check_static` imports nothing: it refuses names that are no target, packages that are not allowed or not installed.
-`check_imported` imports the targets and binds their arguments; it runs once torch is imported, before any data is read.
-Ranges belong to the target: its constructor raises ValueError.
+`check_static` imports nothing. It refuses malformed names, and packages that are not allowed or not installed.
+`check_imported` imports the targets and binds their arguments, after torch is imported and before data is read. Ranges
+of arguments are checked by the target's constructor, which raises ValueError.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from wellfed.errors import Fault
 from wellfed.extras import PACKAGES, absence, is_installed
 
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
-"""Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
-parameters; those of schedulers, their optimizer, too."""
+"""Nodes whose required arguments are passed at run time: the model's by `Datasets.model_args`, the optimizer's
+parameters."""
 _DERIVED = ("workload.data", "workload.model", "workload.optimizer")
-"""Nodes whose null entries may follow from the data (`Datasets.derived`)."""
+"""Nodes whose null entries may be filled by `Datasets.derived`."""
 _SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
 
 _SIMPLE = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None), "NoneType": type(None)}
 _SIMPLE |= dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence"), list)
 _SIMPLE |= dict.fromkeys(("dict", "Dict", "Mapping"), dict)
 _NEVER_IN_YAML = frozenset({"Tensor", "Parameter", "Module", "Generator", "Callable", "Dataset", "ParamsT"})
-"""Members of a union that a yaml value can't be: ``float | Tensor`` is a float there."""
+"""Members of a union that no yaml value can be: ``float | Tensor`` is read as float."""
 _WORDS = {
     int: "a whole number",
     float: "a number",
@@ -45,17 +45,17 @@ _WORDS = {
 }
 
 _LISTED = 8
-"""Most names that a message lists."""
+"""Maximum number of names in a message."""
 _NO_SUCH = "Name a class or function of a module on the path."
 _ARGUMENTS = {"learning_rate": ("lr",), "lr": ("learning_rate",), "wd": ("weight_decay",), "p": ("dropout",)}
-"""Argument that there is none of -> what libraries call it instead."""
+"""Unknown argument -> names for it in other libraries."""
 
 Kind = type | tuple[Any, ...]
 """One alternative that an annotation allows: a type, or the values of a Literal."""
 
 
 def check_static(config: RunConfig) -> list[Fault]:
-    """Returns the faults of all targets that show without importing anything."""
+    """Returns the faults of all targets that can be found without importing anything."""
     faults: list[Fault] = []
     for where, node in _configured(config):
         names_something = any(True for _ in _targets(where, node)) if where == "workload.metrics" else is_target(node)
@@ -70,7 +70,7 @@ def check_static(config: RunConfig) -> list[Fault]:
 def check_imported(config: RunConfig) -> list[Fault]:
     """Imports all targets (torch included) and returns the faults of their names and arguments.
 
-    Targets that `check_static` refuses are left out.
+    Targets refused by `check_static` are skipped.
     """
     allowed = config.config.allow_targets
     faults: list[Fault] = []
@@ -82,7 +82,7 @@ def check_imported(config: RunConfig) -> list[Fault]:
 
 
 def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Yields dotted name and value of each entry that must name something to build."""
+    """Yields dotted name and value of each entry that must have a `_target_`."""
     workload = config.workload
     yield "workload.model", workload.model
     for name in ("data", "optimizer", "metrics"):
@@ -96,7 +96,7 @@ def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def is_target(node: Any) -> bool:
-    """Returns whether a node itself names what is to be built."""
+    """Returns whether a node has a `_target_`."""
     return isinstance(node, Mapping) and TARGET in node
 
 
@@ -145,7 +145,7 @@ def _argument_faults(where: str, node: Mapping[str, Any], allowed: Sequence[str]
     try:
         found = locate(target, may_name)
     except NotThere as missing:
-        meant = _meant(target, missing, may_name)
+        meant = _nearest_name(target, missing, may_name)
         return [Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if meant else _NO_SUCH)]
     except PermissionError as refused:
         return [_refused(typed, str(refused), allowed)]
@@ -171,8 +171,8 @@ def own_packages() -> list[str]:
     return sorted({path.stem for path in found if path.is_dir() or path.suffix == ".py"})
 
 
-def _meant(target: str, missing: NotThere, may_name: Sequence[str]) -> str:
-    """Returns the class or function nearest to ``target`` by another name of its module; empty if none."""
+def _nearest_name(target: str, missing: NotThere, may_name: Sequence[str]) -> str:
+    """Returns the most similar class or function of the module; empty if none."""
     name, left = missing.name or "", missing.names[:]
     while near := nearest(name, left):
         left.remove(near)
@@ -227,7 +227,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
 
 
 def misfit(value: Any, parameter: Parameter) -> str:
-    """Returns the problem of ``value`` for ``parameter`` (annotated by text or a type); empty if it may fit."""
+    """Returns the problem of ``value`` for ``parameter``; empty if it may fit. Annotations may be texts or types."""
     annotation = parameter.annotation
     if annotation is Parameter.empty or isinstance(value, Mapping) or (value is None and parameter.default is None):
         return ""
@@ -254,7 +254,7 @@ def _kinds_of_text(text: str) -> list[Kind] | None:
 
 
 def _kinds(node: ast.expr) -> list[Kind] | None:
-    """Returns the alternatives of an annotation; None if it is of no known type."""
+    """Returns the alternatives of an annotation; None if a type is unknown."""
     name = _last_word(node)
     match node:
         case ast.Constant(value=str() as quoted):

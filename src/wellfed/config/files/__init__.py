@@ -1,1 +1,1 @@
-"""Files of a configuration: option files, the page of knobs, and where run folders lie; start from `option_file`."""
+"""Reads and writes files of a configuration: option files, the page of knobs, run folders. Start from `option_file`."""

@@ -1,4 +1,4 @@
-"""Writes a configuration as an option of the experiment group: choices, what was typed, what was planned."""
+"""Writes a configuration as an option of the experiment group: choices, overrides, planned values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from wellfed.errors import ConfigError
 from wellfed.masking import SECRET_SHOWN
 from wellfed.record import filled_in
 
-_NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
-"""Groups that an experiment does not fix; the settings of the first two are written as values."""
-_OF_ONE_RUN = ("seed", "resume", "rerun", "paths", "logger", "sweep")
-"""Knobs that say nothing about how a run is fed."""
+_GROUPS_LEFT_OUT = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
+"""Groups whose choice is not written; the settings of the first two are written as values."""
+_KNOBS_LEFT_OUT = ("seed", "resume", "rerun", "paths", "logger", "sweep")
+"""Knobs of a single run, which are not written."""
 
 
 def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
-    """Returns the file that an experiment of that name is written to.
+    """Returns the file of a new experiment.
 
     Raises:
-        ConfigError: the name will not do, or a file is there already and may not be replaced.
+        ConfigError: the name is invalid, or the file exists and may not be replaced.
     """
     check_name(name, "--write")
     path = (config_dir or project.configs()) / "experiment" / f"{name}.yaml"
@@ -44,22 +44,21 @@ def write_experiment(
     """Writes ``experiment/<name>.yaml``, which composes the same configuration and sets the planned values.
 
     Args:
-        planned: by dotted knob.
-        replaces: a file of that name may be written over.
+        planned: dotted knob -> value and reason.
+        replaces: whether an existing file may be overwritten.
 
     Raises:
-        ConfigError: the name, a file that is there already, or a folder that can't be written to; nothing is
-            written then.
+        ConfigError: the name is invalid, the file exists, or the folder can't be written to. Nothing is written then.
     """
     path = free_path(name, replaces=replaces, config_dir=config_dir)
-    chosen = {group: option for group, option in composed.choices.items() if group not in _NOT_CHOSEN}
-    # The choices alone may break a rule that what was typed beside them keeps.
+    chosen = {group: option for group, option in composed.choices.items() if group not in _GROUPS_LEFT_OUT}
+    # The choices alone may break a rule that the typed overrides satisfy.
     plain = unchecked_values([f"{group}={option}" for group, option in chosen.items()], config_dir=config_dir)
     unchanged = dict(_leaves(plain))
     values = {
         dotted: Value(value, "as given")
         for dotted, value in _leaves(composed.resolved)
-        if dotted.split(".")[0] not in _OF_ONE_RUN
+        if dotted.split(".")[0] not in _KNOBS_LEFT_OUT
         and value != SECRET_SHOWN
         and not (dotted in unchanged and unchanged[dotted] == value)
     }

@@ -1,7 +1,7 @@
-"""Finds the folder of a run, a sweep or a search, and a run's checkpoint, by what a user calls it.
+"""Finds the folder of a run, sweep or search, and a run's checkpoint, by the name that a user typed.
 
-All commands name them alike: by path, by name, by a beginning that only one name has, or ``last`` for the newest.
-Folders lie in ``<log_dir>/<workload>/<runs, sweeps or searches>/<name>``.
+A folder is named by its path, its name, a prefix that only one name has, or ``last`` for the newest. Folders lie in
+``<log_dir>/<workload>/<runs, sweeps or searches>/<name>``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from wellfed.errors import ConfigError
 from wellfed.units import show_text
 
 LAST = "last"
-"""Stands for the newest."""
+"""Name of the newest folder."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d")
-"""Beginning of the name of a folder that the user has not named."""
+"""Beginning of an automatic folder name."""
 _LISTED = 12
-"""Most folders that a message lists."""
+"""Maximum number of folders in a message."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class FolderKind:
     """A kind of folder to look up: runs, sweeps or searches."""
 
     noun: str
-    """Singular; its `plural` is the folder that holds them."""
+    """Singular of the kind."""
     marker: str
-    """A file that each has."""
+    """Name of a file that every such folder has."""
     first_command: str
-    """Command that makes one."""
+    """Command that makes such a folder."""
 
     @property
     def plural(self) -> str:
-        """Plural of the noun."""
+        """Plural of the noun: name of the folder that holds all of them."""
         return f"{self.noun}es" if self.noun.endswith("ch") else f"{self.noun}s"
 
     def all(self, log_dir: Path) -> list[Path]:
-        """Returns those that are there, the newest first, and any that may not be looked into.
+        """Returns all such folders, newest first; unreadable folders are included.
 
         Raises:
-            ConfigError: the log dir may not be looked into.
+            ConfigError: the log dir can't be read.
         """
         try:
             os.listdir(log_dir)
@@ -60,7 +60,7 @@ class FolderKind:
         return sorted(sorted(found), key=self.time, reverse=True)
 
     def time(self, folder: Path) -> str:
-        """Returns when it began, by its name; where that says nothing, when the marker was last written."""
+        """Returns the start time from the name, else the time of the last write to the marker."""
         if _TIME.match(folder.name):
             return folder.name
         with suppress(OSError):
@@ -68,12 +68,12 @@ class FolderKind:
         return ""
 
     def is_in(self, folder: Path) -> bool:
-        """Returns whether a folder is one, or may be one because it can't be read."""
+        """Returns whether a folder is of this kind. True for an unreadable folder."""
         try:
             return (folder / self.marker).is_file()
         except PermissionError:
             return True
-        except (OSError, ValueError):  # what the system takes for no path, as a name that is too long
+        except (OSError, ValueError):  # the system refuses it as a path, e.g. a name that is too long
             return False
 
 
@@ -81,16 +81,16 @@ RUN = FolderKind("run", "run.json", command("train"))
 
 
 def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--log-dir") -> Path:
-    """Returns the folder that is meant, and prints on stderr which one, unless its path or whole name was given.
+    """Returns the folder named by ``asked``. Prints its name on stderr, unless its path or whole name was given.
 
     Args:
-        asked: its path or that of a file in it, its name, a beginning of one name only, or `LAST`; None = `LAST`.
-        log_dir: where names are looked up.
-        kinds: what it may be.
-        flag: where another log dir can be named.
+        asked: path of the folder or of a file in it, its name, a unique prefix of the name, or `LAST`; None = `LAST`.
+        log_dir: folder in which names are looked up.
+        kinds: kinds of folder to accept.
+        flag: flag that sets the log dir, for messages.
 
     Raises:
-        ConfigError: there is none, or more than one; lists what there is.
+        ConfigError: none or several match; the message lists them.
     """
     path = Path(asked or "")
     for folder in (path, *path.parents[:2]) if asked else ():
@@ -116,7 +116,7 @@ def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--lo
 
 
 def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Path:
-    """Returns a checkpoint: a file, or of the run that is meant (as `find`) ``best.ckpt``, else ``last.ckpt``.
+    """Returns a checkpoint: ``asked`` if it is a file, else ``best.ckpt`` or ``last.ckpt`` of that run (see `find`).
 
     Raises:
         ConfigError: there is no such run, or it has no checkpoint.

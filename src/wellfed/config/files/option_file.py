@@ -1,4 +1,4 @@
-"""Names and writes a yaml file that is an option of a group, with a comment a knob: the whole file or none."""
+"""Names and writes yaml files that are options of a group, with a comment for each knob."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Value(NamedTuple):
 
 
 def is_read_as_value(name: str) -> bool:
-    """Returns whether yaml or Hydra takes the word for something else than a name."""
+    """Returns whether yaml or Hydra reads the name as a number, boolean or null."""
     return name.lower() in _READ_AS_VALUES
 
 
 def in_ascii(text: str) -> str:
-    """Returns the letters and digits of a text in ASCII, joined by '_'; an accent goes, its letter stays."""
+    """Returns the letters and digits of a text in ASCII, joined by '_'; accents are dropped."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[\W_]+", "_", letters).strip("_")
 
 
 def check_name(name: str, flag: str) -> None:
-    """Refuses what Hydra or yaml would not read as a name; ``flag``: as it was typed, ``--name`` or ``tune.name=``.
+    """Refuses names that Hydra or yaml would read as something else; ``flag`` is ``--name`` or ``tune.name=``.
 
     Raises:
-        ConfigError: with a name that would do.
+        ConfigError: suggests a valid name.
     """
     if not _NAME.fullmatch(name) or is_read_as_value(name):
         rule = "letters, digits, '_' and '-', not first a digit, no word of yaml."
@@ -51,17 +51,17 @@ def check_name(name: str, flag: str) -> None:
 
 
 def typed(flag: str, name: str) -> str:
-    """Returns a flag with its value, as ``--name mine`` or ``tune.name=mine``."""
+    """Returns a flag with its value, e.g. ``--name mine`` or ``tune.name=mine``."""
     return f"{flag}{name}" if flag.endswith("=") else f"{flag} {name}"
 
 
 def comment_lines(text: str) -> list[str]:
-    """Returns a heading, each of its lines a comment."""
+    """Returns the lines of a heading as comments."""
     return [f"# {line}".rstrip() for line in show_text(text).splitlines()]
 
 
 def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Yields the lines of a tree whose leaves are `Value`, each with its reason above it."""
+    """Yields the lines of a tree of `Value` leaves, each with its reason above it."""
     for key, entry in tree.items():
         if isinstance(entry, Value):
             yield f"{indent}# {' '.join(show_text(entry.because).split())}"
@@ -73,10 +73,10 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
-    """Writes all files, in order, or none: if anything stops it, the old files stay and no new folder is left.
+    """Writes all files in order, or none. On failure the old files stay and new folders are removed.
 
     Raises:
-        ConfigError: a file can't be written, told with what was ``asked``.
+        ConfigError: a file can't be written; the message names ``asked``.
     """
     at = Path()
     with ExitStack() as undo:

@@ -1,7 +1,7 @@
-"""Writes the page docs/configuration.md: every knob of the schema, and what the options of the engine's groups set.
+"""Writes the page docs/configuration.md: all knobs of the schema, and the settings of the engine's options.
 
-``python -m wellfed.config.files.reference > docs/configuration.md`` writes it anew; a test holds the page to it. What a
-project decides for itself (its workloads and experiments, where it logs, which options are chosen) is not in it.
+``python -m wellfed.config.files.reference > docs/configuration.md`` writes the page; a test compares it. Workloads,
+experiments, loggers and the chosen options belong to a project and are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wellfed import project
 from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 
-OF_THE_PROJECT = ("workload", "experiment", "logger")
+PROJECT_GROUPS = ("workload", "experiment", "logger")
 """Groups whose options differ from project to project."""
 _HEAD = """\
 # Configuration
@@ -42,14 +42,14 @@ _DEBUG = "A quick look: sets knobs of other groups."
 
 
 def page(config_dir: Path | None = None) -> str:
-    """Returns the whole page; ``config_dir``: where the groups are, None = the project's ``configs/``."""
+    """Returns the whole page; ``config_dir`` holds the groups, None = the project's ``configs/``."""
     folder = config_dir or project.configs()
     knobs = [entry for entry in entries(RunConfig).values() if not entry.is_group]
     parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob.name)]
     for group in dict.fromkeys(knob.name.partition(".")[0] for knob in knobs if "." in knob.name):
         own = (knob for knob in knobs if knob.name.startswith(f"{group}."))
         parts += [f"## {group}", _prose(entries(RunConfig)[group].text), _table(own)]
-        if group not in OF_THE_PROJECT and (folder / group).is_dir():
+        if group not in PROJECT_GROUPS and (folder / group).is_dir():
             parts.append(_options(folder / group))
     parts += ["## callbacks", _CALLBACKS, _options(folder / "callbacks")]
     parts += ["## debug", _DEBUG, _options(folder / "debug"), "## python src/tune.py", _TUNE]
@@ -90,12 +90,11 @@ def _flat(name: str, value: Any) -> Iterator[str]:
         yield f"{name}={_show(value)}"
         return
     for key, inner in value.items():
-        # An axis of a sweep is named as it is typed.
+        # Axes of a sweep are named as typed.
         yield from _flat(key if name == "hydra.sweeper.params" else f"{name}.{key}", inner)
 
 
 def _show(value: Any) -> str:
-    """Returns a value as it is typed."""
     if isinstance(value, list):
         return f"[{','.join(map(_show, value))}]"
     if value is None or isinstance(value, bool):
@@ -108,7 +107,7 @@ def _row(*cells: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Returns text with ``<`` escaped outside code, where Markdown would take ``<name>`` for a tag."""
+    """Escapes ``<`` outside code, since Markdown reads ``<name>`` as a tag."""
     pieces = re.split(r"(`[^`]*`)", text)
     return "".join(piece if piece.startswith("`") else piece.replace("<", r"\<") for piece in pieces)
 

@@ -1,4 +1,4 @@
-"""Finds the samples that make a batch fail; an error names them, or they are left out up to loader.max_skipped."""
+"""Finds the samples that make a batch fail. They are named in an error, or left out up to loader.max_skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Failure = TypeVar("Failure")
 _LISTED = 20
 """Maximum number of indices that advice spells out."""
 _FORKED = "Cannot re-initialize CUDA in forked subprocess"
-"""Torch's error for any use of CUDA in a process that was forked after CUDA was used."""
+"""Torch's error for CUDA in a process that was forked after CUDA was used."""
 
 
 class BadSamples:
@@ -45,7 +45,7 @@ class BadSamples:
         return list(self._reasons)
 
     def remember(self, indices: Sequence[int]) -> None:
-        """Replaces the samples that are left out by those of the run that is resumed."""
+        """Sets the samples to leave out, from the resumed run."""
         self._reasons = dict.fromkeys(indices, "failed before the run was resumed")
         self._bad = torch.tensor(self.indices, dtype=torch.int64)
         if self._reasons:
@@ -95,7 +95,7 @@ class BadSamples:
         )
 
     def _skipping(self, ids: Sequence[int]) -> str:
-        """Returns the override to type, which keeps the indices that are already set."""
+        """Returns the override that skips these samples in addition to those already skipped."""
         together = [*self._skip_ids, *ids]
         if len(together) > _LISTED:
             return f"loader.skip_ids to what it is, and {','.join(map(str, ids[-_LISTED:]))}"
@@ -103,7 +103,7 @@ class BadSamples:
 
 
 def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
-    """Returns the error of an evaluation, which never leaves out a sample: its metrics would be of another set."""
+    """Returns the error of an evaluation. It leaves out no sample, since its metrics would belong to another set."""
     if _FORKED in lost.reason:
         return _cuda_in_worker(name)
     return DataError(
@@ -113,7 +113,6 @@ def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
 
 
 def _cuda_in_worker(name: str) -> DataError:
-    """Returns the error of a dataset that uses CUDA in a forked worker, which fails for every sample."""
     return DataError(
         f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
         "Keep its tensors on the CPU: the engine moves batches, and on_device(batch, rng) works on the card. "
@@ -125,7 +124,7 @@ def too_late(request: BatchRequest | None, purpose: str, timeout_s: float) -> Da
     """Returns the error of a batch that did not come in time; logs all its indices.
 
     Args:
-        request: None if the workers have not taken it up yet.
+        request: None if no worker has taken it yet.
     """
     if request is None:
         which, way_out = f"{purpose} batch", ""
@@ -149,7 +148,7 @@ def log_indices(request: BatchRequest, purpose: str) -> None:
 
 
 class NoSampleAtFaultError(Exception):
-    """A part of the batch fails and neither of its halves does, so the failure belongs to no single sample."""
+    """Raised if a part of the batch fails and neither of its halves does, so that no single sample is the cause."""
 
 
 def failing_samples(
@@ -157,10 +156,9 @@ def failing_samples(
 ) -> list[tuple[int, Failure]]:
     """Returns the first ``most`` indices that fail, in the order of ``indices``, each with its failure.
 
-    Bisects: one bad index among n takes about 2 log2(n) calls.
+    Bisects; one bad index among n takes about 2 log2(n) calls.
 
     Args:
-        failure: failure of all indices together.
         ask: returns the failure of a part of the indices, or None.
 
     Raises:

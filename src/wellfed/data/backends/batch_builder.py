@@ -1,6 +1,6 @@
-"""Builds the batch of one request: by ``fetch`` where the dataset has it, else sample by sample.
+"""Builds the batch of one request: by ``fetch`` if the dataset has it, else sample by sample.
 
-Finds and names a sample that raises, in whichever process this runs. The loader decides whether it is left out.
+Names a sample that raises; the loader decides whether to leave it out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno
 
 
 class ExitInData(Exception):
-    """``sys.exit`` in the dataset: an error of a sample, which does not end the run."""
+    """Raised for ``sys.exit`` in the dataset: an error of a sample, which must not end the run."""
 
     def __str__(self) -> str:
         return f"sys.exit({self.args[0]!r})"
@@ -67,8 +67,8 @@ class BatchBuilder:
     """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
 
     Args:
-        most_lost: maximum number of samples that a batch may lose; beyond it, building stops.
-        by_item: do not use ``fetch``.
+        most_lost: maximum number of samples that a batch may lose before building stops.
+        by_item: whether to read samples although the dataset has ``fetch``.
         worker_init: called in each worker process with its number.
     """
 
@@ -89,18 +89,18 @@ class BatchBuilder:
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
         self._draws = False
-        """Whether reading a sample was seen to draw from the process's generators. Until then they are not seeded for
-        each sample: seeding takes ten times as long as reading a sample from memory."""
+        """Whether samples were seen to draw from the process's generators. Until then those are not seeded per sample,
+        which takes ten times as long as reading a sample from memory."""
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
         self.splits_itself = "split" in batches.methods(dataset)
-        """Whether batches have a layout of their own, in which samples can't be counted."""
+        """Whether batches have a layout of their own, whose samples can't be counted."""
 
     def __call__(self, request: BatchRequest) -> BuiltBatch:
-        """Returns the batch of this request without the samples that raised, and those samples.
+        """Returns the batch of a request without the samples that raised, and those samples.
 
-        Raises errors that no single sample causes.
+        Raises errors without a single sample as cause.
         """
-        if not request.indices.numel():  # a third of the time of len()
+        if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
         stopwatch, slowest = Stopwatch(), _Slowest()
         built = self._by_fetch(request) if self.has_fetch else self._by_item(request, slowest)
@@ -114,7 +114,7 @@ class BatchBuilder:
         return other
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
-        """Returns the error of a batch that is None although no sample was lost."""
+        """Returns the error for a batch that is None although no sample was lost."""
         name = type(self.dataset).__name__
         return DataError(
             f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.purpose} batch {batch} of "
@@ -132,7 +132,7 @@ class BatchBuilder:
     def _fetch(self, request: BatchRequest) -> Batch:
         rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
         try:
-            # A copy: the indices are a view of the epoch's order, and the dataset may write to them.
+            # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
             return self.dataset.fetch(request.indices.clone(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
@@ -169,7 +169,7 @@ class BatchBuilder:
         if self._takes_rng:
             samples, lost = self._samples(request, slowest, seeds=False)
         else:
-            with generators.kept():  # once a batch: it takes longer than reading a sample from memory
+            with generators.kept():  # per batch: takes longer than reading a sample from memory
                 samples, lost = self._samples_alike(request, slowest)
         if not samples or len(lost) > self.most_lost:
             return BuiltBatch(None, tuple(lost))
@@ -184,7 +184,7 @@ class BatchBuilder:
             raise fault from error
 
     def _samples_alike(self, request: BatchRequest, slowest: _Slowest) -> tuple[list[Any], list[LostSample]]:
-        """Reads the samples; if they draw from the process's generators, reads them again with seeded generators."""
+        """Reads the samples. Repeats it with seeded generators if they draw from the process's generators."""
         if not self._draws:
             before = generators.numbers()
             found = self._samples(request, slowest, seeds=False)
@@ -194,7 +194,7 @@ class BatchBuilder:
         return self._samples(request, slowest, seeds=True)
 
     def _samples(self, request: BatchRequest, slowest: _Slowest, *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
-        """Reads the samples one by one; stops once more than ``most_lost`` have failed."""
+        """Reads the samples one by one, until more than ``most_lost`` have failed."""
         samples: list[Any] = []
         lost: list[LostSample] = []
         for index in request.indices.tolist():
@@ -211,7 +211,7 @@ class BatchBuilder:
         return samples, lost
 
     def _collated(self, samples: list[Any], request: BatchRequest) -> Batch:
-        """Collates with the batch's randomness, which masking may draw; torch's own collate draws nothing."""
+        """Collates with the batch's randomness, for masking; torch's own collate draws nothing."""
         if self._collate is default_collate:
             return default_collate(samples)
         with generators.kept():
@@ -219,7 +219,7 @@ class BatchBuilder:
             return self._collate(samples)
 
     def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
-        """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` the process's generators if asked to."""
+        """Returns ``dataset[index]`` with this epoch's randomness; ``seeds`` = seed the process's generators too."""
         try:
             if self._takes_rng:
                 return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
@@ -240,7 +240,7 @@ def collate_fault(
 ) -> DataError | None:
     """Returns the error of samples that could not be collated, which names the sample at fault.
 
-    Returns None if no single sample is at fault; ``error`` then carries a note.
+    Returns None if no single sample is at fault; ``error`` then gets a note.
 
     Args:
         names: names of the samples, in their order.
@@ -288,7 +288,7 @@ def takes_rng(dataset: Any) -> bool:
 
 
 def is_of_the_machine(error: BaseException) -> bool:
-    """Returns whether memory, disk or file descriptors ran out: leaving samples out would hide that."""
+    """Returns whether memory, disk or file descriptors ran out. Leaving samples out would hide that."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
         return True
     text = text_of(error) if isinstance(error, RuntimeError) else ""

@@ -1,4 +1,4 @@
-"""A request for one batch, and the answer: the batch, and the samples that could not be loaded."""
+"""Defines the request for one batch, and the answer: the batch, and the samples that could not be loaded."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from wellfed.batches import BuildTime
 from wellfed.contract import Batch
 
 _LISTED = 20
-"""Maximum number of indices that a message lists."""
+"""Maximum number of indices in a message."""
 
 
 @dataclass(slots=True)
 class BatchRequest:
-    """One batch to build. It carries its indices, so that workers need not know the order of the epoch."""
+    """One batch to build, with its indices, so that workers do not need the order of the epoch."""
 
     epoch: int
     batch: int
     """Number of the batch in its epoch, from 0."""
     indices: Tensor
-    """Long ``[n]``, dataset indices."""
+    """Dataset indices, long ``[n]``."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As numpy: sending a tensor to a worker costs a file descriptor and half a millisecond.
+        # As numpy, since sending a tensor to a worker costs a file descriptor and half a millisecond.
         return _from_numpy, (self.epoch, self.batch, self.indices.numpy())
 
     def only(self, indices: Tensor) -> BatchRequest:
@@ -62,17 +62,17 @@ class LostSample:
 
 @dataclass(slots=True)
 class BuiltBatch:
-    """A batch as it leaves the worker.
+    """A built batch on its way from the worker.
 
-    DataLoader pins objects that have `pin_memory`. Without this class it would leave a user's dataclass unpinned.
+    DataLoader pins objects with a `pin_memory` method; without this class a user's dataclass would stay unpinned.
     """
 
     batch: Batch
-    """None if no batch could be built from the request."""
+    """None if the request gave no batch."""
     lost: tuple[LostSample, ...] = ()
     took: BuildTime | None = None
-    """None if the time is unknown."""
+    """None if unknown."""
 
     def pin_memory(self) -> BuiltBatch:
-        """Returns the same in page-locked memory."""
+        """Returns the batch in page-locked memory."""
         return self if self.batch is None else replace(self, batch=batches.pin(self.batch))

@@ -13,9 +13,9 @@ from wellfed.data.settings import LoaderSettings
 
 
 class BatchSource:
-    """Runs one pass over requests at a time; persistent worker processes survive from pass to pass.
+    """Runs one pass over requests at a time; persistent worker processes serve several passes.
 
-    The thread that starts a pass reads and closes it. While the dataset blocks that thread, another thread may stop the
+    The thread that starts a pass reads and closes it. If the dataset blocks that thread, another thread may stop the
     pass. The blocked thread then ends the pass once it has its batch; `is_left` returns True for it.
     """
 
@@ -55,7 +55,7 @@ class BatchSource:
         if self._reader is threading.current_thread() or not self._reader.is_alive():
             running.close()
         else:
-            self._processes = None  # they belong to the blocked thread
+            self._processes = None  # owned by the blocked thread
 
     def close(self) -> None:
         """Ends the pass and the worker processes; a later `start` starts new ones."""

@@ -1,4 +1,4 @@
-"""Results of timing the first batches: plain data without torch, which planning reads too."""
+"""Holds the times of the first batches: plain data without torch, for planning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SHORTEST_STEP_MS = 1.0
-"""Shortest simulated step; steps of a training loop are hardly ever shorter."""
+"""Milliseconds of the shortest simulated step; real steps are hardly ever shorter."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class BackendTime:
     """Time of a training loop with one backend."""
 
     period_ms: float
-    """Mean time of a step and of the wait for its batch."""
+    """Mean time of a step, including the wait for its batch."""
     noise_ms: float = 0.0
     """Standard error of ``period_ms``."""
 
@@ -24,16 +24,15 @@ class FirstBatches:
     """Measurements of the first batches."""
 
     build_ms: float
-    """Median time to build one batch; the first batch is dropped."""
+    """Median time to build a batch, without the first batch."""
     batch_bytes: int
-    """Tensors of one batch of one rank."""
+    """Bytes of one rank's batch."""
     num_batches: int
-    """Batches of an epoch; a loader never holds more."""
+    """Batches per epoch, the maximum that a loader holds."""
     step_ms: float = SHORTEST_STEP_MS
-    """Length of the simulated step."""
+    """Duration of the simulated step."""
     timed: Mapping[str, BackendTime] = field(default_factory=dict)
-    """Times by backend; empty if building one batch was enough to decide."""
+    """Times by backend; empty if the time to build a batch was enough to decide."""
     failed: tuple[str, ...] = ()
-    """Backends that raised."""
     uncut: str | None = None
-    """Reason why the first batch can't be cut into micro-batches; None: it can."""
+    """Reason why the first batch can't be cut into micro-batches; None = it can."""

@@ -1,4 +1,4 @@
-"""Checks that the dataset can be sent to worker processes that start empty (spawn, forkserver)."""
+"""Checks that a dataset can be sent to worker processes that start empty (spawn, forkserver)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.errors import DataError
 
 _DEPTH = 6
-"""Maximum depth of attributes that the search for the cause goes down."""
+"""Maximum depth of attributes in the search for the cause."""
 
 
 def check_picklable(builder: BatchBuilder) -> None:
@@ -35,11 +35,11 @@ def check_picklable(builder: BatchBuilder) -> None:
 
 
 def failure(value: Any) -> Exception | None:
-    """Returns why a value can't be pickled, or None. Neither copies nor moves tensors and arrays."""
+    """Returns why a value can't be pickled, or None. Contents of tensors and arrays are not copied."""
     try:
         _WithoutTensors(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(value)
     except RuntimeError as error:
-        # multiprocessing's own locks and arrays can be pickled only while a process starts.
+        # multiprocessing's own locks and arrays can be pickled only while a process starts
         return None if "inheritance" in str(error) else error
     except Exception as error:  # noqa: BLE001  whatever __reduce__ and __getstate__ raise
         return error
@@ -47,7 +47,7 @@ def failure(value: Any) -> Exception | None:
 
 
 def where_it_fails(value: Any, depth: int = _DEPTH) -> str:
-    """Returns the path to the member that can't be pickled, as ``.transforms[2]``; empty = the value itself."""
+    """Returns the path to the member that can't be pickled, such as ``.transforms[2]``; empty = the value itself."""
     if depth:
         for step, member in _members(value):
             if failure(member) is not None:
@@ -65,7 +65,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _WithoutTensors(pickle.Pickler):
-    """A pickler that leaves out the contents of tensors and arrays."""
+    """A pickler that skips the contents of tensors and arrays."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype != object):

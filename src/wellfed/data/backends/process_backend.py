@@ -1,7 +1,4 @@
-"""Builds batches in worker processes of torch's DataLoader, and reports workers that die, hang or can't send a batch.
-
-Each request carries the indices of its batch, so workers need not know the order of an epoch.
-"""
+"""Builds batches in worker processes of torch's DataLoader; reports workers that die, hang or can't send a batch."""
 
 from __future__ import annotations
 
@@ -39,22 +36,22 @@ from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, We
 from wellfed.process import CPUS_AT_START, STOPS
 
 _LOOK_S = 0.5
-"""Maximum time between two checks that the workers live."""
+"""Maximum seconds between checks that the workers live."""
 _ENDING_S = 0.2
-"""Time for a process to end after its connection was closed."""
+"""Seconds for a process to end after its connection was closed."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _NO_ROOM = re.compile(r"No space left|shared memory|write to file </torch_|resize file </torch_|Cannot allocate")
 
 
 class WorkerLost(WellfedError):
-    """A worker process ended, or a batch that it built was lost on the way."""
+    """Raised if a worker process ended, or if a batch that it built was lost."""
 
     kind: ErrorKind = "worker"
 
 
 @dataclass
 class _NotSent:
-    """Replaces a batch that a worker built and could not send."""
+    """A placeholder for a batch that a worker could not send."""
 
     reason: str
 
@@ -70,7 +67,7 @@ class _NotSent:
         else:
             problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
             way_out = "Let the data return tensors and what pickles, or set loader.backend=inline loader.num_workers=0."
-            kind = "data"  # the machine lacks nothing
+            kind = "data"  # the machine is not the cause
         error = WorkerLost(f"{problem} {way_out}")
         error.kind = kind
         return error
@@ -80,14 +77,14 @@ class ProcessBackend:
     """A DataLoader that is sent one request a batch; persistent workers serve epoch after epoch.
 
     Raises:
-        DataError: workers start empty, and the dataset or its collate function can't be pickled for them.
+        DataError: workers start empty, and the dataset or its collate function can't be pickled.
     """
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
         self._requests = _Requests()
         self._processes: list[Any] = []
-        """The workers by number."""
+        """Workers by number."""
         if settings.num_workers and multiprocessing.get_start_method() != "fork":
             check_picklable(builder)
         self._loader = self._make_loader()
@@ -107,7 +104,7 @@ class ProcessBackend:
                 self._requests.asked.popleft()
                 yield built
         except Exception:
-            # The error's traceback keeps the iterator alive, and so the workers.
+            # The error's traceback would keep the iterator and the workers alive.
             self._end_workers(iterator)
             self._loader = self._make_loader()
             raise
@@ -118,7 +115,7 @@ class ProcessBackend:
             try:
                 built: Any = next(iterator, None)
             except (RuntimeError, OSError, EOFError) as error:
-                # OSError and EOFError: a batch can't be opened whose worker died while sending it.
+                # OSError and EOFError: the batch's worker died while sending it.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
                     raise self._worker_lost(iterator) or error from None
                 if not str(error).startswith("DataLoader timed out"):
@@ -133,7 +130,7 @@ class ProcessBackend:
                 return built  # type: ignore[no-any-return]
 
     def _worker_lost(self, iterator: Any) -> WorkerLost | None:
-        """Returns the error of a worker that ended, with the batches that it was asked for; None if all live."""
+        """Returns the error of a worker that ended, with its requested batches; None if all live."""
         for number, process in enumerate(self._processes):
             process.join(_ENDING_S)
             if process.is_alive():
@@ -141,7 +138,7 @@ class ProcessBackend:
             purpose, asked = self._builder.purpose, self._asked_of(number, iterator)
             for request in asked:
                 log_indices(request, purpose)
-            # A worker may die at a batch before the one before it was sent: the first two may be the cause.
+            # A worker may die before its previous batch was sent, so either of the first two may be the cause.
             named = [request.described(purpose) for request in asked[:2]] + ["more"] * (len(asked) > 2)
             at = f"It was asked for {', then '.join(named)}." if named else "It was at no batch."
             is_by_itself = process.exitcode >= 0
@@ -154,7 +151,6 @@ class ProcessBackend:
         return None
 
     def _asked_of(self, worker: int, iterator: Any) -> list[BatchRequest]:
-        """Returns the requests that a worker has not answered, oldest first."""
         first = iterator._rcvd_idx
         return [
             self._requests.asked[number - first]
@@ -165,8 +161,8 @@ class ProcessBackend:
     def _end_workers(self, iterator: Any) -> None:
         """Kills the workers of a DataLoader's iterator, and marks the iterator as ended.
 
-        Its own end sets an event that workers share. A worker that was killed while it looked at the event holds the
-        event's lock, and torch would wait for it for ever.
+        The iterator's own shutdown sets an event that workers share. A worker killed while it holds the event's lock
+        would make torch wait for ever.
         """
         for process in self._processes:
             process.kill()
@@ -180,12 +176,12 @@ class ProcessBackend:
                 iterator._pin_memory_thread_done_event.set()
 
     def _start(self) -> Any:
-        """Returns the DataLoader's iterator; new workers replace persistent ones that do not answer."""
+        """Returns the DataLoader's iterator. Persistent workers that do not answer are replaced."""
         with _undisturbed():
             try:
                 iterator = iter(self._loader)
             except RuntimeError as error:
-                # Persistent workers are still at batches of a pass that was given up.
+                # Persistent workers are still busy with an abandoned pass.
                 if not str(error).startswith(("DataLoader timed out", "DataLoader worker")):
                     raise
                 self._end_workers(self._loader._iterator)
@@ -206,7 +202,7 @@ class ProcessBackend:
             }
         dataset: Dataset[BuiltBatch] = _InWorker(self._builder)
         with _undisturbed():
-            multiprocessing.util.get_temp_dir()  # shared by all workers: a killed worker would leave its own behind
+            multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
             return DataLoader(
                 dataset,
                 sampler=self._requests,
@@ -214,19 +210,19 @@ class ProcessBackend:
                 collate_fn=_unchanged,
                 num_workers=settings.num_workers,
                 pin_memory=settings.pin_memory,
-                # Seeds the workers. Otherwise DataLoader draws from the process's generator, which changes dropout.
+                # Seeds the workers. Else DataLoader draws from the process's generator, which would change dropout.
                 generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
 
 
 class _Requests(Sampler[BatchRequest]):
-    """A sampler that yields requests, so that one DataLoader and its live workers serve any part of any epoch."""
+    """A sampler that yields requests, so that one DataLoader and its workers serve any part of any epoch."""
 
     def __init__(self) -> None:
         self.rest: Iterator[BatchRequest] = iter(())
         self.asked: deque[BatchRequest] = deque()
-        """Requests that were sent and not answered yet."""
+        """Requests without an answer so far."""
 
     def __iter__(self) -> Iterator[BatchRequest]:
         asked = self.asked
@@ -246,7 +242,7 @@ class _InWorker(Dataset[BuiltBatch]):
             return self._builder(request)
         try:
             built = self._builder(request)
-        except DataError as error:  # DataLoader would wrap it in its traceback
+        except DataError as error:  # DataLoader would add its own traceback
             return BuiltBatch(error)
         for one in built.lost:
             one.cause = _portable(one.cause)
@@ -254,15 +250,14 @@ class _InWorker(Dataset[BuiltBatch]):
 
 
 def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:
-    """Sets up a worker process: signals, CPUs, threads, and the user's worker_init."""
     # A forked worker inherits the training process's handlers, which end training after the step. The training process
     # ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in set(STOPS) - {signal.SIGINT, signal.SIGTERM}:  # a lost terminal signals all its processes
+    for number in set(STOPS) - {signal.SIGINT, signal.SIGTERM}:  # a closed terminal signals all its processes
         signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # a collection would write to, and so copy, all memory that a forked worker shares
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))  # for libraries that are loaded later
+    gc.freeze()  # garbage collection writes to, and so copies, memory shared with the parent
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))  # for libraries loaded later
     if cpus_given is not None:
         try:
             threads = [int(name) for name in os.listdir("/proc/self/task")]
@@ -270,13 +265,13 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_t
             threads = [0]
         for thread in threads:
             os.sched_setaffinity(thread, cpus_given)
-    ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
+    ThreadpoolController().limit(limits=num_threads)  # numpy's BLAS
     torch.set_num_threads(num_threads)
-    # Called by the thread that sends built batches. By default it prints the error and forgets the batch.
+    # Called by the thread that sends batches. The default prints the error and drops the batch.
     multiprocessing.queues.Queue._on_queue_feeder_error = _report_unsent  # type: ignore[attr-defined]
     if builder.worker_init is not None:
         if (info := get_worker_info()) is not None:
-            torch_worker._worker_info = replace(info, dataset=builder.dataset)  # a user's worker_init reads it there
+            torch_worker._worker_info = replace(info, dataset=builder.dataset)  # read by a user's worker_init
         builder.worker_init(worker)
 
 
@@ -307,17 +302,17 @@ def _how_it_ended(code: int) -> str:
 
 
 def _report_unsent(results: Any, error: Exception, sent: Any) -> None:
-    """Sends a `_NotSent` in place of a batch, for which the training process would otherwise wait for ever."""
+    """Sends a `_NotSent` instead of the batch, since the training process would wait for it for ever."""
     number, _ = sent
     results.put((number, _NotSent(type_and_line(error))))
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps DataLoader from warning about more workers than CPUs, and from installing its handler of SIGCHLD.
+    """Suppresses DataLoader's warning about more workers than CPUs, and its handler of SIGCHLD.
 
-    The plan warns with a better number. The handler raises in the middle of a step when a worker dies; without it, the
-    death is noticed where the batch is asked for.
+    The plan warns with a better number. The handler would raise in the middle of a step when a worker dies. Without it,
+    the error appears when the batch is requested.
     """
     has_signal = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if has_signal else None

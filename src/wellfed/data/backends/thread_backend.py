@@ -1,7 +1,7 @@
-"""Builds batches in threads, for datasets whose ``fetch`` spends its time in torch or IO, which release the GIL.
+"""Builds batches in threads, for datasets whose ``fetch`` mostly runs torch or IO, which release the GIL.
 
-Building a cheap batch takes less time than switching threads. So a worker is given several cheap batches at a time, a
-chunk, and wakes the training thread once for all of them.
+Switching threads costs more than building a cheap batch. So a worker gets several cheap batches at a time, a chunk, and
+wakes the training thread once per chunk.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
 from wellfed.data.settings import LoaderSettings
 
 _SOON_S = 0.001
-"""Chunks grow while a worker finishes one in less time than this; hardly any step is shorter."""
+"""Seconds per chunk below which chunks grow; steps are hardly ever shorter."""
 _STOP_S = 2.0
-"""Maximum wait for workers to stop."""
+"""Maximum seconds to wait for workers to stop."""
 
 
 def built_by_threads(
     builder: BatchBuilder, requests: Iterable[BatchRequest], settings: LoaderSettings, num_requests: int
 ) -> Generator[BuiltBatch]:
-    """Yields the batches of the requests in order. The workers read ``requests``, one worker at a time.
+    """Yields the batches of the requests in order. One worker at a time reads ``requests``.
 
     Raises:
         DataError: a batch did not come within loader.timeout_s.
@@ -40,7 +40,7 @@ def built_by_threads(
     chunks, ahead, length = _ChunkQueue(requests), deque[_Chunk](), 1
     prefetch = min(settings.prefetch_factor or 2, max(1, num_requests))
     room = min(settings.num_workers * prefetch + 1, max(1, num_requests))  # the step holds one batch
-    # Daemons: at exit Python waits for the threads of a ThreadPoolExecutor, even for one that hangs.
+    # Daemon threads, since Python waits at exit for the threads of a ThreadPoolExecutor, even one that hangs.
     workers = [
         threading.Thread(target=_work, args=(builder, settings, chunks), name="wellfed-loader", daemon=True)
         for _ in range(settings.num_workers)
@@ -59,7 +59,7 @@ def built_by_threads(
                 return
             room += chunk.length
             length = 2 * length if chunk.took_s < _SOON_S else length // 2
-            length = max(1, min(length, prefetch // 2))  # one half is built while the other is used
+            length = max(1, min(length, prefetch // 2))  # one half is used while the other is built
     finally:
         chunks.stop(workers)
 
@@ -70,9 +70,9 @@ class _Chunk:
     def __init__(self, length: int) -> None:
         self.length = length
         self.requests: Sequence[BatchRequest] = ()
-        """Set when a worker takes the chunk; fewer than ``length`` at the end of the epoch."""
+        """Set when a worker takes the chunk; shorter than ``length`` at the end of the epoch."""
         self.took_s = 0.0
-        """Time to build all of them, once they are built."""
+        """Seconds to build all batches, once they are built."""
         self._num_taken = 0
         self._given: deque[BuiltBatch | BaseException | None] = deque()
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -84,10 +84,10 @@ class _Chunk:
             self._news.put(None)
 
     def take(self, purpose: str, timeout_s: float) -> BuiltBatch | None:
-        """Waits for the next batch and returns it; None after the last. Raises what building it raised.
+        """Waits for the next batch and returns it; None after the last. Raises the error of building it.
 
         Raises:
-            DataError: it did not come within ``timeout_s``; 0 = no limit.
+            DataError: no batch within ``timeout_s``; 0 = no limit.
         """
         while not self._given:
             try:
@@ -104,18 +104,14 @@ class _Chunk:
 
 
 class _ChunkQueue:
-    """Hands the requests to the workers in chunks.
-
-    The workers also create the requests. In the training thread that would take as long as the rest of its work for a
-    batch.
-    """
+    """A queue of chunks for the workers, which also create the requests to keep the training thread free."""
 
     def __init__(self, requests: Iterable[BatchRequest]) -> None:
         self._requests = iter(requests)
         self._wanted: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self.stopped = threading.Event()
-        """Workers finish their current batch and build no more."""
+        """Set to make workers stop after their current batch."""
 
     def add(self, length: int) -> _Chunk:
         """Adds a chunk of ``length`` batches to be built."""
@@ -124,20 +120,20 @@ class _ChunkQueue:
         return chunk
 
     def take(self) -> _Chunk | None:
-        """Waits for the next chunk and gives it its requests; None = no more."""
-        with self._turn:  # held while waiting: chunks get their requests in the order in which they were added
+        """Waits for the next chunk and fills in its requests; None = no more."""
+        with self._turn:  # held while waiting, so that chunks get their requests in order
             chunk = self._wanted.get()
             if chunk is not None:
                 try:
                     chunk.requests = list(islice(self._requests, chunk.length))
-                except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
+                except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
                     chunk.give(error, wakes=True)
         return chunk
 
     def stop(self, workers: Sequence[threading.Thread]) -> None:
-        """Stops the workers and waits up to `_STOP_S` for their current batches, so that none runs beside a new pass.
+        """Stops the workers and waits up to `_STOP_S` for their current batches, before a new pass starts.
 
-        A worker that hangs stays behind.
+        A worker that hangs is abandoned.
         """
         self.stopped.set()
         for _ in workers:
@@ -148,7 +144,6 @@ class _ChunkQueue:
 
 
 def _work(builder: BatchBuilder, settings: LoaderSettings, chunks: _ChunkQueue) -> None:
-    """Builds chunk after chunk until the queue is stopped."""
     with _one_thread_here():
         while not chunks.stopped.is_set() and (chunk := chunks.take()) is not None:
             began_s = time.perf_counter()
@@ -159,22 +154,22 @@ def _work(builder: BatchBuilder, settings: LoaderSettings, chunks: _ChunkQueue) 
                 try:
                     built = builder(request)
                     built = built.pin_memory() if settings.pin_memory else built
-                except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
+                except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
                     built = error
                 chunk.took_s = time.perf_counter() - began_s
                 chunk.give(built, wakes=chunk.took_s > _SOON_S)
-                del built  # the training thread alone holds it
+                del built  # leave the training thread as the only holder
             chunk.give(None, wakes=True)
 
 
 @contextmanager
 def _one_thread_here() -> Iterator[None]:
-    """Runs torch on this thread alone in everything that this thread calls; other threads keep their count.
+    """Limits torch to one thread in calls from this thread; other threads keep their limit.
 
-    OpenMP keeps a count for each calling thread and would give each a team of its own. ``torch.set_num_threads`` would
-    also set MKL's count, which belongs to the process.
+    OpenMP has a thread count for each calling thread. ``torch.set_num_threads`` would also set MKL's, which belongs to
+    the process.
     """
-    torch.get_num_threads()  # torch sets its own count at a thread's first call, and would undo ours
+    torch.get_num_threads()  # torch sets its own count at a thread's first call, which would undo ours
     with _controller().select(user_api="openmp").limit(limits=1):
         yield
 

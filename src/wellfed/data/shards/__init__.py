@@ -1,8 +1,7 @@
 """Stores many small files in a few tar files (webdataset's layout), and reads any of them by its offset.
 
-Knows the members of tar files, their offsets and damages, and the folders of classes that shards are made from. Does
-not know what the bytes mean, torch, or training. Start from `shard_index.index_shards` and `shard_reader.ShardReader`;
-`write_shards.write_shards` packs shards. The names below are public (docs/public_names.md).
+No torch; the content of the bytes is not interpreted. Start from `shard_index.index_shards` and
+`shard_reader.ShardReader`; `write_shards.write_shards` packs shards. The names below are public (docs/public_names.md).
 """
 
 from wellfed.data.shards.shard_index import ShardIndex, find_shards, index_shards

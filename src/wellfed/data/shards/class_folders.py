@@ -11,16 +11,16 @@ from wellfed.errors import DataError
 
 SPLITS = ("train", "val", "test")
 LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
-"""Files beside the folders of classes that list the files of a split, one path a line (Speech Commands' layout)."""
+"""Files next to the folders of classes that list the files of a split, one path a line (Speech Commands' layout)."""
 CLASSES = "classes.json"
-"""File beside shards with the names of the classes, in the order of their numbers."""
+"""File next to shards with the names of the classes, in the order of their numbers."""
 _NOT_IN_A_KEY = re.compile(r"[.:\\\s]+")
 
 
 def splits_of(place: Path) -> dict[str, Path]:
     """Returns the folders of the splits, or the folder itself under ``""``.
 
-    ``train`` is a split if it holds folders or tar files; with files alone it may be a class of that name.
+    ``train`` is a split if it holds folders or tar files. With files alone it counts as a class.
     """
     here = {each.name: each for each in folders(place)}
     if "train" in here and any(_is_folder(each) or each.suffix == ".tar" for each in _entries(here["train"])):
@@ -44,7 +44,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def _below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     here = folder.resolve()
-    if here in above:  # a link to a folder that contains it
+    if here in above:  # a link to a folder above
         return
     for each in _entries(folder):
         if _is_folder(each):
@@ -63,7 +63,7 @@ def _entries(folder: Path) -> list[Path]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError as error:  # the folder's names may be read, but not its files
+    except OSError as error:  # the folder may be listed, but not read
         raise _unreadable(path, error) from error
 
 
@@ -87,5 +87,5 @@ def in_order(labels: Iterable[str]) -> list[str]:
 
 
 def sample_key(name: str) -> str:
-    """Returns the key in a shard for a path without its suffix: a dot would end a key, a colon may mean a drive."""
+    """Returns the key in a shard for a path without its suffix. Dots would end the key; colons may mean a drive."""
     return _NOT_IN_A_KEY.sub("_", name)

@@ -1,7 +1,7 @@
-"""Finds the samples in tar shards of webdataset's layout, so that any sample can be read in any order.
+"""Finds the samples in tar shards of webdataset's layout, so that they can be read in any order.
 
-Successive members whose paths are equal up to the first dot of the file's name are one sample. ``class/clip_17.wav``
-and ``class/clip_17.cls`` are the sample ``class/clip_17`` with the parts ``wav`` and ``cls``
+Successive members with equal paths up to the first dot of the file's name are one sample. ``class/clip_17.wav`` and
+``class/clip_17.cls`` are the sample ``class/clip_17`` with the parts ``wav`` and ``cls``
 (https://github.com/webdataset/webdataset).
 """
 
@@ -25,7 +25,7 @@ from wellfed.units import counted
 Ints = NDArray[np.int64]
 KIND = "shards"
 _MAKING = 4
-"""Version of the index; raise it when an index is made differently."""
+"""Version of the index format."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class ShardIndex:
 
     paths: tuple[Path, ...]
     stamps: tuple[tuple[int, int], ...]
-    """`stamp` of each file, which tells whether it has changed."""
+    """`stamp` of each file, which changes with the file."""
     keys: tuple[str, ...]
-    """[N]; a key that is repeated, later or in another shard, is another sample."""
+    """[N]; a repeated key, also in another shard, is another sample."""
     shards: Ints
     """Index of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
-    """Offset and size of the bytes of each part, [N] each; size -1 = the sample lacks the part."""
+    """Offset and size in bytes of each part, [N] each; size -1 = the sample lacks the part."""
     is_torn: NDArray[np.bool_]
-    """Whether a damaged member is next to the sample, which may be the part that the sample lacks, [N]."""
+    """Whether a damaged member is next to the sample, [N]; it may be the missing part."""
     damages: tuple[str, ...]
     """Members that can't be used: file, offset and reason."""
     num_dotted: int = 0
-    """Members that end like a part but are not one, as ``a.2.wav``: a key ends at the first dot of a name."""
+    """Members that end like a part but are not one, such as ``a.2.wav``: a key ends at the first dot."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -175,7 +175,7 @@ def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
 
 def _store(shard: _Shard, folder: Path) -> None:
     texts = {"keys": shard.keys, "parts": shard.parts, "damages": shard.damages, "torn": shard.torn}
-    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # in ASCII, so any name can be written
+    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # ASCII, so that any name can be written
     np.save(folder / "members.npy", shard.table)
 
 
@@ -192,7 +192,7 @@ def _read(path: Path) -> _Shard:
             torn |= {len(keys) - 1, len(keys)}
             continue
         split = split_name(member.name)
-        if split is None:  # of no sample: hidden files, README
+        if split is None:  # belongs to no sample: hidden files, README
             continue
         key, part = split
         if not keys or key != keys[-1]:

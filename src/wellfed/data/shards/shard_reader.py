@@ -19,10 +19,7 @@ Bytes = NDArray[np.uint8]
 
 
 class ShardReader:
-    """Reads one part of the samples of an index; safe in threads and worker processes.
-
-    Each process opens a file when it first reads it.
-    """
+    """Reads one part of the samples of an index; safe in threads and worker processes, which open their own files."""
 
     def __init__(self, index: ShardIndex, part: str) -> None:
         self.index, self.part = index, part
@@ -77,9 +74,9 @@ class ShardReader:
         return self.index.paths[int(self.index.shards[row])]
 
     def _opened(self, shards: NDArray[np.int64]) -> list[int]:
-        """Returns the file descriptor of each sample's shard; opens each file once in a process."""
+        """Returns the file descriptor of each sample's shard. Each process opens each file once."""
         if self._process != os.getpid():  # a forked process opens its own files
-            # Another thread may have held the lock at the fork, and would never release it in this process.
+            # After a fork the old lock may stay locked for ever, if another thread held it.
             self._files, self._process, self._opening = np.full(len(self.index.paths), -1), os.getpid(), Lock()
         found = self._files[shards]
         if len(found) and found.min() < 0:
@@ -126,7 +123,7 @@ def read_into(file: int, into: Bytes, offset: int) -> int:
 
 
 def close(descriptors: Sequence[int]) -> None:
-    """Closes files; ignores those that are closed already."""
+    """Closes files; ignores files already closed."""
     for descriptor in descriptors:
         try:
             os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Lists the members of a tar file with the offset of their bytes, and reports what is damaged between them.
+"""Lists the members of a tar file with their offsets, and reports damage between them.
 
-Python's ``tarfile`` parses the headers. Its own iteration ends silently at a header that it can't read. Here that is
-reported, and the walk goes on at the next sound header.
+Python's ``tarfile`` parses the headers. Its own iteration ends silently at an unreadable header. Here that is reported,
+and the walk continues at the next valid header.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMPRESSED = {
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file within a tar file."""
+    """A file in a tar file."""
 
     name: str
     offset: int
@@ -46,15 +46,15 @@ class Damage:
     """A part of a tar file that can't be used."""
 
     offset: int
-    """Offset of the header in question."""
+    """Offset of the header at fault."""
     problem: str
 
 
 def members(path: Path) -> Iterator[Member | Damage]:
-    """Yields all files of a tar file in order, and the damages between them.
+    """Yields all files of a tar file in order, and the damage between them.
 
-    Links, devices and names that lead out of a folder (absolute, with ``..``) are damages: their bytes are not read.
-    Two archives in a row are read as one.
+    Links, devices and names that lead out of a folder (absolute, with ``..``) count as damage: their bytes are not
+    read. Concatenated archives are read as one.
 
     Raises:
         DataError: the file can't be read, is empty, is compressed, or is not a tar file.
@@ -74,9 +74,9 @@ def members(path: Path) -> Iterator[Member | Damage]:
 
 
 def _members(path: Path, data: mmap.mmap) -> Iterator[Member | Damage]:
-    # TarFile reads a first header at once and fails if it is damaged, so it is opened on an archive of nothing.
+    # TarFile reads the first header at once and fails if it is damaged, so it is opened on an empty archive.
     archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(BLOCK)), encoding="utf-8", errors="surrogateescape")
-    archive.fileobj = data  # read and seek are enough
+    archive.fileobj = data  # only read and seek are used
     at, is_closed = 0, False
     while at < len(data):
         data.seek(at)
@@ -85,7 +85,7 @@ def _members(path: Path, data: mmap.mmap) -> Iterator[Member | Damage]:
         except Exception:  # noqa: BLE001  whatever tarfile raises for a damaged header
             if data[at : at + BLOCK] == bytes(BLOCK):
                 is_closed = True
-                # Behind the end of an archive lies another archive, or a member whose header was overwritten.
+                # After the end of an archive comes another archive, or a member whose header was overwritten.
                 found = _NOT_ZERO.search(data, at)
                 at = len(data) if found is None else found.start() // BLOCK * BLOCK
                 continue
@@ -105,7 +105,7 @@ def _members(path: Path, data: mmap.mmap) -> Iterator[Member | Damage]:
             yield Damage(info.offset, problem)
         at = archive.offset
         if at < start or (at > start and info.size > len(data) - start):
-            # The size itself may be wrong: the next members may be there all the same.
+            # The size itself may be wrong; the next members may still be valid.
             at = _next_header(data, start) or len(data)
     if not is_closed:
         yield Damage(len(data), NOT_CLOSED)
@@ -127,7 +127,7 @@ def _problem(info: tarfile.TarInfo, num_left: int, *, has_bytes: bool) -> str | 
 
 
 def unsafe(name: str) -> str | None:
-    """Returns what is wrong with the name of a member, which must stay within a folder; None if it is safe."""
+    """Returns the fault of a member's name, which must stay within the folder; None if it is safe."""
     if not name:
         return "has no name"
     if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name):
@@ -146,7 +146,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _next_header(data: mmap.mmap, start: int) -> int | None:
-    """Returns the offset of the next sound header at or after ``start``, found by its magic bytes."""
+    """Returns the offset of the next valid header at or after ``start``, found by its magic bytes."""
     at = start + _MAGIC_AT
     while (found := data.find(_MAGIC, at)) >= 0:
         offset = found - _MAGIC_AT

@@ -1,4 +1,4 @@
-"""Packs a folder of files, one folder a class, into tar shards of webdataset's layout."""
+"""Packs a folder of files, one folder per class, into tar shards of webdataset's layout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Written:
     skipped: tuple[str, ...]
     """Files and folders that were left out, with the reasons."""
     remains: tuple[Path, ...]
-    """Folders beside the new one that were left by killed packings."""
+    """Folders left next to the new one by killed packings."""
 
 
 def write_shards(
@@ -56,16 +56,16 @@ def write_shards(
     """Packs ``source/<class>/**/*.wav`` into ``num`` files ``out/0000.tar``, ..., in an order drawn by ``seed``.
 
     A sample holds the file's bytes under its suffix, and the number of its class under ``cls``. Dots and blanks in its
-    path become ``_``, since a key ends at its first dot. The shards differ by at most one sample and mix all classes.
-    Folders ``train``, ``val`` and ``test`` in ``source`` become folders of shards with the same class numbers. An
-    interrupted packing leaves no shards.
+    path become ``_``, since a dot ends a key. The shards differ by at most one sample and mix all classes. Folders
+    ``train``, ``val`` and ``test`` in ``source`` become folders of shards with the same class numbers. An interrupted
+    packing leaves no shards.
 
     Args:
-        num: shards of each split; None = 16. With fewer files, one shard a file.
+        num: shards per split; None = 16. At most one shard per file.
         on_file: called with the number of files packed and the total.
 
     Raises:
-        DataError: there are no such files, or one can't be read.
+        DataError: no file matches, or one can't be read.
         ConfigError: ``out`` is not empty, or ``num`` is out of range.
     """
     if num is not None and num < 1:
@@ -122,7 +122,7 @@ def _shares(
 
 
 def _packed(path: Path, samples: Sequence[tuple[str, str, Path]], number_of: Mapping[str, int]) -> Iterator[int]:
-    """Writes a shard, and yields the bytes of each file once it is in it."""
+    """Writes a shard, and yields the size of each packed file."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
         for key, name, file in samples:
             content = _content(file)
@@ -159,7 +159,7 @@ def _files(source: Path, suffixes: Sequence[str]) -> tuple[dict[str, list[tuple[
 
 
 def _why_skipped(path: Path, name: str | None, suffixes: Sequence[str], wanted: str) -> str:
-    """Returns why a file of a class is not packed; empty if it is packed, or is a list of files."""
+    """Returns why a file of a class is not packed; empty if it is packed, or lists a split."""
     if path.suffix.lower() not in suffixes:
         return "" if path.name in LISTS else f"not {wanted}"
     if name is None:
@@ -172,7 +172,6 @@ def _why_skipped(path: Path, name: str | None, suffixes: Sequence[str], wanted: 
 
 
 def _keys(source: Path, paths: Sequence[Path]) -> list[str]:
-    """Returns a unique key for each path, without its suffix."""
     keys, taken = [], set()
     for path in paths:
         key = start = sample_key(path.relative_to(source).with_suffix("").as_posix())

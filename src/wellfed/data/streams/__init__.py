@@ -1,4 +1,4 @@
-"""Datasets that are read in order: how several readers share one, and how its batches are built.
+"""Reads datasets in order: several readers share one, and its batches are built from their samples.
 
 Start from `stream_loader.py`, which yields the batches. `stream.py` describes the dataset; `stream_builder.py` reads
 it.

@@ -1,4 +1,4 @@
-"""A dataset that is read in order: what it yields, and how several readers can share it."""
+"""Describes a dataset that is read in order: what it yields, and how several readers can share it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TURN = threading.Lock()
 
 
 def is_stream(dataset: Any) -> bool:
-    """Returns whether a dataset is read in order: it has no ``__getitem__`` but one inherited from torch."""
+    """Returns whether a dataset is read in order: it has no ``__getitem__`` of its own."""
     if isinstance(dataset, (Stream, IterableDataset)):
         return True
     return getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__) and hasattr(dataset, "__iter__")
@@ -35,17 +35,17 @@ def is_stream(dataset: Any) -> bool:
 def has_states(data: Any) -> bool:
     """Returns whether the dataset can save and restore its position (torchdata's protocol).
 
-    A DataLoader that can is read again instead: its state holds everything that its workers hold, for each batch.
+    False for a DataLoader, whose state holds all that its workers hold for each batch; it is read again instead.
     """
     methods = (getattr(data, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods)) and not isinstance(data, DataLoader)
 
 
 def check_items(dataset: Any, *, by_item: bool) -> None:
-    """Raises a DataError if samples can't be read by their index.
+    """Raises a DataError if samples can't be read by index.
 
     Args:
-        by_item: ``fetch`` is not used.
+        by_item: whether ``fetch`` is left unused.
     """
     name = type(dataset).__name__
     if not hasattr(dataset, "__getitem__"):
@@ -64,7 +64,7 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
 
 @dataclass(frozen=True)
 class PartOf:
-    """The reader of a stream, in place of torch's ``WorkerInfo``."""
+    """The reader of a stream, in the role of torch's ``WorkerInfo``."""
 
     id: int
     num_workers: int
@@ -75,8 +75,8 @@ class PartOf:
 class Stream:
     """A dataset that is iterated, with its methods for batches (``on_device``, ``weight``, ``split``).
 
-    Torch's ``IterableDataset`` yields samples, any other iterable yields batches, unless its ``gives_batches`` says
-    otherwise.
+    Torch's ``IterableDataset`` yields samples, other iterables yield batches; an attribute ``gives_batches`` changes
+    that.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Stream:
             )
         self._at_start = None
         if has_states(dataset):
-            with suppress(Exception):  # it may have none before it is read
+            with suppress(Exception):  # may not exist before the first read
                 self._at_start = copy.deepcopy(dataset.state_dict())
 
     def _take(self, dataset: Any) -> None:
@@ -116,7 +116,7 @@ class Stream:
 
     @property
     def splits_itself(self) -> bool:
-        """Whether its batches have a layout of their own, in which samples can't be counted."""
+        """Whether batches have a layout of their own, whose samples can't be counted."""
         return hasattr(self, "split")
 
     @property
@@ -138,12 +138,12 @@ class Stream:
 
     @property
     def shares_ranks_itself(self) -> bool:
-        """Whether it asks torch.distributed for the rank that reads it."""
+        """Whether reading it calls torch.distributed for the rank."""
         return self.shared_by == "worker info" and not self._asked.isdisjoint(_DISTRIBUTED)
 
     @cached_property
     def _asked(self) -> set[str]:
-        """Names of the worker info and of torch.distributed that reading the first sample asks for."""
+        """Names in the worker info and torch.distributed that reading the first sample calls."""
         asked: set[str] = set()
 
         class Asked(PartOf):
@@ -152,8 +152,8 @@ class Stream:
                 return super().__getattribute__(name)
 
         data = self.anew()
-        told = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
-        with suppress(Exception), told[0], told[1], told[2]:  # training meets the same error and reports it
+        contexts = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
+        with suppress(Exception), contexts[0], contexts[1], contexts[2]:  # training meets the same error and reports it
             if self.worker_init is not None:
                 self.worker_init(0)
             next(iter(data), None)
@@ -161,19 +161,19 @@ class Stream:
 
     @property
     def num_shards(self) -> int | None:
-        """Number of parts that it offers by ``num_shards``."""
+        """Number of parts that it offers as ``num_shards``."""
         found = getattr(self.dataset, "num_shards", None)
         return found if isinstance(found, int) and found > 0 else None
 
     def num_parts(self, num_workers: int, world_size: int = 1) -> int:
-        """Returns the number of parts that a rank reads in turn: those of the stream, else one a worker."""
+        """Returns the number of parts that a rank reads in turn: the stream's own, else one per worker."""
         if self.num_shards is None:
             return max(1, num_workers)
         return max(1, min(MOST_PARTS, self.num_shards // world_size)) if self.shared_by else 1
 
     def anew(self) -> Any:
-        """Returns the dataset as it was before it was read. A shallow copy: its data in memory is shared."""
-        is_kept = hasattr(type(self.dataset), "__del__") or isinstance(self.dataset, DataLoader)  # and its workers
+        """Returns the dataset in its unread state, as a shallow copy that shares data in memory."""
+        is_kept = hasattr(type(self.dataset), "__del__") or isinstance(self.dataset, DataLoader)  # keeps its workers
         dataset = self.dataset if is_kept else _copied(self.dataset, copy.copy)
         if self._at_start is not None:
             dataset.load_state_dict(copy.deepcopy(self._at_start))
@@ -186,16 +186,16 @@ class Stream:
         return other
 
     def part(self, index: int, count: int, *, is_alone: bool) -> tuple[Any, PartOf | None]:
-        """Returns what to iterate for one of ``count`` parts, and the reader to set as worker info meanwhile.
+        """Returns the iterable for one of ``count`` parts, and the reader to set as worker info.
 
         Args:
-            is_alone: this process reads no other part, as a worker of torch's DataLoader.
+            is_alone: whether this process reads no other part, as a worker of torch's DataLoader.
         """
         if count == 1:
             return self.anew(), None
         if self.shared_by == "shard":
             shard = self.dataset.shard
-            is_as_in_datasets = "num_shards" in inspect.signature(shard).parameters  # of Hugging Face
+            is_as_in_datasets = "num_shards" in inspect.signature(shard).parameters  # Hugging Face's
             return shard(num_shards=count, index=index) if is_as_in_datasets else shard(index, count), None
         dataset = self.anew() if is_alone else _copied(self.anew(), copy.deepcopy)
         return dataset, PartOf(index, count, dataset)
@@ -203,7 +203,7 @@ class Stream:
 
 @contextmanager
 def as_worker(info: PartOf | None) -> Iterator[None]:
-    """Makes ``torch.utils.data.get_worker_info()`` return this within."""
+    """Makes ``torch.utils.data.get_worker_info()`` return ``info`` inside."""
     worker: Any = torch_worker
     if worker._worker_info is info:
         yield
@@ -218,7 +218,7 @@ def as_worker(info: PartOf | None) -> Iterator[None]:
 
 @contextmanager
 def _noting_calls(module: Any, names: tuple[str, ...], called: set[str]) -> Iterator[None]:
-    """Adds to ``called`` the names of the functions of a module that are called within."""
+    """Adds the names of a module's functions that are called inside to ``called``."""
     before = {name: getattr(module, name) for name in names if hasattr(module, name)}
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

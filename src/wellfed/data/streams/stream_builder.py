@@ -1,4 +1,4 @@
-"""Reads the parts of a stream and builds their batches, in whichever process or thread this runs."""
+"""Reads the parts of a stream and builds their batches, in any process or thread."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from wellfed.errors import reason_of
 from wellfed.sample_rng import seed_from
 
 _LOOK_S = 0.05
-"""Seconds between checks of a thread that waits for its turn whether the pass was ended."""
+"""Seconds between checks for an ended pass while a thread waits for its turn."""
 _END = object()
 _NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class PartStart:
-    """The position from which a part is read."""
+    """The position at which reading a part starts."""
 
     index: int
     count: int
-    """Number of parts of all ranks."""
+    """Number of parts over all ranks."""
     epoch: int
-    """Epoch whose order it has."""
+    """Epoch that determines the order."""
     shuffle_buffer: int
     is_alone: bool
-    """Whether its process reads no other part."""
+    """Whether the process reads no other part."""
     state: Any = None
-    """State of the dataset to go on from; None = the start."""
+    """State of the dataset to continue from; None = the start."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class StreamRequest(BatchRequest):
     start: PartStart | None = None
     """Set in the first request for a part in a pass."""
     is_dropped: bool = False
-    """Whether the batch is read and dropped: the run trained on it before it was resumed."""
+    """Whether the batch is read and dropped, since the run trained on it before it was resumed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = ("epoch", "batch", "part", "round", "reading", "start", "is_dropped")
@@ -74,7 +74,7 @@ class StreamedBatch(BuiltBatch):
     """A batch of a part, and the position after it."""
 
     tail: list[Any] | None = None
-    """Samples left at the end of the part, too few for a batch; None = it has not ended."""
+    """Samples left at the end of the part, too few for a batch; None = the part has not ended."""
     state: Any = None
     """State of the dataset after this batch."""
 
@@ -82,11 +82,11 @@ class StreamedBatch(BuiltBatch):
 class StreamBuilder(BatchBuilder):
     """Builds batches of ``batch_size`` samples, or passes on the stream's own batches.
 
-    Draws from the process's generators are functions of (seed, epoch, part, batch), except in threads: the step draws
-    from the same generators meanwhile.
+    Draws from the process's generators are functions of (seed, epoch, part, batch). Not in threads, since the step
+    draws from the same generators meanwhile.
 
     Args:
-        in_threads: several threads call it and wait for their turns.
+        in_threads: whether several threads call it and wait for their turns.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class StreamBuilder(BatchBuilder):
         super().__init__(stream.dataset, seed, collate=collate, purpose=purpose, by_item=True)
         self.stream, self.batch_size = stream, batch_size
         self._turns = threading.Condition() if in_threads else None
-        self._builds = not isinstance(stream.dataset, DataLoader)  # its own workers build, at an unknown speed
+        self._builds = not isinstance(stream.dataset, DataLoader)  # its own workers build the batches
         self._readers: dict[int, _PartReader] = {}
         self._reading = -1
 
@@ -114,7 +114,7 @@ class StreamBuilder(BatchBuilder):
         built: BuiltBatch
         try:
             with self._turn(request) as reader:
-                stopwatch = Stopwatch()  # after the wait for its turn
+                stopwatch = Stopwatch()  # starts after the wait for the turn
                 built = BuiltBatch(None) if reader is None else reader.next(request)
                 built.took = stopwatch.read() if self._builds else None
         except Exception as error:
@@ -124,7 +124,7 @@ class StreamBuilder(BatchBuilder):
         return built
 
     def end_reading(self, reading: int | None = None) -> None:
-        """Ends a pass, or any pass if None; threads that wait for a turn in it give up."""
+        """Ends a pass, or any pass if None; threads that wait for a turn in it return."""
         if reading in (None, self._reading):
             self._reading, self._readers = -1, {}
 
@@ -155,7 +155,7 @@ class StreamBuilder(BatchBuilder):
         return request.reading == self._reading and reader is not None and reader.round == request.round
 
     def drawing(self, *place: int) -> AbstractContextManager[None]:
-        """Seeds the process's generators by (seed, *place) within, and restores them after."""
+        """Seeds the process's generators by (seed, *place) inside, and restores them after."""
         seed = seed_from(self.seed, *place)
         if get_worker_info() is not None:
             generators.seed_for_sample(seed)  # nothing else draws in a worker process
@@ -202,8 +202,8 @@ class _PartReader:
             return StreamedBatch(None, tail=self._tail)
         builder = self._builder
         if self._iterator is None and self._start.state is None:
-            # All parts begin with the same seed: a dataset that shuffles its files and takes some of them must shuffle
-            # alike in all parts.
+            # All parts begin with the same seed, so that a dataset that shuffles and distributes its files does so
+            # alike in all.
             with builder.drawing(self._start.epoch), self._reading():
                 iterator = self._begin()
                 first = next(iterator, _END)
@@ -236,12 +236,12 @@ class _PartReader:
         keeper: Any = data if has_states(data) else iterator
         if start.state is not None and not has_states(data):
             keeper.load_state_dict(start.state)
-        # A state does not hold the samples in a buffer: with a buffer, a resumed run reads the epoch again.
+        # A state lacks the samples in a buffer. With a buffer, a resumed run reads the epoch again.
         self._states = keeper if has_states(keeper) and not start.shuffle_buffer else None
         return iterator
 
     def _in_order(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Returns the samples in the order of training, which a shuffle buffer changes. Reads none yet."""
+        """Returns an iterator in the order of training, which a shuffle buffer changes."""
         start = self._start
         if not start.shuffle_buffer:
             return samples

@@ -1,7 +1,7 @@
-"""Yields the batches of a stream: in training from any position, in an evaluation from its start.
+"""Yields the batches of a stream: from any position in training, from the start in evaluation.
 
-A stream is read in parts, whose batches take turns, whichever worker reads them. The samples left at the ends of the
-parts make the last batches, so their number is the same as if the stream were read in one part.
+A stream is read in parts, whose batches take turns, with any number of workers. The samples left at the ends of the
+parts make the last batches, so the number of batches is the same as without parts.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 UNKNOWN_LENGTH = 2**53
-"""Length reported for a stream. Lightning reads one batch ahead of a loader without a length, and would lose it at a
-checkpoint."""
+"""Length reported for a stream. Without a length, Lightning reads one batch ahead and loses it at a checkpoint."""
 _LOOKED_AT = 64
-"""Elements of each tensor that go into a batch's checksum."""
+"""Elements per tensor used in a batch's checksum."""
 
 
 class Mark(NamedTuple):
-    """A position in an epoch of a stream, as checkpoints hold it."""
+    """A position in an epoch of a stream, as in checkpoints."""
 
     parts: int
-    """Parts that each rank reads in turn, in this epoch."""
+    """Parts that each rank reads in turn in this epoch."""
     ranks: int
     buffer: int
     """loader.shuffle_buffer of this epoch."""
     asked: int = 0
     """Turns of parts up to the last batch handed out; used with ``states``."""
     left: int = 0
-    """Batches handed out that were made of samples left at the ends of parts; used with ``states``."""
+    """Batches handed out from samples left at the ends of parts; used with ``states``."""
     states: list[Any] | None = None
-    """State of the dataset for each part; None = it has none."""
+    """State of the dataset for each part; None = the dataset has no states."""
     print: int = 0
     """Checksum of the last batch handed out."""
 
@@ -61,12 +60,12 @@ class StreamStep(NamedTuple):
     size: int
     """Number of samples."""
     mark: Mark
-    """Position after it."""
+    """Position after the batch."""
     took: BuildTime | None = None
 
 
 class StreamReading:
-    """Reads a stream by the backend that the settings name, one pass at a time."""
+    """Reads a stream by the backend of the settings, one pass at a time."""
 
     def __init__(
         self,
@@ -105,14 +104,14 @@ class StreamReading:
         """Yields the batches of an epoch after a position.
 
         Args:
-            order_of: the epoch whose order it has.
-            number: number of batches before the position.
+            order_of: epoch that determines the order.
+            number: batches before the position.
         """
         tails: dict[int, list[Any]] = {}
         asked: deque[StreamRequest] = deque()
         states = list(mark.states or [None] * mark.parts)
         to_drop = 0 if mark.states is not None else number
-        """Batches before the position, which are read again."""
+        """Batches before the position, read again."""
         reading = next(self._numbers)
         requests = self._requests(reading, epoch, mark, order_of, tails, asked, to_drop)
         running = self._source.start(requests, UNKNOWN_LENGTH)
@@ -151,7 +150,6 @@ class StreamReading:
         yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
 
     def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[StreamStep]:
-        """Yields batches of the samples left at the ends of the parts."""
         builder, size = self._builder, self._builder.batch_size
         asked = max(mark.asked, 1)
         for number, start in enumerate(range(0, len(left), size)):
@@ -176,8 +174,8 @@ class StreamReading:
     ) -> Iterator[StreamRequest]:
         """Yields requests round after round until all parts have ended.
 
-        Workers take the requests in turn, so one worker gets all requests for a part. Threads read this generator
-        themselves, one at a time.
+        Workers take the requests in turn, so one worker gets all requests for a part. Threads read this generator one
+        at a time.
         """
         num_readers = max(1, self._settings.num_workers)
         a_round = math.ceil(mark.parts / num_readers) * num_readers
@@ -203,7 +201,7 @@ class StreamReading:
 
     def _start_of(self, part: int, mark: Mark, order_of: int, *, is_alone: bool) -> PartStart:
         return PartStart(
-            # The first parts may have a shard more than others: they are spread over the ranks.
+            # The first parts may have one shard more, so they are spread over the ranks.
             part * self._world_size + self._rank,
             self._world_size * mark.parts,
             order_of,
@@ -213,7 +211,7 @@ class StreamReading:
         )
 
     def _size(self, batch: Batch) -> int:
-        """Returns the samples of a batch; for a layout of its own, its weight is the only count there is."""
+        """Returns the samples of a batch; for a layout of its own, its weight."""
         if not self._builder.splits_itself:
             return batches.batch_size(batch)
         own = getattr(self.stream, "weight", batches.batch_size)
@@ -243,7 +241,7 @@ class StreamReading:
 
 
 class StreamLoader:
-    """Yields the steps of successive epochs. The position is after the last batch handed out, not after queued ones."""
+    """Yields the steps of successive epochs. The position follows the last batch handed out, not queued ones."""
 
     def __init__(
         self,
@@ -257,7 +255,7 @@ class StreamLoader:
         """
         Args:
             steps_per_epoch: steps by the stream's length; None = unknown.
-            shuffle: False = all epochs have the same order, the stream's.
+            shuffle: False = all epochs have the stream's order.
         """
         self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
         self._expected, self._buffer = steps_per_epoch, shuffle_buffer if shuffle else 0
@@ -273,7 +271,7 @@ class StreamLoader:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch of all ranks; None = unknown."""
+        """Steps of an epoch over all ranks; None = unknown."""
         limits = [limit for limit in (self._expected, self._limit) if limit is not None]
         return min(limits, default=None)
 
@@ -288,7 +286,7 @@ class StreamLoader:
         return {"epoch": self._epoch, "batch": self._next_batch, "stream": stream}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a position: by the states of the dataset, else by reading and dropping what is before it."""
+        """Continues from a position: by the states of the dataset, else by reading and dropping earlier batches."""
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         found = dict(state.get("stream", {}))
         self._total = found.pop("total", self._next_batch)
@@ -316,7 +314,7 @@ class StreamLoader:
         try:
             for number, (batch, size, mark, took) in enumerate(running, start=first):
                 if self._running is not running:
-                    return  # this thread was blocked by a batch while another pass began
+                    return  # another pass began while a batch blocked this thread
                 if held is not None:
                     yield self._given(*held)
                 delivery = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size, took=took)
@@ -338,7 +336,7 @@ class StreamLoader:
             return
         held[0].is_last = True
         last = self._given(*held)
-        self._compare_length()  # before the yield: after the last batch no other is asked for
+        self._compare_length()  # before the yield, since no batch is requested after the last
         yield last
 
     def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
@@ -351,7 +349,7 @@ class StreamLoader:
         return delivery
 
     def _compare_size(self, size: int) -> None:
-        """Warns if the stream's own batches have another size than workload.effective_batch_size."""
+        """Warns if the stream's own batches differ in size from workload.effective_batch_size."""
         self._has_told_size, asked = True, self._reading.batch_size
         if size != asked:
             _LOG.warning(
@@ -362,7 +360,7 @@ class StreamLoader:
             )  # fmt: skip
 
     def _with_plain_states(self, mark: Mark) -> Mark:
-        """Returns the position without states that a checkpoint can't hold."""
+        """Returns the position, without states that a checkpoint can't hold."""
         if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
             return mark._replace(states=None)
         if not self._has_looked_at_states:
@@ -376,7 +374,7 @@ class StreamLoader:
         return mark if self._keeps_states else mark._replace(states=None)
 
     def _nothing_came(self) -> None:
-        """Marks the epoch as ended, or raises a DataError if it had no batch at all."""
+        """Marks the epoch as ended, or raises a DataError if it had no batch."""
         name, epoch = self._reading.stream.name, self._epoch
         if self._next_batch == 0:
             if epoch:
@@ -403,7 +401,7 @@ class StreamLoader:
         return self._reading.start_of_epoch(self._buffer)
 
     def close(self) -> None:
-        """Ends workers and everything built ahead; a later ``iter()`` starts them anew."""
+        """Ends workers and everything built ahead; a later ``iter()`` restarts them."""
         self._running = None
         self._reading.close()
 
@@ -434,7 +432,7 @@ class EvalStream:
             running.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the start, where each pass begins."""
+        """Returns the start position, where each pass begins."""
         return {"epoch": 0, "batch": 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -463,6 +461,6 @@ def _print(batch: Batch) -> int:
     for tensor in batches.tensors(batch):
         if tensor.is_contiguous() and tensor.device.type == "cpu":
             few = tensor.detach().view(-1)[:_LOOKED_AT]
-            few = few.view(torch.uint8) if tensor.dtype is torch.bfloat16 else few  # which numpy lacks
+            few = few.view(torch.uint8) if tensor.dtype is torch.bfloat16 else few  # numpy lacks it
             found = zlib.crc32(few.numpy().tobytes(), found)
     return found or 1

@@ -14,16 +14,16 @@ from wellfed.errors import DataError
 
 
 class StepsOfRanks:
-    """Yields the deliveries of a rank's own loader, whose number is unknown before the end.
+    """Yields the batches of a rank's own loader, whose number is unknown before the end.
 
-    At each step the ranks exchange how many samples they have. A rank that has none left gets padding until all have
-    none left. The position counts steps, so each rank resumes after that number of its own batches.
+    At each step the ranks exchange their numbers of samples. A rank without samples gets padding until all ranks are
+    done. The position counts steps, so each rank resumes after that number of its own batches.
     """
 
     def __init__(self, loader: Any, *, drop_last: bool) -> None:
         """
         Args:
-            drop_last: end the epoch as soon as one rank has nothing left.
+            drop_last: whether the epoch ends as soon as one rank has no samples left.
         """
         self._loader, self._drop_last = loader, drop_last
         self._state: dict[str, Any] = loader.state_dict()
@@ -42,7 +42,7 @@ class StepsOfRanks:
         self._state = self._loader.state_dict()
 
     def keep_pace(self) -> None:
-        """Waits until the device has room for the next batch, if the loader is a prefetcher."""
+        """Waits until the device has a free slot for the next batch, if the loader is a prefetcher."""
         getattr(self._loader, "keep_pace", lambda: None)()
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -58,7 +58,7 @@ class StepsOfRanks:
                 break  # nothing was left when the run was resumed
             is_over = num_going_on < dist.get_world_size() if self._drop_last else num_going_on == 0
             latest = delivery or latest
-            if latest is None and step > 0:  # resumed when this rank had none left: any batch has the shapes
+            if latest is None and step > 0:  # resumed without samples left; any batch has the shapes
                 self._loader.load_state_dict({"epoch": epoch, "batch": 0})
                 latest = next(iter(self._loader))
             if latest is None:
@@ -83,11 +83,11 @@ class StepsOfRanks:
         self.load_state_dict({**self._state, "stream": {**self._state["stream"], "is_over": True}})
 
     def _summed(self, size: int, goes_on: bool) -> tuple[int, int]:
-        """Returns the samples of the step and the number of ranks that have another. Exchanged on the host, by gloo."""
+        """Returns the samples of the step, and the number of ranks with more. Exchanged on the host by gloo."""
         if self._group is None:
             is_of_hosts = dist.get_backend() == "gloo"
             self._group = dist.group.WORLD if is_of_hosts else dist.new_group(backend="gloo")
-        told = torch.tensor([size, int(goes_on)])
-        dist.all_reduce(told, group=self._group)
-        total, num_going_on = told.tolist()
+        sums = torch.tensor([size, int(goes_on)])
+        dist.all_reduce(sums, group=self._group)
+        total, num_going_on = sums.tolist()
         return total, num_going_on

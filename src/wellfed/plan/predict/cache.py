@@ -1,4 +1,4 @@
-"""Keeps footprints on disk, so that the same model with the same training settings is measured once."""
+"""Caches footprints on disk, so that a model with the same training settings is measured once."""
 
 from __future__ import annotations
 
@@ -26,27 +26,26 @@ from wellfed.train.step import train_step
 
 FILE_NAME = "footprint.json"
 DEPTH = 3
-"""Levels of objects within objects; below them only the class counts."""
+"""Depth of nested objects in a digest; below, only the class counts."""
 MOST_ITEMS = 64
-"""Most items of a list, a mapping or an array that count; of longer ones the length and the first items."""
+"""Maximum number of items of a list, mapping or array in a digest; the length counts too."""
 MOST_CHARACTERS = 1000
 _STEP = Path(train_step.__file__).parent
-"""Folder of the code that is rehearsed."""
+"""Folder of the code that a rehearsal runs."""
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 _NOT_THEIRS = frozenset({"torch", "wellfed", "builtins", "__main__"})
-"""Packages whose loaded modules do not count: torch has its version, and which modules of wellfed and of a script are
-loaded depends on the command."""
+"""Packages whose loaded modules do not count: torch has its version, and the other modules depend on the command."""
 
 
 def cached_measure(
     model: nn.Module, task: Task, samples: int, cache_dir: Path, *, host_bytes: int | None = None
 ) -> Footprint | NoEstimate:
-    """Returns the footprint in ``<cache_dir>/footprints/<digest>/footprint.json``, else that of `estimate.measure`.
+    """Returns the footprint in ``<cache_dir>/footprints/<digest>/footprint.json``, else from `estimate.measure`.
 
-    A damaged file is replaced. If nothing can be written, nothing is kept.
+    A damaged file is replaced. If writing fails, nothing is cached.
     """
     file: Path | None = None
-    with contextlib.suppress(Exception):  # foreign code, whose errors measuring will report
+    with contextlib.suppress(Exception):  # the model's own code; measuring reports its errors
         file = cache_dir / "footprints" / digest(model, task, samples) / FILE_NAME
     if file is not None and (kept := load(file)) is not None:
         return kept
@@ -57,7 +56,7 @@ def cached_measure(
 
 
 def load(file: Path) -> Footprint | None:
-    """Returns the footprint in a file; None if there is no file, or it can't be read."""
+    """Returns the footprint in a file; None if the file is missing or unreadable."""
     try:
         return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -67,14 +66,14 @@ def load(file: Path) -> Footprint | None:
 def _store(file: Path, footprint: Footprint) -> None:
     """Writes the file atomically: a reader finds the old one or the new one."""
     own = file.with_name(f"{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # a cache that can't be kept costs seconds, not the run
+    with contextlib.suppress(OSError):  # a missing cache costs seconds, not the run
         file.parent.mkdir(parents=True, exist_ok=True)
         own.write_text(json.dumps(footprint.to_dict(), indent=1) + "\n", encoding="utf-8")
         own.replace(file)
 
 
 def digest(model: nn.Module, task: Task, samples: int) -> str:
-    """Returns 16 hex digits that depend on everything that shapes a footprint, and not on weights or learning rates."""
+    """Returns 16 hex digits that depend on everything a footprint depends on. Weights don't count."""
     optimizer = task.make_optimizer(model)
     tensors = [*model.named_parameters(), *model.named_buffers(), *enumerate(batches.tensors(task.make_batch(2)))]
     content = {
@@ -93,18 +92,15 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of an optimizer's group. A float counts only as 0 or not, which decides what is computed."""
+    """Returns the options of an optimizer's group. Floats count only as zero or not, which decides what is computed."""
     return {
         name: len(value) if name == "params" else bool(value) if isinstance(value, float) else repr(value)
         for name, value in group.items()
     }
 
 
-# -- what an object holds -----------------------------------------------------------------------------------------
-
-
 def _described(thing: object) -> str:
-    """Returns the class and the object's own attributes (sizes, probabilities, configurations); no submodules."""
+    """Returns the class and the object's own attributes, such as sizes and probabilities; no submodules."""
     hidden = _MACHINERY if isinstance(thing, nn.Module) else ()
     own = _own((each for each in _attributes(thing) if each[0] not in hidden), DEPTH)
     return f"{_class_name(thing)} {own}"
@@ -129,7 +125,7 @@ def _attributes(thing: object) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: object, depth: int) -> str:
-    """Returns at most a few thousand characters on a value, without large contents."""
+    """Returns a few thousand characters at most about a value, without large contents."""
     if isinstance(value, (Tensor, np.ndarray)):
         is_weight = isinstance(value, Tensor) and (value.is_meta or value.requires_grad)
         is_told = not is_weight and int(np.prod(value.shape)) <= MOST_ITEMS
@@ -144,7 +140,7 @@ def _text(value: object, depth: int) -> str:
     if isinstance(value, (set, frozenset)):  # their order varies
         return f"{len(value)} {sorted(_text(each, depth - 1) for each in value) if len(value) <= MOST_ITEMS else ''}"
     if isinstance(value, (Mapping, list, tuple)):
-        # The pairs of a mapping are tuples, which count as the level.
+        # The pairs of a mapping are tuples, which count as a level.
         items, below = (value.items(), depth) if isinstance(value, Mapping) else (value, depth - 1)
         return f"{_class_name(value)} {len(value)} {[_text(each, below) for each in islice(items, MOST_ITEMS)]}"
     own = _own(islice(_attributes(value), MOST_ITEMS), depth - 1)
@@ -153,14 +149,11 @@ def _text(value: object, depth: int) -> str:
     return repr(value)[:MOST_CHARACTERS]
 
 
-# -- code ---------------------------------------------------------------------------------------------------------
-
-
 def _code(things: Iterable[object]) -> list[str]:
-    """Returns digests of the files that define the classes and their bases, and of loaded modules beside them.
+    """Returns digests of the files that define the classes and their bases, and of other loaded modules of their code.
 
-    These are the modules of the same package, or of the same folder for a module without one. Installed packages have
-    none.
+    These are modules of the same package, or of the same folder if there is no package. Installed packages are left
+    out.
     """
     names = {base.__module__ for each in things for base in type(each).__mro__ if _top(base.__module__) != "torch"}
     files = {_file(name) for name in names}

@@ -1,7 +1,7 @@
-"""Simulates which memory torch's CUDA allocator reserves for a sequence of allocations and frees, without torch.
+"""Simulates the memory that torch's CUDA allocator reserves for a sequence of allocations and frees, without torch.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (torch 2.13, default settings).
-The allocator requests segments from the driver and gives them out in blocks. A freed block is kept and joined with free
+It follows c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (torch 2.13, default settings). The
+allocator requests segments from the driver and divides them into blocks. A freed block is kept and joined with free
 neighbours of its segment. Blocks of different streams never share a segment, nor do small and large blocks.
 """
 
@@ -12,42 +12,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 MIN_BLOCK = 512
-"""Bytes to whose multiples requests are rounded up (kMinBlockSize)."""
+"""Requests are rounded up to a multiple of these bytes (kMinBlockSize)."""
 SMALL = 2**20
-"""Largest small request (kSmallSize)."""
+"""Largest small request in bytes (kSmallSize)."""
 SMALL_SEGMENT = 2 * 2**20
-"""Segment for small requests (kSmallBuffer)."""
+"""Bytes of a segment for small requests (kSmallBuffer)."""
 MEDIUM_BELOW = 10 * 2**20
-"""Size below which larger requests get a segment of ``MEDIUM_SEGMENT`` (kMinLargeAlloc)."""
+"""Bytes below which requests above `SMALL` get a segment of ``MEDIUM_SEGMENT`` (kMinLargeAlloc)."""
 MEDIUM_SEGMENT = 20 * 2**20
-"""Segment for medium requests (large_segment_size)."""
+"""Bytes of a segment for medium requests (large_segment_size)."""
 ROUND_LARGE = 2 * 2**20
-"""Bytes to whose multiples segments of larger requests are rounded up (kRoundLarge)."""
+"""Segments of larger requests are rounded up to a multiple of these bytes (kRoundLarge)."""
 EXPANDABLE_SPACE = 2**50
-"""Addresses of an expandable segment: more than any card has memory."""
+"""Addresses of an expandable segment, more than the memory of any card."""
 
 
 class OutOfMemory(Exception):
-    """Raised for a request that exceeds the limit after cached segments were returned to the driver."""
+    """Raised for a request that exceeds the limit even without cached segments."""
 
 
 @dataclass(eq=False, repr=False)
 class _Block:
-    """Successive bytes of a segment, in use or free, linked to their neighbours."""
+    """Successive bytes of a segment, used or free, linked to their neighbours."""
 
     pool: _Pool
     address: int
     size: int
     asked: int = 0
-    """Bytes of ``size`` that were requested; the rest was too small to split off."""
+    """Requested bytes of ``size``; the rest was too small to split off."""
     before: _Block | None = None
     after: _Block | None = None
     is_used: bool = False
     is_mapped: bool = True
-    """Whether the addresses have memory of the card; False only in expandable segments."""
+    """Whether the addresses have memory; False only in expandable segments."""
 
     def link(self, before: _Block | None, after: _Block | None) -> None:
-        """Links it between two others."""
+        """Links the block between two others."""
         self.before, self.after = before, after
         if before is not None:
             before.after = self
@@ -61,7 +61,7 @@ class _Pool:
 
     is_small: bool
     free: list[tuple[int, int, _Block]] = field(default_factory=list)
-    """Free blocks in the order of the search: the smallest first, then the lowest address."""
+    """Free blocks, the smallest first, then the lowest address."""
     unmapped: _Block | None = None
     """The unmapped rest of an expandable segment."""
 
@@ -86,8 +86,8 @@ class CachingAllocator:
     """The allocator of one card. Sizes are bytes; a block is identified by the address that `allocate` returned.
 
     Args:
-        limit_bytes: bytes that may be reserved; None = any.
-        expandable: ``expandable_segments:True``: one segment for each stream and pool, which grows by pages.
+        limit_bytes: maximum bytes reserved; None = no limit.
+        expandable: as ``expandable_segments:True``: one segment per stream and pool, which grows by pages.
     """
 
     def __init__(self, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
@@ -95,7 +95,7 @@ class CachingAllocator:
         """Bytes of rounded requests, of blocks in use, and of segments."""
         self.peak_asked = self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
-        """Requests for which cached segments were returned to the driver."""
+        """Number of requests for which cached segments were returned to the driver."""
         self._limit, self._expandable = limit_bytes, expandable
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._used: dict[int, _Block] = {}
@@ -138,11 +138,11 @@ class CachingAllocator:
         self._join(block)
 
     def release_cached(self) -> None:
-        """Returns segments that are entirely free to the driver (``torch.cuda.empty_cache``)."""
+        """Returns free segments to the driver (``torch.cuda.empty_cache``)."""
         for pool in self._pools.values():
             for *_, block in list(pool.free):
                 unmapped = pool.unmapped
-                # Of an expandable segment only the pages at its end. (torch returns those between blocks too.)
+                # From an expandable segment only pages at its end (torch also returns pages between blocks).
                 if block.after is unmapped and (unmapped is not None or block.before is None):
                     pool.remove(block)
                     self.reserved -= block.size
@@ -150,10 +150,8 @@ class CachingAllocator:
                         unmapped.address, unmapped.size = block.address, unmapped.size + block.size
                         unmapped.link(block.before, None)
 
-    # -- segments -------------------------------------------------------------------------------------------------
-
     def _reserve(self, missing: Callable[[], int]) -> int:
-        """Requests missing bytes from the driver; ``missing`` may give more after cached segments were returned."""
+        """Requests missing bytes from the driver; ``missing`` is called again after cached segments were returned."""
         num_bytes = missing()
         if self._limit is not None and self.reserved + num_bytes > self._limit:
             self.retries += 1
@@ -173,7 +171,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: _Pool, size: int) -> _Block:
-        """Returns the last free block of an expandable segment, grown by the pages that the request needs."""
+        """Returns the last free block of an expandable segment, grown by the pages for the request."""
         page = SMALL_SEGMENT if pool.is_small else MEDIUM_SEGMENT
         if pool.unmapped is None:
             pool.unmapped = _Block(pool, self._next_address, EXPANDABLE_SPACE, is_mapped=False)
@@ -190,8 +188,6 @@ class CachingAllocator:
         new.link(unmapped.before, unmapped)
         unmapped.address, unmapped.size = unmapped.address + pages, unmapped.size - pages
         return self._join(new)
-
-    # -- blocks ---------------------------------------------------------------------------------------------------
 
     def _join(self, block: _Block) -> _Block:
         """Joins a block with its free neighbours, adds it to its pool and returns it."""
@@ -212,14 +208,14 @@ def rounded(num_bytes: int) -> int:
 
 
 def segment_size(size: int) -> int:
-    """Returns the segment that is requested from the driver for a block."""
+    """Returns the size of the segment to request from the driver for a block."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return MEDIUM_SEGMENT if size < MEDIUM_BELOW else -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
 def reserved_for(sizes: Sequence[int], *, expandable: bool = False) -> int:
-    """Returns the bytes reserved after allocating these sizes one after the other."""
+    """Returns the bytes reserved after these allocations in a row."""
     allocator = CachingAllocator(expandable=expandable)
     for size in filter(None, sizes):
         allocator.allocate(size)

@@ -1,10 +1,8 @@
 """Makes a pass on CPU tensors keep the same tensors as a pass on CUDA, where the two differ.
 
-A small table of predictions about kernels. It lacks cuDNN's workspaces, and the reserve of cuDNN's RNNs, for which the
-single steps of the RNN count.
-
-The lists of casts by autocast are those of aten/src/ATen/autocast_mode.h (torch 2.13). A test compares them with the
-operators that torch has registered.
+This covers a small table of kernels. cuDNN's workspaces are missing. cuDNN's RNN reserve is replaced by the RNN's
+single steps. The lists of autocast follow aten/src/ATen/autocast_mode.h (torch 2.13); a test compares them with torch's
+registered operators.
 """
 
 from __future__ import annotations
@@ -45,30 +43,30 @@ FLOAT32_RESULT = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
-"""Operators that get ``dtype=float32`` unless a type is given; their inputs stay as they are."""
+"""Operators that get ``dtype=float32`` by default; their inputs are not cast."""
 NORM = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""Operators with a float32 result, by the variant that takes a type."""
+"""Operators with a float32 result -> the variant that takes a type."""
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-"""Operators whose inputs are cast to the widest of their types."""
+"""Operators whose inputs are cast to the widest input type."""
 AS_GIVEN = "binary_cross_entropy"
-"""Operator that raises an error on CUDA, which training will report."""
+"""Operator that raises an error on CUDA; training reports it."""
 _RNN = {torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh}
 """RNNs that cuDNN runs entirely in the lower type (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Sets up dropout with a mask of bytes, the fused attention kernel, CUDA's autocast lists, RNNs without oneDNN.
+    """Emulates CUDA's dropout mask of bytes, its fused attention kernel, its autocast lists, and RNNs without oneDNN.
 
-    Autocast's kernels replace those of the CPU below Python. So operators that call others, as cross_entropy calls
-    log_softmax and nll_loss, are cast where CUDA casts them. Run the backward pass by `backward`. The switch for oneDNN
-    and the kernels are global, so they apply to other threads of the process too.
+    Autocast's kernels are replaced below Python. So operators inside others, such as log_softmax in cross_entropy, are
+    cast as on CUDA. Run the backward pass by `backward`. The oneDNN switch and the kernels are global, so they apply to
+    other threads too.
     """
-    was_enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would ask Intel's GPUs about TF32, too
+    was_enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would also call Intel's GPUs about TF32
     torch._C._set_mkldnn_enabled(False)
     try:
         with _Functions(), torch.library._scoped_library("aten", "IMPL") as library:
-            with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
+            with warnings.catch_warnings(action="ignore"):  # torch warns about replaced kernels
                 library.impl("linear", _linear, "AutogradCPU")
                 for name, kernel in _autocast_kernels():
                     library.impl(name, kernel, KEY)
@@ -80,7 +78,7 @@ def as_on_cuda() -> Iterator[None]:
 def backward(loss: Tensor) -> None:
     """Runs the backward pass within the torch function mode.
 
-    ``loss.backward()`` would leave the mode, so checkpointed blocks would do something else the second time.
+    ``loss.backward()`` would leave the mode, so that recomputed blocks would differ.
     """
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward(
@@ -97,7 +95,7 @@ class _Functions(TorchFunctionMode):
             return _dropout(*args, **named)
         if func is functional.scaled_dot_product_attention:
             return _attention(*args, **named)
-        if func is functional.multi_head_attention_forward:  # hides the attention inside it
+        if func is functional.multi_head_attention_forward:  # it hides the attention
             bound = inspect.signature(func).bind(*args, **named)
             bound.arguments["dropout_p"] = 0.0
             return func(*bound.args, **bound.kwargs)
@@ -109,7 +107,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Keeps a mask of bytes; the CPU's own kernel keeps one of the input's type."""
+    """Keeps a mask of bytes, as on CUDA; the CPU's kernel keeps one of the input's type."""
     if not training or p == 0 or inplace:
         return functional.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
@@ -118,7 +116,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *more: Any, **named: Any
 ) -> Tensor:
-    """Runs the fused kernel without dropout: on CUDA it needs no mask, and the CPU's supports no dropout."""
+    """Runs the fused kernel without dropout. On CUDA it needs no mask, and the CPU's supports no dropout."""
     return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *more, **named)
 
 
@@ -186,7 +184,7 @@ def _is_eligible(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Casts float tensors except float64 in nested arguments, the last first, as torch's builds for Linux do."""
+    """Casts float tensors except float64 in nested arguments, the last first, as torch's Linux builds do."""
     if isinstance(value, Tensor):
         return value.to(dtype) if _is_eligible(value) else value
     if isinstance(value, tuple):

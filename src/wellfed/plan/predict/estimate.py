@@ -1,7 +1,7 @@
-"""Finds the device memory of a training run by running its steps on fake tensors, which have shapes and no contents.
+"""Finds the device memory of a training run by running its steps on fake tensors, which have shapes but no contents.
 
-Nothing of real size is allocated, and no GPU is needed. Workspaces of kernels are predicted from a table
-(`as_on_cuda`). A run with torch.compile is predicted as one without, and cuDNN's RNN reserve as what single steps keep.
+Nothing of real size is allocated, and no GPU is needed. A table predicts workspaces of kernels (`as_on_cuda`).
+torch.compile is ignored, and cuDNN's RNN reserve is replaced by what single steps keep.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from wellfed.plan.predict.rehearsal import Rehearsal, Task
 from wellfed.units import show_bytes
 
 BLOCK_BYTES = 512
-"""The CUDA allocator's smallest block (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+"""Smallest block of the CUDA allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 MOST_POINTS = 9
 MOST_S = 15.0
-"""Seconds after which no further point is measured: a line over a wide gap is too high, never too low."""
+"""Seconds after which no further point is measured. A line over a wide gap is too high, never too low."""
 NEAR_FRAC = 0.01
-"""Largest error of a line between two points, as a share of the whole peak."""
+"""Maximum error of a line between two points, as a share of the whole peak."""
 FIRST_SMALL_RUN = 2
-"""Micro-batch of the first real run; each next one is twice as large."""
+"""Micro-batch of the first real run; each next one is doubled."""
 OUTGROWN = 4
-"""Ratio of the bytes that grow with the batch to all gradients from which a line may be extended: a perceptron of three
-layers has its last bend at 2."""
+"""Minimum ratio of batch-dependent bytes to all gradients before a line may be extended. A perceptron of three layers
+has its last bend at 2."""
 SMALL_RUNS_S = 10.0
-"""Seconds after which no larger real run begins."""
+"""Seconds after which no larger real run starts."""
 COPIES = 6
-"""Bytes of a real run as a multiple of the parameters': with gradients, two states, temporaries, activations."""
+"""Bytes of a real run as a multiple of the parameters: gradients, two states, temporaries, activations."""
 
 
 def measure(
@@ -52,14 +52,14 @@ def measure(
 ) -> Footprint | NoEstimate:
     """Returns the footprint of a model with ``loss(batch) -> LossOutput``, for micro-batches of 1 to ``samples``.
 
-    The model is copied and stays as it is. Fake tensors fail for a model that reads values (``.item()``, boolean
-    indexing). Then a few samples run for real on the CPU, and the line through them is extended. If that fails too,
-    the error is the reason of a `NoEstimate`.
+    The model is copied, not modified. Fake tensors fail if a model reads values (``.item()``, boolean indexing). Then a
+    few samples run for real on the CPU, and the line through them is extended. If that fails too, the result is a
+    `NoEstimate` with the error as reason.
 
     Args:
-        samples: samples of one device in an optimizer step.
-        block_bytes: size to whose multiples the bytes of a tensor are rounded up.
-        host_bytes: memory that real runs may take; None = no limit.
+        samples: samples per device in an optimizer step.
+        block_bytes: bytes of a tensor are rounded up to a multiple of it.
+        host_bytes: maximum memory of real runs; None = no limit.
     """
     try:
         with _apart(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -81,16 +81,16 @@ def measure(
 
 
 def repeated(sample: Batch) -> Callable[[int], Batch]:
-    """Returns a function that makes batches of any size out of the samples of one."""
+    """Returns a function that makes batches of any size by repeating the samples of one."""
     return partial(batches.repeated, sample)
 
 
 def curve(point: Callable[[int], Point], samples: int, *, lowest: int = 1, beside: int = 0) -> list[Point]:
     """Returns points from ``lowest`` to ``samples``, by rising micro-batch.
 
-    A peak is the highest of many moments, each a line of the micro-batch, so its curve bends upwards only. In a gap it
-    is between the line that joins the ends and the extended lines from either side. The next point is measured where
-    these differ most, at their crossing. With few bends that is the bend itself.
+    A peak is the maximum over many moments. Each moment is linear in the micro-batch, so the curve only bends upwards.
+    Within a gap it lies between the line that joins the ends and the extended lines from both sides. The next point is
+    measured where these differ most, at their crossing. With few bends that is the bend itself.
 
     Args:
         beside: bytes that exist for every micro-batch.
@@ -107,7 +107,7 @@ def curve(point: Callable[[int], Point], samples: int, *, lowest: int = 1, besid
 
 
 def _doubt(points: Sequence[Point], gap: int, value: Callable[[Point], int], beside: int) -> tuple[float, int]:
-    """Returns the largest error of the line over a gap, as a share of the peak, and the micro-batch where it is."""
+    """Returns the maximum error of the line over a gap, as a share of the peak, and its micro-batch."""
     low, high = points[gap], points[gap + 1]
     if high.micro_batch - low.micro_batch < 2:
         return 0.0, 0
@@ -117,7 +117,7 @@ def _doubt(points: Sequence[Point], gap: int, value: Callable[[Point], int], bes
     if gap + 2 < len(points):
         after = slope(high, points[gap + 2], value)
         bend = (over - before) / (after - before) if after > before else 0.0
-        # The crossing of both lines, as a share of the gap seen from its end.
+        # Crossing of both lines, as a share of the gap from its end.
         size = high.micro_batch - bend * (high.micro_batch - low.micro_batch)
     else:
         size = (low.micro_batch + high.micro_batch) / 2
@@ -129,8 +129,8 @@ def _doubt(points: Sequence[Point], gap: int, value: Callable[[Point], int], bes
 def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
     """Returns points whose last line may be extended.
 
-    A peak bends where activations outgrow what the weights need, so two slopes that agree are not enough. The last
-    slope is final if the bytes that grow are many times all gradients, or if time is up.
+    A peak bends where activations outgrow the weights' needs, so two equal slopes are not enough. The last slope is
+    final if the growing bytes are many times all gradients, or if time is up.
     """
     points: list[Point] = []
     began_s, size = time.monotonic(), FIRST_SMALL_RUN
@@ -151,6 +151,6 @@ def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Keeps random states, warnings and the modes of torch from the run that follows."""
+    """Protects random states, warnings and modes of torch from changes."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"), torch.enable_grad(), as_on_cuda():
         yield

@@ -1,6 +1,6 @@
 """Predicts the device memory of a training run: its parts, the peak of a step, the largest micro-batch.
 
-Arithmetic on measured figures, without torch, so that planning can use it. `estimate.measure` makes a `Footprint`.
+Pure arithmetic without torch, so that planning can use it. `estimate.measure` makes a `Footprint`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Basis = Literal["fake tensors", "small runs"]
 Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
 
 FORMAT = 2
-"""Format of a footprint's JSON; others are not read."""
+"""Version of a footprint's JSON; others are not read."""
 SLOPES_AGREE_FRAC = 0.05
-"""Largest relative difference of two successive slopes that count as one line, which may be extended."""
+"""Maximum relative difference of two successive slopes on one line, which may then be extended."""
 NEAR_FRAC = 0.005
 """Relative precision of `needed_bytes`."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The peak of one micro-batch's forward and backward pass: bytes beside those that exist all the time."""
+    """Peak of one micro-batch's forward and backward pass, without bytes that exist all the time."""
 
     micro_batch: int
     activations: int
-    """Tensors that the pass makes, without gradients: prepared inputs, saved tensors, temporaries, casts of weights."""
+    """Tensors made by the pass except gradients: prepared inputs, saved tensors, temporaries, casts of weights."""
     gradients: int
-    """Gradients that exist at that moment, if the micro-batch is the only one of its step."""
+    """Gradients at that moment, if the step has one micro-batch."""
     activations_after: int
-    """``activations`` after another micro-batch of the step: then all gradients exist all the time."""
+    """``activations`` after another micro-batch of the step, when all gradients exist all the time."""
     sparse_gradients: int = 0
-    """Sparse gradients left by a pass. They hold only the rows looked up, so they grow with the samples."""
+    """Sparse gradients left by a pass. They hold only used rows, so they grow with the samples."""
     sparse_temporaries: int = 0
     """Temporaries of the optimizer for sparse gradients."""
 
@@ -50,22 +50,22 @@ class Footprint:
     basis: Basis
     """Whether the passes ran on fake tensors, or for real with a few samples."""
     parameters: int
-    """Parameters, frozen ones too, and buffers."""
+    """Parameters, including frozen ones, and buffers."""
     gradients: int
     """Dense gradients."""
     optimizer_state: int
     optimizer_temporaries: int
     """Temporaries of the optimizer for dense gradients."""
     feature_table: int
-    """The feature table; 0 unless it is on the device."""
+    """Feature table; 0 unless on the device."""
     filling: int
-    """Peak beside parameters and table while the feature table is filled, on the device or not."""
+    """Peak while the feature table is filled, besides parameters and table, wherever the table is."""
     inputs: tuple[int, ...]
-    """Bytes a sample of each tensor of a batch as it comes from the loader."""
+    """Bytes per sample of each tensor of a batch from the loader."""
     points: tuple[Point, ...]
     """Peaks by rising micro-batch."""
     recording: Recording | None = None
-    """All allocations, for the bytes reserved beyond the tensors; None: none are."""
+    """All allocations, to predict bytes reserved beyond the tensors; None = not recorded."""
 
     def __post_init__(self) -> None:
         sizes = [point.micro_batch for point in self.points]
@@ -74,7 +74,7 @@ class Footprint:
 
     @property
     def reach(self) -> int | None:
-        """Largest micro-batch that can be predicted; None = any, since the last slopes agree."""
+        """Largest micro-batch with a prediction; None = any, since the last slopes agree."""
         return None if is_straight(self.points) else self.points[-1].micro_batch
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,10 +83,10 @@ class Footprint:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Footprint:
-        """Returns the footprint that `to_dict` described.
+        """Returns the footprint from the result of `to_dict`.
 
         Raises:
-            ValueError: it describes none, or one of another format.
+            ValueError: the values are no footprint, or have another format.
         """
         try:
             rest = dict(values)
@@ -113,7 +113,7 @@ class NoEstimate:
     """The reason why there is no footprint."""
 
     reason: str
-    """One line."""
+    """Text of one line."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class KnownFootprints:
     """Footprints of one model under several settings."""
 
     found: Mapping[tuple[str | None, bool], Footprint | NoEstimate]
-    """Footprints by feature mode and whether activations are checkpointed."""
+    """Feature mode and whether activations are checkpointed -> footprint."""
     looked_at: str = ""
-    """Text on the samples that represent all others, if they differ in length."""
+    """Text about the samples used as examples, if samples differ in length."""
     digests: Mapping[tuple[str | None, bool], str | None] = field(default_factory=dict)
-    """Digests of everything that a footprint depends on, by the same key; None: unknown."""
+    """Digests of everything that a footprint depends on, by the same key; None = unknown."""
 
 
 @dataclass(frozen=True)
@@ -133,21 +133,21 @@ class StepShape:
     """The work of one device in an optimizer step."""
 
     samples: int
-    """Samples of its share of the effective batch. All are on the device at once, and are split there."""
+    """Samples of the device's share of the effective batch; all are on the device at once and are split there."""
     batches_ahead: int = 0
-    """Batches of that size that are on the device already (``loader.device_prefetch``)."""
+    """Batches of that size already on the device (``loader.device_prefetch``)."""
     world_size: int = 1
     workspaces: int = 0
-    """Bytes of the allocator's memory that libraries keep on this device."""
+    """Bytes of the allocator's memory used by libraries."""
     room_for_sums: int = 0
-    """Most bytes of gradients that ranks which can repeat a step sum at a time, beside DDP's buckets."""
+    """Maximum bytes of gradients summed at a time, besides DDP's buckets, by ranks that can repeat a step."""
     is_sharded: bool = False
-    """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
+    """Whether FSDP divides parameters, gradients and state by ``world_size``. Otherwise DDP's buckets hold the
     gradients once more."""
     gathered: int = 0
-    """Bytes of a sharded model that are whole at a time (see `fsdp_blocks.gathered_bytes`)."""
+    """Bytes of a sharded model that are gathered at a time (see `fsdp_blocks.gathered_bytes`)."""
     average: int = 0
-    """Bytes of an average of the weights that a callback keeps."""
+    """Bytes of a callback's average of the weights."""
 
 
 @dataclass(frozen=True)
@@ -156,31 +156,31 @@ class Prediction:
 
     moment: Moment
     parts: Mapping[str, int]
-    """Bytes by what needs them at that moment, entries of 0 bytes included."""
+    """Bytes at the peak by purpose, including entries of 0."""
     slack: int = 0
-    """Bytes that the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
+    """Bytes that the CUDA allocator reserves beyond the tensors: rounding, and blocks too small for any request."""
     workspaces: int = 0
-    """Bytes that libraries allocate there for themselves (see `StepShape`)."""
+    """Bytes that libraries allocate for themselves (see `StepShape`)."""
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all tensors that live at the peak."""
+        """Bytes of all tensors at the peak."""
         return sum(self.parts.values())
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that the CUDA allocator reserves for all of it if nothing limits it."""
+        """Bytes that the CUDA allocator reserves without a limit."""
         return self.tensor_bytes + self.slack + self.workspaces
 
 
 def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, with_slack: bool = True) -> Prediction:
-    """Returns the highest moment of a run: in the passes, in the optimizer, or while the feature table is filled.
+    """Returns the peak of a run: in the passes, in the optimizer, or while the feature table is filled.
 
-    Between measured micro-batches the value is that of a line. It is never too low, since a peak is the highest of
-    several lines. Below the first point its value is taken; beyond the last, the line is extended.
+    Values between measured micro-batches are interpolated. They are never too low, since a peak is the maximum of
+    several lines. The first value also holds below the first point. Beyond the last point the line is extended.
 
     Args:
-        with_slack: False leaves out the bytes reserved beyond the tensors, which need a replay.
+        with_slack: whether to include bytes reserved beyond the tensors, which need a replay.
 
     Raises:
         ValueError: micro_batch is below 1, or beyond ``footprint.reach``.
@@ -217,11 +217,11 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
     a_pass = {**always, **gathered, "gradients": share(existing), "activations": max(0, activations)}
     temporaries = at(step.samples, attrgetter("sparse_temporaries")) + share(footprint.optimizer_temporaries)
     filling = {"parameters": always["parameters"], "feature table": footprint.feature_table}
-    if step.is_sharded and footprint.filling:  # which runs the whole model
+    if step.is_sharded and footprint.filling:  # filling runs the whole model
         filling["gathered weights"] = footprint.parameters
     moments: list[tuple[Moment, dict[str, int]]] = [
         ("forward and backward", a_pass),
-        # The rows of the last micro-batch are added to the earlier ones by writing all of them to new memory.
+        # Rows of the last micro-batch are added to earlier ones by writing all to new memory.
         ("forward and backward", {**always, "gradients": gradients + (sparse if is_split else 0)}),
         ("optimizer step", {**always, "gradients": gradients, "optimizer temporaries": temporaries}),
         ("filling the feature table", {**filling, "activations": footprint.filling}),
@@ -231,14 +231,14 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
 
 
 def _slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
-    """Returns the bytes that the allocator reserves beyond the tensors if nothing limits it."""
+    """Returns the bytes reserved beyond the tensors without a limit."""
     if footprint.recording is None:
         return 0
     replayed = _replayed(footprint, footprint.recording, micro_batch, step)
     unused = replayed.reserved - replayed.asked
     if step.is_sharded:  # gathered weights are in segments of other streams, which keep them
         unused += step.gathered
-    if step.batches_ahead:  # so are batches copied ahead
+    if step.batches_ahead:  # as are batches copied ahead
         sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
         unused += reserved_for(sizes, expandable=footprint.recording.expandable) - sum(sizes)
     return unused
@@ -247,15 +247,15 @@ def _slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
 def _replayed(
     footprint: Footprint, recording: Recording, micro_batch: int, step: StepShape, limit: int | None = None
 ) -> Replayed:
-    """Returns a replay with the inputs that are copied on the computing stream, which are those not copied ahead."""
+    """Returns a replay in which inputs that are not copied ahead use the computing stream."""
     inputs = [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
     return recording.replayed(micro_batch, step.samples, inputs, limit)
 
 
 def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:
-    """Returns whether a run can go on with at most ``limit_bytes`` reserved.
+    """Returns whether a run can continue with at most ``limit_bytes`` reserved.
 
-    Less than the unlimited reservation may be enough, since the allocator returns cached segments to the driver.
+    Less than the unlimited reservation may suffice, since the allocator returns cached segments to the driver.
     """
     peak = predicted_peak(footprint, micro_batch, step)
     missing = peak.reserved_bytes - limit_bytes
@@ -268,7 +268,7 @@ def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_b
 
 
 def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
-    """Returns the fewest bytes that are enough, to half a percent."""
+    """Returns the fewest sufficient bytes, to half a percent."""
     peak = predicted_peak(footprint, micro_batch, step)
     low, high = peak.tensor_bytes + peak.workspaces - 1, peak.reserved_bytes
     while high - low > max(1, NEAR_FRAC * high):
@@ -280,8 +280,8 @@ def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
     """Returns the largest micro-batch up to ``step.samples`` that fits ``budget_bytes``; 0 if none does."""
     reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
-    # Unsplit comes first: its gradients do not all exist at the peak of the activations, so it may need less than a
-    # step in two micro-batches.
+    # The whole step first: its gradients do not all exist at the peak of the activations, so it may need less than two
+    # micro-batches.
     if fits_within(footprint, reach, step, budget_bytes):
         return reach
     low, high = 0, reach
@@ -289,7 +289,7 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
         middle = (low + high) // 2
         peak = predicted_peak(footprint, middle, step, with_slack=False)
         low, high = (middle, high) if peak.reserved_bytes <= budget_bytes else (low, middle)
-    # Reserved bytes don't rise steadily with the size: search down in growing steps from where the tensors fit.
+    # Reserved bytes don't rise steadily with the size, so search down in growing steps from where the tensors fit.
     number = 0
     while low > 0 and not fits_within(footprint, low, step, budget_bytes):
         low -= max(1, low * (1 + number // 10) // 100)
@@ -298,21 +298,21 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
 
 
 def whole_pass(point: Point) -> int:
-    """Returns the bytes at the peak of a micro-batch that is the only one of its step."""
+    """Returns the peak bytes of a micro-batch that is the only one of its step."""
     return point.activations + point.gradients
 
 
 PEAKS: tuple[Callable[[Point], int], ...] = (whole_pass, attrgetter("activations_after"))
-"""Peaks of a micro-batch alone, and after another one."""
+"""Peaks of a single micro-batch, and of one after another."""
 
 
 def slope(low: Point, high: Point, value: Callable[[Point], int]) -> float:
-    """Returns the bytes a sample between two points."""
+    """Returns the bytes per sample between two points."""
     return (value(high) - value(low)) / (high.micro_batch - low.micro_batch)
 
 
 def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
-    """Returns the value at a micro-batch, rounded up; the last line is extended beyond the last point."""
+    """Returns the interpolated value at a micro-batch, rounded up; the last line is extended."""
     if micro_batch <= points[0].micro_batch or len(points) == 1:
         return value(points[0])
     place = min(bisect_left(points, micro_batch, key=attrgetter("micro_batch")), len(points) - 1)

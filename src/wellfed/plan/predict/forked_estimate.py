@@ -1,4 +1,4 @@
-"""Runs an estimate in a forked child process, so that side effects of the model's code stay there."""
+"""Runs an estimate in a forked child process, to contain side effects of the model's code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Found = Footprint | NoEstimate
 
 
 def in_fork(work: Callable[[], Found]) -> Found:
-    """Returns what ``work`` finds, in a child process if one can be forked. Blocks until it ends.
+    """Returns the result of ``work``, from a child process if forking is possible. Blocks until it ends.
 
-    A child that ends in another way (``sys.exit``, a crash, the system's out-of-memory killer) is a `NoEstimate`. An
-    interrupt of this process ends the child too, and is raised. Without a child, random states are restored, and caches
-    of the model's module keep their new contents.
+    A child that ends without a result (``sys.exit``, a crash, the system's out-of-memory killer) gives a `NoEstimate`.
+    An interrupt of this process ends the child too, and is raised. Without a child, random states are restored, but
+    caches in the model's modules change.
     """
     if MAY_FORK and (found := _in_child(work)) is not None:
         return found
@@ -38,7 +38,7 @@ def in_fork(work: Callable[[], Found]) -> Found:
 
 
 def _in_child(work: Callable[[], Found]) -> Found | None:
-    """Runs ``work`` in a child. Returns None if none can be forked, or if torch does not work in it."""
+    """Runs ``work`` in a child. Returns None if forking fails, or if torch does not work in the child."""
     reading, writing = os.pipe()
     with open(reading, "rb") as answers, held_signals() as let_through:
         try:
@@ -59,21 +59,21 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
             _, status = os.waitpid(child, 0)
     try:
         return pickle.loads(answer)  # type: ignore[no-any-return]
-    except (EOFError, pickle.UnpicklingError):  # nothing, or not all of it
+    except (EOFError, pickle.UnpicklingError):  # no answer, or a part of one
         return _ended(os.waitstatus_to_exitcode(status))
 
 
 def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:
-    """Runs the child to its end, without the exit handlers of this process."""
+    """Runs the child to its end, without this process's exit handlers."""
     code = 1
     try:
         end_by_signals()
         let_through()
-        gc.freeze()  # garbage from before the fork is finalised by the parent alone
+        gc.freeze()  # only the parent finalises garbage from before the fork
         with contextlib.suppress(OSError):  # no stderr
             os.dup2(2, 1)
         sys.stdout = sys.stderr
-        torch.set_num_threads(1)  # OpenMP would wait for its threads, which the child lacks
+        torch.set_num_threads(1)  # OpenMP would wait for threads that the child lacks
         answer = pickle.dumps(_found(work))
         with open(writing, "wb") as answers:
             answers.write(answer)
@@ -87,7 +87,7 @@ def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], N
 def _found(work: Callable[[], Found]) -> Found | None:
     try:
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-    except RuntimeError:  # a backward pass on a GPU came before the fork: its threads are missing
+    except RuntimeError:  # a backward pass on a GPU ran before the fork, and its threads are missing
         return None
     try:
         return work()
@@ -98,6 +98,6 @@ def _found(work: Callable[[], Found]) -> Found | None:
 
 
 def _ended(code: int) -> NoEstimate:
-    """Returns the reason of a child without an answer. A negative code is a signal's number."""
+    """Returns the reason for a child without an answer. A negative code is a signal's number."""
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
     return NoEstimate(f"the rehearsal of a step ended with {how}")

@@ -1,10 +1,10 @@
 """Counts the bytes of all live tensors, real or fake.
 
-While a dispatch mode is active, torch makes new tensors where it otherwise writes to a fresh one that nothing else
-holds. This happens in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in
-torch/csrc/autograd/FunctionsManual.cpp), and where the gradients of a tensor that is used twice are added
-(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp). Fake tensors and this tracker are such modes, so
-they would count a tensor more than a run makes. Therefore the in-place operator runs here instead.
+While a dispatch mode is active, torch creates new tensors instead of writing to a fresh one with no other holder.
+Examples are backward formulas such as gather's (``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp) and the sum of gradients of a tensor that is used twice
+(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp). Fake tensors and this tracker are such modes and
+would count too many tensors, so the in-place operator runs here instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 SOLE_USES, SOLE_STORAGE_USES = 4, 2
-"""Use counts of a tensor that only C++ holds, seen by the innermost mode: its holder, the call, the Python object."""
+"""Use counts of a tensor held only by C++, as seen by the innermost mode: its holder, the call, the Python object."""
 _IN_PLACE = {
     aten.index_add.default: (aten.index_add_.default, SOLE_USES),
     aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, SOLE_USES),
@@ -33,20 +33,20 @@ _IN_PLACE = {
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts each storage that an operator returns while the mode is entered, until it is freed.
+    """Counts each storage that an operator returns while the mode is active, until it is freed.
 
-    A storage has the kind that ``making`` had when it was made, or that `note` gave it. Workspaces that kernels use
-    inside an operator are not counted.
+    The kind of a storage is the value of ``making`` at its creation, or set by `note`. Workspaces inside an operator
+    are not counted.
     """
 
     def __init__(self, block_bytes: int = 1) -> None:
-        """Each storage counts as the next multiple of ``block_bytes``."""
+        """Rounds the size of each storage up to a multiple of ``block_bytes``."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.making = "activations"
         self.live: dict[str, int] = {}
-        """Bytes of each kind now."""
+        """Current bytes by kind."""
         self.peak: dict[str, int] = {}
-        """Bytes of each kind when their sum was highest since the last `forget_peak`."""
+        """Bytes by kind at the highest sum since the last `forget_peak`."""
         self._block_bytes = block_bytes
         self._total = self._highest = 0
         self.events: list[tuple[int, int]] = []
@@ -55,7 +55,7 @@ class MemoryTracker(TorchDispatchMode):
         self._count = 0
 
     def note(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Counts these from now on under a kind, whether they were known or not."""
+        """Assigns a kind to these tensors, known or new."""
         for tensor in tensors:
             for storage in _storages(tensor):
                 known = self._storages.get(storage._cdata)
@@ -63,12 +63,12 @@ class MemoryTracker(TorchDispatchMode):
                 self._enter(storage, kind, known[3] if known else 0)
 
     def number(self, tensor: Tensor) -> int:
-        """Returns the number of its storage in ``events``; 0 = none."""
+        """Returns the number of a tensor's storage in ``events``; 0 = none."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
         return known[3] if known else 0
 
     def forget_peak(self) -> None:
-        """Restarts the highest sum with what is live now."""
+        """Restarts the highest sum with the live bytes."""
         self._highest, self.peak = self._total, dict(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,7 +131,7 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
 
 
 def _in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """Returns ``func``, or the operator that writes to its first argument. Valid only in the innermost mode."""
+    """Returns ``func``, or its variant that writes to the first argument. Valid only in the innermost mode."""
     if func is aten.add.Tensor:
         return aten.add_.Tensor if _adds_gradients(args, kwargs) else func
     other, uses = _IN_PLACE.get(func, (func, 0))

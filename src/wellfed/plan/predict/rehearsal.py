@@ -1,6 +1,6 @@
-"""Counts the bytes of every tensor in steps of training, on a copy of the model, with fake or real tensors.
+"""Counts the bytes of every tensor in training steps on a copy of the model, with fake or real tensors.
 
-The forward and backward passes are those of `step.train_step.TrainStep`.
+The forward and backward passes run in `step.train_step.TrainStep`.
 """
 
 from __future__ import annotations
@@ -36,41 +36,40 @@ from wellfed.train.step.train_step import Computation, TrainStep
 
 CPU = torch.device("cpu")
 OPTIMIZER = 10**6
-"""First number of the optimizer's tensors."""
+"""First number for the optimizer's tensors."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The training of a model that is rehearsed."""
+    """A training to rehearse."""
 
     make_batch: Callable[[int], Batch]
-    """Makes a batch of that many samples, of the longest if they differ in length (see `estimate.repeated`)."""
+    """Makes a batch of a given number of samples, the longest if they differ in length (see `estimate.repeated`)."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     prepare: Preparation = field(default_factory=lambda: Preparation(None, 0))
-    """Preparation by a copy of the data set, which may keep fake tensors for later."""
+    """Preparation by a copy of the data set, since it may keep fake tensors."""
     precision: str = "32-true"
     checkpointed: bool = False
     features: Features | None = None
-    """Features of the data; a model's own come from the model."""
+    """Features of the data; the model's own come from the model."""
     feature_mode: FeatureModeName | None = None
-    """Used only with features; None is ``dynamic`` then."""
+    """None with features means ``dynamic``."""
     compile_mode: str = "none"
     shaped_by: tuple[object, ...] = ()
-    """Objects beside the model that shape a pass, such as the data set. A cached footprint depends on them."""
+    """Objects besides the model that affect a pass, such as the data set. A cached footprint depends on them."""
     expandable_segments: bool = False
-    """Setting of the CUDA allocator."""
 
 
 _STORE = 1
-"""Number of the tensor that rows are cut from, the only one among the events of filling."""
+"""Number of the tensor that rows are cut from, the only one in the events of filling."""
 _Pass = tuple[dict[str, int], Events]
-"""Forward and backward of a micro-batch: bytes by kind at the peak, and all allocations and frees."""
+"""Forward and backward of a micro-batch: bytes by kind at the peak, and all events."""
 
 
 class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes ``coalesce`` keep all rows, up to the number that the tensor could have.
+    """Makes ``coalesce`` keep as many rows as the tensor could have.
 
-    A rehearsal repeats a few samples, whose equal rows would be merged. The values are wrong then, the sizes right.
+    A rehearsal repeats a few samples, whose equal rows would be merged. Values are then wrong, sizes correct.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,14 +100,14 @@ class _Counted(Ranks):
 
 
 class Rehearsal:
-    """A model with gradients and optimizer state, whose passes are measured for one micro-batch size after another."""
+    """A model with gradients and optimizer state, whose passes are measured for several micro-batch sizes."""
 
     def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
-        """``fake`` is entered already; None runs on real tensors."""
+        """``fake`` is already active; None = real tensors."""
         self._task, self._live = task, MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
-        """Smallest micro-batch that can run: BatchNorm has no statistics of a single sample."""
+        """Smallest micro-batch that runs; BatchNorm has no statistics of a single sample."""
         with nullcontext() if fake is None else FakeCopyMode(fake):
             self._model = copy.deepcopy(model, _converted(model, self._precision.dtype))
         if task.checkpointed:
@@ -116,7 +115,7 @@ class Rehearsal:
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
         self._filling_events: Events = ()
         self._recorded: tuple[dict[int, Events], ...] = ({}, {}, {})
-        """Events by micro-batch: of the first pass, of a later one, of the optimizer's step."""
+        """Events by micro-batch of the first pass, a later pass, and the optimizer's step."""
         self._feature_table = self._filling = 0
         self._inputs: tuple[int, ...] = ()
         self._source = self._features()
@@ -136,11 +135,11 @@ class Rehearsal:
         self._peaks(self.lowest)
         if self._sparse_gradients() and fake is not None:
             raise TypeError("its gradients are sparse")
-        _, self._first_step_events = self._optimizer_step()  # makes the state
+        _, self._first_step_events = self._optimizer_step()  # creates the state
         self._temporaries, self._step_events = self._optimizer_step()
 
     def point(self, micro_batch: int) -> Point:
-        """Measures the passes of a micro-batch, alone and after another of its size."""
+        """Measures the passes of a micro-batch, alone and after one of the same size."""
         (alone, first), (after, later) = self._peaks(micro_batch)
         sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
         if sparse:
@@ -161,7 +160,7 @@ class Rehearsal:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that exist beside a pass: parameters, gradients, optimizer state."""
+        """Bytes outside of passes: parameters, gradients, optimizer state."""
         return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
 
     @property
@@ -198,8 +197,6 @@ class Rehearsal:
             ),
         )
 
-    # -- what exists between passes -------------------------------------------------------------------------------
-
     def _features(self) -> FeatureSource | None:
         offered = getattr(self._model, "features", None)
         features: Features | None = offered() if callable(offered) else self._task.features
@@ -208,10 +205,10 @@ class Rehearsal:
             return None
         if mode == "dynamic":
             return Computed(features)
-        features = replace(features, trainable=False)  # while they are held; a later stage may train them
+        features = replace(features, trainable=False)  # while the table is held; a later stage may train them
         if features.store is not None:
             return self._store(features, mode)
-        # Two chunks show what filling takes: all other chunks repeat them.
+        # Two chunks show the peak of filling, which further chunks repeat.
         num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
         self._model.eval()
         self._live.events = []
@@ -230,14 +227,14 @@ class Rehearsal:
         return DeviceTable(table)
 
     def _store(self, features: Features, mode: FeatureModeName) -> FeatureSource:
-        """Returns a store of zeros that rows are cut from; it is on the device in ``cache`` only."""
+        """Returns a store of zeros to cut rows from, on the device in ``cache`` only."""
         assert features.store is not None
         if mode != "cache":
             return Computed(features)
-        with unset_fake_temporarily():  # the call may prepare the data
+        with unset_fake_temporarily():  # may prepare the data
             known = features.store()
         table = torch.zeros(known.shape, dtype=known.dtype)
-        self._live.note([table], "feature table")  # or a view of it would count as an activation
+        self._live.note([table], "feature table")  # else a view would count as an activation
         self._filling_events, self._feature_table = [(_STORE, table.nbytes)], table.nbytes
         return DeviceTable(table, features.cut)
 
@@ -247,7 +244,7 @@ class Rehearsal:
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise TypeError(f"{type(optimizer).__name__} runs the passes itself, as often as it likes")
         for group in optimizer.param_groups:
-            # On CUDA tensors None means all parameters at once, on the CPU's it means one after the other.
+            # None means all parameters at once on CUDA, and one after the other on the CPU.
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True
 
@@ -271,7 +268,7 @@ class Rehearsal:
         events = live.events
         live.note(_state_tensors(self._optimizer.state), "optimizer state")
         for group in self._optimizer.param_groups:
-            # Step counts: torch's optimizers keep them in host memory unless a kernel reads them.
+            # Step counts stay in host memory unless a kernel reads them.
             if not (group.get("capturable") or group.get("fused")):
                 for each in _state_tensors(self._optimizer.state, group["params"]):
                     if each.dim() == 0:
@@ -279,8 +276,6 @@ class Rehearsal:
                         live.note([each], "host")
         kept = live.live.get("optimizer temporaries", 0)
         return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
-
-    # -- passes ---------------------------------------------------------------------------------------------------
 
     def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
         """Runs the first and the second micro-batch of a step."""
@@ -292,7 +287,7 @@ class Rehearsal:
         inputs = list(batches.tensors(batch))
         live.note(inputs, "inputs")
         a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
-        # Inputs that do not grow with the batch distort a large micro-batch least.
+        # Inputs of a fixed size distort a large micro-batch least.
         self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
         live.making = "activations"
         self._passes.clear()
@@ -303,7 +298,7 @@ class Rehearsal:
 
 
 def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
-    """Returns tensors of another type for a copy, by the original's id; ``to`` can't exchange fake parameters."""
+    """Returns copies in another type, by the original's id; ``to`` can't exchange fake parameters."""
     if dtype is None:
         return {}
     made: dict[int, Tensor] = {}
@@ -315,7 +310,7 @@ def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]
 
 
 def _as_moved(module: nn.Module) -> Iterator[Tensor]:
-    """Yields parameters and buffers in the order in which ``module.to`` copies them; shared ones more than once."""
+    """Yields parameters and buffers in the order in which ``module.to`` copies them; shared ones repeat."""
     for child in module.children():
         yield from _as_moved(child)
     for each in (*module._parameters.values(), *module._buffers.values()):
@@ -328,6 +323,6 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _state_tensors(state: Mapping[Any, Any], keys: Iterable[Any] | None = None) -> list[Tensor]:
-    """Returns the optimizer's tensors for these weights, or for all."""
+    """Returns the optimizer's tensors for these weights; None = for all."""
     found = (state.get(key, {}) for key in (state if keys is None else keys))
     return [each for values in found for each in values.values() if isinstance(each, Tensor)]

@@ -1,4 +1,4 @@
-"""Replays recorded steps through a simulated CUDA allocator: what it reserves for a run beyond its tensors."""
+"""Replays recorded steps through a simulated CUDA allocator, to find what it reserves beyond the tensors."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from wellfed.plan.predict.caching_allocator import CachingAllocator, OutOfMemory
 Events = Sequence[tuple[int, int]]
 """(tensor id, bytes) events in order; 0 bytes means freed."""
 STEPS = 3
-"""Steps that are replayed. The first makes the optimizer's state, so the second finds other gaps; the third repeats
-the second."""
+"""Number of replayed steps. The first creates the optimizer's state, so the second finds other gaps; the third repeats
+it."""
 PARTS = 3
-"""Micro-batches of a split step that are replayed; later ones repeat the last."""
+"""Number of replayed micro-batches of a split step; later ones repeat the last."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Events whose bytes grow linearly with the samples, from two recordings."""
+    """Events with bytes that grow linearly with the samples, from two recordings."""
 
     low: int
     high: int
-    """Samples of each recording."""
+    """Samples of the larger recording."""
     numbers: tuple[int, ...] = ()
     at_low: tuple[int, ...] = ()
     at_high: tuple[int, ...] = ()
 
     @classmethod
     def through(cls, recorded: Mapping[int, Events]) -> Trace:
-        """Returns the line from the fewest samples with the same events as the most; few samples may differ.
+        """Returns the line to the largest recording from the smallest one with the same events.
 
         If no other recording has these events, the largest one represents all sizes.
         """
@@ -43,7 +43,7 @@ class Trace:
         return cls(low, high, tuple(number for number, _ in events), at_low, at_high)
 
     def at(self, samples: int) -> list[tuple[int, int]]:
-        """Returns the events for that many samples."""
+        """Returns the events for a number of samples."""
         if self.low == self.high or self.at_low == self.at_high:
             return list(zip(self.numbers, self.at_high, strict=True))
         share = (samples - self.low) / (self.high - self.low)
@@ -55,10 +55,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recording:
-    """Allocations and frees of a run beside its inputs, for any micro-batch."""
+    """Allocations and frees of a run except its inputs, for any micro-batch."""
 
     resident: tuple[int, ...]
-    """Bytes of parameters and buffers, in the order of their allocation."""
+    """Bytes of parameters and buffers, in order of allocation."""
     filling: tuple[tuple[int, int], ...]
     """Events while the feature table is filled."""
     alone: Trace
@@ -66,9 +66,9 @@ class Recording:
     after: Trace
     """Events of a later micro-batch."""
     first_step: tuple[tuple[int, int], ...]
-    """Events of the optimizer's first step, which makes its state."""
+    """Events of the optimizer's first step, which creates its state."""
     step: Trace
-    """Events of its other steps, by the samples of a step."""
+    """Events of its later steps, by the samples of a step."""
     expandable: bool = False
 
     @cached_property
@@ -81,8 +81,8 @@ class Recording:
         """Replays a few steps.
 
         Args:
-            inputs: bytes of a step's inputs that are copied on the computing stream.
-            limit: bytes that may be reserved; None = any.
+            inputs: bytes of a step's inputs copied on the computing stream.
+            limit: maximum bytes reserved; None = no limit.
         """
         question = (micro_batch, samples, *inputs, limit)
         if question not in self._known:
@@ -97,11 +97,11 @@ class Recording:
     def _settles(self, allocator: CachingAllocator, micro_batch: int, samples: int, inputs: Sequence[int]) -> bool:
         """Replays some steps; returns whether the last one returns no cached segment to the driver."""
         held: dict[int, int] = {}
-        """Addresses of tensors that live until they are freed, or at most until the next step."""
+        """Addresses of tensors that live until they are freed, or until the next step."""
 
         def play(events: Events) -> None:
             for number, num_bytes in events:
-                if number in held:  # freed; or made again by a part that is replayed once more
+                if number in held:  # freed, or created again by a repeated part
                     allocator.free(held.pop(number))
                 if num_bytes:
                     held[number] = allocator.allocate(num_bytes)
@@ -109,7 +109,7 @@ class Recording:
         for size in filter(None, self.resident):
             allocator.allocate(size)
         play(self.filling)
-        held.clear()  # the table stays
+        held.clear()  # the table is kept
         batch: list[int] = []
         before = 0
         for number in range(STEPS):
@@ -124,7 +124,7 @@ class Recording:
             if micro_batch < samples:
                 for _ in range(PARTS - 1):
                     play(self.after.at(micro_batch))
-            if number == 0:  # recorded with the fewest samples: temporaries of this size are in ``step``
+            if number == 0:  # recorded with the fewest samples; ``step`` has temporaries of this size
                 play(self.first_step)
                 for made, _ in self.first_step:
                     held.pop(made, None)
@@ -133,10 +133,10 @@ class Recording:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recording:
-        """Returns the recording that ``asdict`` described.
+        """Returns the recording from the result of ``asdict``.
 
         Raises:
-            TypeError, KeyError: it describes none.
+            TypeError, KeyError: the values are no recording.
         """
         rest = dict(values)
         for name in ("alone", "after", "step"):
@@ -150,16 +150,16 @@ class Recording:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Bytes at the highest moment, requested and reserved."""
+    """Peak bytes, requested and reserved."""
 
     asked: int
     reserved: int
     settles: bool
-    """Whether it fits, and the last step returns no cached segment to the driver, for which a step waits."""
+    """Whether it fits, and the last step returns no cached segment to the driver, which would block."""
 
 
 def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:
-    """Returns the events with tensors numbered in order of their creation, without tensors made before all parts."""
+    """Returns the events with tensors numbered in order of creation, without tensors made before all parts."""
     known: dict[int, int] = {}
     result = []
     for events in parts:
@@ -174,10 +174,10 @@ def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:
 
 
 def without(events: Iterable[tuple[int, int]], number: int) -> list[tuple[int, int]]:
-    """Returns all events but those of one tensor."""
+    """Returns the events without one tensor."""
     return [event for event in events if event[0] != number]
 
 
 def resized(events: Iterable[tuple[int, int]], number: int, num_bytes: int) -> list[tuple[int, int]]:
-    """Returns the events with other bytes for one tensor."""
+    """Returns the events with another size of one tensor."""
     return [(each, num_bytes if each == number and size else size) for each, size in events]

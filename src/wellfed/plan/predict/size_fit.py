@@ -1,6 +1,6 @@
-"""Measures real optimizer steps of several batch sizes: their peak memory and their rate.
+"""Measures the peak memory and the rate of real optimizer steps of several batch sizes.
 
-`Prober` is the one driver. `find_micro_batch`, ``wellfed fit`` and the steps before training all measure with it.
+`find_micro_batch`, ``wellfed fit`` and the steps before training all use `Prober`.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from wellfed.plan.predict.size_search import Fit, Peak, Probe
 from wellfed.train.memory import oom
 
 WARMUP_STEPS = 1
-"""Steps before anything is measured: the first allocates optimizer state and lets libraries choose kernels."""
+"""Steps before measuring; the first allocates optimizer state and lets libraries choose kernels."""
 NO_LIMIT = 2**30
 ROUND_STEPS, SLOW_ROUND_STEPS = 5, 2
-"""Steps between two waits for the device, which idles after each wait. Slow steps need fewer of them."""
+"""Steps between two waits for the device, which idles after each; fewer for slow steps."""
 MAX_ROUNDS, TIMED_S, WATCHED_S = 40, 0.5, 2.0
-"""Length of a timing in rounds and seconds. It is longer where utilisation is read, since drivers average over up to
-a second (nvmlDeviceGetUtilizationRates)."""
+"""Length of a timing in rounds and seconds. Longer with utilisation, since drivers average over up to a second
+(nvmlDeviceGetUtilizationRates)."""
 Figure = TypeVar("Figure")
 
 
 class Meter(ABC):
-    """Reads the peak memory of steps on one kind of device. The defaults fit a device without a queue of its own."""
+    """A reader of the peak memory of steps on one kind of device. The defaults fit a device without a queue."""
 
     @abstractmethod
     def peak(self, step: Callable[[], Any]) -> Peak:
-        """Returns the peak of one call of ``step``. Nothing else may run on the device meanwhile."""
+        """Returns the peak of one call of ``step``. Nothing else may run on the device."""
 
     def wait(self) -> None:  # noqa: B027
         """Blocks until the device has finished its queue."""
 
     def free(self) -> None:
-        """Frees memory that no object refers to any more."""
+        """Frees memory without references."""
         gc.collect()
 
-    def room(self) -> int | None:
-        """Returns the bytes of the device that this process can have in all; None if unknown."""
+    def available_bytes(self) -> int | None:
+        """Returns the device bytes available to this process in all; None if unknown."""
         return None
 
 
 def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int | None:
-    """Runs a step. Returns what ``read`` gave when its optimizer began; None if the step has no optimizer."""
+    """Runs a step; returns the value of ``read`` when its optimizer began, or None without one."""
     found: list[int] = []
     hook = register_optimizer_step_pre_hook(lambda *_: found.append(read()))
     try:
@@ -73,14 +73,14 @@ class CudaMeter(Meter):
         self._device = device
 
     def peak(self, step: Callable[[], Any]) -> Peak:
-        """Returns the peak of a step; its passes end where an optimizer begins."""
+        """Returns the peak of a step; its passes end when an optimizer begins."""
         torch.cuda.synchronize(self._device)
         rest = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = _before_optimizer(step, lambda: torch.cuda.max_memory_allocated(self._device))
         torch.cuda.synchronize(self._device)
         total = torch.cuda.max_memory_allocated(self._device)
-        # Blocks that the allocator keeps and can't use for the requests count as needed.
+        # Unused blocks that the allocator keeps count as needed.
         waste = max(0, torch.cuda.max_memory_reserved(self._device) - total)
         return Peak(rest, (total if before is None else before) + waste, total + waste)
 
@@ -89,24 +89,24 @@ class CudaMeter(Meter):
         torch.cuda.synchronize(self._device)
 
     def free(self) -> None:
-        """Returns cached segments to the driver too, so that the next probe counts from zero."""
+        """Returns cached segments to the driver too, so that the next probe starts at zero."""
         super().free()
         torch.cuda.empty_cache()
 
-    def room(self) -> int | None:
-        """Returns the reserved and the free bytes. CUDA's context exists by now and is in neither."""
+    def available_bytes(self) -> int | None:
+        """Returns the reserved and the free bytes. CUDA's context already exists and is in neither."""
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
 
 
 class TensorMeter(Meter):
-    """Counts the bytes of all live tensors. On a CPU this is what a card's allocator would be asked for."""
+    """Counts the bytes of all live tensors; on a CPU, these are the requests to a card's allocator."""
 
     def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
-        """``resident`` gives the tensors that exist between steps: weights, optimizer state, tables, the batch."""
+        """``resident`` returns the tensors between steps: weights, optimizer state, tables, the batch."""
         self._resident = resident
 
     def peak(self, step: Callable[[], Any]) -> Peak:
-        """Returns the peak of a step, which is slow this once: every operator is watched."""
+        """Returns the peak of a step. This step is slow, since every operator is watched."""
         live = MemoryTracker(BLOCK_BYTES)
         live.note(self._resident(), "resident")
         rest = sum(live.live.values())
@@ -118,15 +118,15 @@ class TensorMeter(Meter):
 
 @dataclass(frozen=True)
 class Prober:
-    """Runs optimizer steps of one batch size after the other. Running out of memory is a result, other errors raise."""
+    """Runs optimizer steps of several batch sizes. Running out of memory is a result; other errors raise."""
 
     step: Callable[[Any], Any]
-    """One whole optimizer step on a batch. It changes the model."""
+    """One whole optimizer step on a batch; changes the model."""
     make_batch: Callable[[int], Any]
-    """Makes a batch of that many samples on the device."""
+    """Makes a batch of a given number of samples on the device."""
     meter: Meter
     utilisation: Callable[[], float | None] | None = None
-    """Reads the GPU's utilisation now, in percent."""
+    """Reads the GPU's current utilisation in percent."""
     clock: Callable[[], float] = time.perf_counter
 
     def __call__(self, size: int) -> Probe:
@@ -154,7 +154,7 @@ class Prober:
         except Exception as error:
             if oom.classify(error) is None:
                 raise
-        self.meter.free()  # no frame holds the batch any more
+        self.meter.free()  # no frame holds the batch now
         return found
 
     def _after_warmup(self, size: int, measure: Callable[[Any], Figure]) -> Figure:
@@ -164,7 +164,7 @@ class Prober:
         return measure(batch)
 
     def _timed(self, batch: Any) -> tuple[float, float | None]:
-        """Returns the median seconds a step, and the mean utilisation in percent if it is read."""
+        """Returns the median seconds per step, and the mean utilisation in percent if read."""
         self.meter.wait()
         began = now = self.clock()
         lasts_s = TIMED_S if self.utilisation is None else WATCHED_S
@@ -172,7 +172,7 @@ class Prober:
         utils: list[float] = []
         while not seconds or (now - began < lasts_s and len(seconds) < MAX_ROUNDS):
             num_steps = self._round(batch, lasts_s)
-            if self.utilisation is not None and (percent := self.utilisation()) is not None:  # the device is busy
+            if self.utilisation is not None and (percent := self.utilisation()) is not None:  # while the device is busy
                 utils.append(percent)
             self.meter.wait()
             before, now = now, self.clock()
@@ -180,7 +180,7 @@ class Prober:
         return statistics.median(seconds), statistics.mean(utils) if utils else None
 
     def _round(self, batch: Any, lasts_s: float) -> int:
-        """Runs steps without a wait, fewer of them if they alone last longer than a timing; returns their number."""
+        """Runs steps without waiting and returns their number; fewer if they exceed a timing."""
         until_s = time.perf_counter() + lasts_s
         for number in range(1, ROUND_STEPS + 1):
             self.step(batch)
@@ -205,19 +205,19 @@ def find_micro_batch(
     """Finds the micro-batch to train with on this device by running steps of at most 6 sizes.
 
     Args:
-        step: one whole optimizer step on a batch: forward, backward and the optimizer's. It changes the model.
-        sample: a batch of one sample or more on the device, whose tensors share their first dimension. Its samples
-            are used again and again. Or a function that makes a batch of a given size, of the longest samples.
-        budget_gib: memory that a step may need on the device; 0.95 of it is used.
+        step: one whole optimizer step on a batch: forward, backward and optimizer. It changes the model.
+        sample: a batch on the device, whose tensors share their first dimension and whose samples are repeated. Or a
+            function that makes a batch of a given size from the longest samples.
+        budget_gib: maximum device memory of a step; 0.95 of it is used.
         max_size: samples of an optimizer step on this device.
-        min_size: the fewest samples that the model can run with; 2 for BatchNorm, which has no statistics of one.
+        min_size: fewest samples that the model can run with; 2 with BatchNorm.
         target_util_pct: stops at the first size with this mean GPU utilisation. Ignored without ``utilisation``.
         utilisation: reads the GPU's utilisation now, percent; None if it can't be read.
         meter: None = the CUDA device that torch uses, or all tensors if there is none.
-        on_probe: called with each size when it has run.
+        on_probe: called after each size.
 
     Raises:
-        ValueError: a budget or a size that is not above 0, or a target that is not a percentage.
+        ValueError: a budget or size is not above 0, or the target is no percentage.
     """
     if not budget_gib > 0 or max_size < 1 or min_size < 1:
         raise ValueError(f"budget_gib={budget_gib:g}, max_size={max_size} and min_size={min_size} must be above 0.")
@@ -246,7 +246,7 @@ def find_micro_batch(
 
 
 def _taken(batch: Batch, size: int) -> Batch:
-    """Returns ``size`` samples of a batch; if it has fewer, the first repeat."""
+    """Returns ``size`` samples of a batch, repeated if it has fewer."""
     tensors = tree_leaves(batch)
     if not tensors or not all(isinstance(each, Tensor) and each.ndim for each in tensors):
         raise TypeError(
@@ -256,5 +256,5 @@ def _taken(batch: Batch, size: int) -> Batch:
 
 
 def _all_tensors() -> Iterator[Tensor]:
-    """Yields the tensors that any Python object holds: the only source if the caller names none."""
+    """Yields the tensors of all Python objects, for callers that name none."""
     return (each for each in gc.get_objects() if issubclass(type(each), Tensor))

@@ -1,8 +1,8 @@
-"""Finds the largest micro-batch that fits in at most six probes. Pure, so tests run it on cards of any size.
+"""Finds the largest micro-batch that fits in at most six probes. Pure, so tests run it for cards of any size.
 
-The memory of forward and backward is a line over the batch size. The memory of the optimizer step is flat. A card must
-hold the larger of the two. A probe reports both, so the first sizes already show the line. A fit through the maximum
-alone is misled by its flat part (other tools do that, and choose 76 where 55 fit).
+Memory of forward and backward is linear in the batch size. Memory of the optimizer step is constant. A card must hold
+the larger of the two. A probe reports both, so the first sizes already show the line. A fit through the maximum alone
+would be misled by its flat part (76 instead of 55, as in other tools).
 """
 
 from __future__ import annotations
@@ -15,61 +15,61 @@ from typing import Literal
 from wellfed.units import show_gib
 
 LIMIT_FRAC = 0.95
-"""Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
+"""Maximum share of the budget for a chosen size; the rest is for fragmentation and larger batches."""
 GOOD_FRAC = 0.95
-"""Share of the largest size that may fit which is good enough."""
+"""Sufficient share of the largest size that may fit."""
 EXACT_BELOW = 20
-"""Size below which the largest itself is searched."""
+"""Size below which the search is exact."""
 AIM_FRAC = 0.975
-"""Share of a large estimate that is tried: nearly as good, and it fits at the first try."""
+"""Share of a large estimate to try: nearly as good, and likely to fit at once."""
 MAX_PROBES = 6
 PLATEAU_GAIN = 0.05
-"""Relative gain in samples/s below which a size is on the plateau of one `PLATEAU_GROWTH` times smaller."""
+"""Minimum relative gain in samples/s over a size `PLATEAU_GROWTH` times smaller; below it, a size is on the plateau."""
 PLATEAU_GROWTH = 1.5
 SLOPES_AGREE = 0.05
 GRANULE_BYTES = 2 * 2**20
-"""Bytes that peaks are rounded to: the CUDA caching allocator requests segments of 2 MiB for small blocks."""
+"""Rounding of peaks in bytes; the CUDA caching allocator requests segments of 2 MiB for small blocks."""
 FAR_FRAC = 0.9
-"""Largest share of the largest size from which a slope is taken: rounding hides shorter ones."""
+"""Maximum ratio of the sizes that give a slope; rounding hides smaller steps."""
 LEAP = 64
-"""Largest growth from one probe to the next if the peaks so far show no slope."""
+"""Maximum growth between probes while the peaks show no slope."""
 
 StoppedBy = Literal["budget", "plateau", "target", "batch", "probes", "nothing fits"]
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of device memory at the worst moment of a step."""
+    """Bytes of device memory at the peak of a step."""
 
     rest: int
-    """Before the step: parameters, optimizer state, tables."""
+    """Bytes before the step: parameters, optimizer state, tables."""
     step: int
-    """During forward and backward."""
+    """Bytes during forward and backward."""
     total: int
-    """The larger of ``step`` and the optimizer's peak."""
+    """Maximum of ``step`` and the optimizer's peak."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Measurements of one size; without a peak it ran out of memory."""
+    """Measurements of one size; no peak means out of memory."""
 
     size: int
     peak: Peak | None
     samples_per_s: float | None = None
     util_pct: float | None = None
-    """Mean over the probe, 0..100; None without a reader."""
+    """Mean utilisation, 0..100; None without a reader."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The size to take, and why not a larger one."""
+    """The size to use, and the reason for not using a larger one."""
 
     size: int | None
-    """None: not even one sample fits."""
+    """None = not even one sample fits."""
     stopped_by: StoppedBy
     because: str
     probes: tuple[Probe, ...]
-    """In the order they were run."""
+    """In order of execution."""
 
 
 @dataclass
@@ -89,15 +89,15 @@ class _Probed:
 
     @property
     def lowest_failure(self) -> int:
-        """The smallest size that is known not to fit; without one, ``max_size + 1``."""
+        """Smallest size known not to fit; ``max_size + 1`` without one."""
         return min((probe.size for probe in self.probes if not self.fits(probe)), default=self.max_size + 1)
 
     def points(self) -> list[tuple[int, float]]:
-        """Returns ``(size, bytes of forward and backward)`` by size, with what the allocator wastes."""
+        """Returns ``(size, bytes of forward and backward)`` by size, including the allocator's waste."""
         return sorted((probe.size, float(probe.peak.step)) for probe in self.probes if probe.peak is not None)
 
     def slope(self) -> tuple[float, float, int]:
-        """Returns the bytes at the largest size that fits, and their change and the distance to the nearest other."""
+        """Returns the bytes at the largest fitting size, their change to the nearest other size, and its distance."""
         largest, points = self.fitting[-1], self.points()
         here = next(at for size, at in points if size == largest.size)
         above = [point for point in points if point[0] > largest.size]
@@ -106,9 +106,9 @@ class _Probed:
         return here, abs(there - here), abs(size - largest.size)
 
     def estimate(self) -> int:
-        """Returns the largest size by the line through the two points that enclose the limit, or are closest to it.
+        """Returns the largest size by the line through the two points around the limit, or closest to it.
 
-        If the peaks show no slope, it is at most `LEAP` times a size that fits.
+        If the peaks show no slope, it is at most `LEAP` times a fitting size.
         """
         largest = self.fitting[-1]
         if len(self.points()) == 1:
@@ -118,7 +118,7 @@ class _Probed:
         return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
 
     def most(self) -> float:
-        """Returns the largest size that fits if rounding made both the peak and the slope a granule too large."""
+        """Returns the largest size that fits if rounding added a granule to both peak and slope."""
         here, rise, interval = self.slope() if len(self.points()) > 1 else (0.0, 0.0, 1)
         if rise <= GRANULE_BYTES:
             return math.inf
@@ -126,7 +126,7 @@ class _Probed:
         return self.fitting[-1].size + int(room * interval / (rise - GRANULE_BYTES))
 
     def safe(self) -> int:
-        """Returns a size that fits if the line begins at or above the memory in use before the step."""
+        """Returns a size that fits if the line starts at or above the memory used before the step."""
         size, peak = self.fitting[-1].size, self.fitting[-1].peak
         assert peak is not None
         return int(size * (self.limit_bytes - peak.rest) / max(1.0, peak.step - peak.rest))
@@ -156,9 +156,9 @@ def search(
     """Probes sizes from 1 upwards until the budget, the plateau, the target or ``max_size`` stops it.
 
     Args:
-        probe: runs steps of one size. A probe without a peak ran out of memory; other errors are raised.
-        max_size: samples of a step on one device; more would change what is learned.
-        min_size: the fewest samples that can run.
+        probe: runs steps of one size. No peak means out of memory; other errors raise.
+        max_size: samples per step on one device.
+        min_size: fewest samples that can run.
         target_util_pct: stops at the first size with this mean utilisation; needs probes that read it.
         plateau_gain: relative gain below which a size is on the plateau; 0 = consider memory alone.
     """
@@ -174,7 +174,7 @@ def search(
 
 
 def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
-    """Returns the result if the search ends before the budget is known; None to go on."""
+    """Returns the result if the search ends before the limit is known; None to continue."""
     fitting, probes = found.fitting, tuple(found.probes)
     if not fitting:
         fit = "one sample fits" if probes[0].size == 1 else f"{probes[0].size} samples fit"
@@ -187,7 +187,7 @@ def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: 
     rates = [(probe.samples_per_s, probe.size) for probe in fitting if probe.samples_per_s]
     if plateau_gain > 0 and len(rates) > 1:
         enough = max(rates)[0] / (1 + plateau_gain)
-        # The smallest size that is as fast.
+        # the smallest size that is as fast
         rate, size = next(one for one in rates if one[0] > enough)
         largest_rate, largest = rates[-1]
         if largest >= PLATEAU_GROWTH * size:
@@ -201,7 +201,7 @@ def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: 
 
 
 def _next_size(found: _Probed) -> int | None:
-    """Returns the size to probe next; None if the largest that fits is known well enough, or probes are used up."""
+    """Returns the next size to probe; None if the largest is known well enough, or no probes are left."""
     largest, failure = found.fitting[-1].size, found.lowest_failure
     num_left = MAX_PROBES - len(found.probes)
     if num_left == 0 or failure - largest <= 1:
@@ -212,15 +212,17 @@ def _next_size(found: _Probed) -> int | None:
         return None
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
-        return largest + max(1, (failure - largest) // 2)  # the line predicted that it fits, so it is no line
-    # If its two points differ by rounding alone, the estimate has taken the steepest slope that rounding may hide.
+        return largest + max(
+            1, (failure - largest) // 2
+        )  # the prediction of a fit was wrong, so the peaks are not linear
+    # If two points differ by rounding alone, the estimate used the steepest slope that rounding can hide.
     if len(found.points()) == 1 or found.slope()[1] > GRANULE_BYTES:
-        if not is_line and upper > 2 * largest and num_left > 1:  # most of the way, where the line can be seen
+        if not is_line and upper > 2 * largest and num_left > 1:  # most of the way, where the line shows
             upper = max(found.safe(), int(largest ** (1 / 3) * upper ** (2 / 3)))
         elif upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest + 1:
             good = math.ceil(GOOD_FRAC * min(most, 2 * upper)) if num_left > 1 else 0
             upper = max(int(AIM_FRAC * upper), min(upper, good))
-    if upper <= largest:  # more may fit than the line predicts
+    if upper <= largest:  # more may fit than predicted
         upper = (largest + int(min(most, 2 * largest)) + 1) // 2
     return min(max(upper, largest + 1), failure - 1)
 
@@ -228,7 +230,7 @@ def _next_size(found: _Probed) -> int | None:
 def _at_budget(found: _Probed) -> Fit:
     largest, probes, failure = found.fitting[-1].size, tuple(found.probes), found.lowest_failure
     upper = min(failure - 1, found.estimate())
-    # A slope from below is never too steep, so no more fits than it predicts. One from above may be.
+    # A slope from below is never too steep, so it gives an upper bound. A slope from above may be too steep.
     is_from_below = found.points()[-1][0] == largest
     is_known = found.is_line() or failure > found.max_size or (is_from_below and largest >= upper)
     most = min(failure - 1, found.most() if is_known else math.inf)

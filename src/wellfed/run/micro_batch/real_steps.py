@@ -166,7 +166,7 @@ def measured(
         if footprint is None or not asked.memory:
             return decided
         may_split = not facts.has_batch_norm
-        return with_probes(decided, peak_bytes, prober.meter.room, shape, footprint, may_split=may_split)
+        return with_probes(decided, peak_bytes, prober.meter.available_bytes, shape, footprint, may_split=may_split)
 
     try:
         # The table is not filled: filling it twice may take minutes.

@@ -11,8 +11,8 @@ from typing import Any
 from wellfed.batches import num_bytes
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.observe.hardware.detect import shm_gib
-from wellfed.plan.host_room import Room
 from wellfed.plan.loader import PREFETCH_FACTOR
+from wellfed.plan.ready_batches import ReadyBatches
 from wellfed.run.objects.evaluation import eval_device_prefetch, make_eval_loader
 from wellfed.run.passes.learner import Learner
 from wellfed.train.lightning.prefetch import prefetched
@@ -81,17 +81,17 @@ class EvalBatches:
             return
         factor, devices = had.prefetch_factor or PREFETCH_FACTOR, self._learner.options.devices
         size = self._num_bytes[split]
-        room = Room(had.num_workers, factor, devices, size, len(loader), True, "/dev/shm", free_gib * GIB)
-        if not room.is_full:
+        ready = ReadyBatches(had.num_workers, factor, devices, size, len(loader), True, "/dev/shm", free_gib * GIB)
+        if not ready.is_full:
             return
-        most = room.most_workers
+        most = ready.most_workers
         if most == 0:
             factor = 1
             # Without workers the copying thread would build, and draw from the process's generators.
             has_fetch = callable(getattr(getattr(self._learner.objects.data, split), "fetch", None))
             may_build_here = self._learner.plan.loader.device_prefetch == 0 or has_fetch
-            has_room_for_one = not replace(room, num_workers=1, prefetch_factor=1).is_full
-            most = 1 if has_room_for_one or not may_build_here else 0
+            fits_one = not replace(ready, num_workers=1, prefetch_factor=1).is_full
+            most = 1 if fits_one or not may_build_here else 0
         loader.limit(most, factor)
         now = f"{counted(most, 'worker')} with loader.prefetch_factor={factor}" if most else "no workers"
-        _LOG.warning("Evaluating %s: %s. It has %s instead.", split, room.describe(), now)
+        _LOG.warning("Evaluating %s: %s. It has %s instead.", split, ready.describe(), now)

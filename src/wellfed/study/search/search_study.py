@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wellfed.command_line import announce, words
-from wellfed.config.entry import where_flags
+from wellfed.command_line import announce, typed_arguments
+from wellfed.config.entry import config_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
@@ -176,7 +176,7 @@ class SearchStudy(Study):
             code=code,
             machine="" if self.launcher is not None else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
-            flags=tuple(where_flags(words())),
+            flags=tuple(config_flags(typed_arguments())),
         )
 
     def _points(self, kept: Ledger, file: SearchFile, *, parallel: int) -> Points:

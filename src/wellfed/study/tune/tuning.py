@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from wellfed import project
-from wellfed.command_line import announce, command, set_words, words
+from wellfed.command_line import announce, command, set_arguments, typed_arguments
 from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import places, where_flags
+from wellfed.config.entry import config_flags, config_folders
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
 from wellfed.masking import masked_override
@@ -91,10 +91,12 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     facts = _machine()
     on_gpu = plan_device(config, start.choices, facts).on_gpu
     name = composed.config.tune.name or name_of(config, facts, on_gpu=on_gpu)
-    options = TuneOptions(name, composed.config.tune, start, places(words()), where_flags(words()))
+    options = TuneOptions(
+        name, composed.config.tune, start, config_folders(typed_arguments()), config_flags(typed_arguments())
+    )
     options.check()
     # Lightning starts the other ranks of a trial by this process's command line.
-    set_words(words(), script=project.sources() / "train.py")
+    set_arguments(typed_arguments(), script=project.sources() / "train.py")
     file = TuneFile(
         name=name,
         workload=config.workload.name,
@@ -104,7 +106,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         trial_steps=config.sweep.trial_steps,
         code=tune_code(options.config_dirs, start.choices, name),
         machine=in_words(facts),
-        flags=tuple(where_flags(words())),
+        flags=tuple(config_flags(typed_arguments())),
     )
     screen = TuneScreen(OBJECTIVES[file.objective], sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
@@ -119,7 +121,7 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
     Raises:
         ConfigError: that is another configuration than the one composed for the tune.
     """
-    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **places(words()))
+    start: Composed[RunConfig] = compose(of_the_start(composed.overrides), "train", **config_folders(typed_arguments()))
     here = {key: value for key, value in composed.resolved.items() if key != "tune"}
     if found := differences(start.resolved, here):
         knob, there, own = found[0]
@@ -195,7 +197,7 @@ class TuneStudy(Study):
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
-        extra, objective = places(words()), self.search.objective
+        extra, objective = config_folders(typed_arguments()), self.search.objective
         retry = [status.value for status in self.config.sweep.retry]
         kept = Ledger(self.folder, self.screen, objective, self.file.code, retry, keeps_code=True)
         self._begin(kept)

@@ -1,4 +1,4 @@
-"""Computes whether the batches that workers keep ready fit into host memory and /dev/shm."""
+"""Computes whether the batches that workers hold ready fit into host memory and /dev/shm."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from wellfed.units import GIB, show_bytes
 
 NEAR_FRAC = 0.8
-"""Share of the free memory above which batches that fit lead to a warning: other programs need memory too."""
+"""Share of the free memory above which fitting batches cause a warning, since other programs need memory too."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """Batches that workers keep ready, and the memory that must hold them."""
+class ReadyBatches:
+    """Batches that workers hold ready, and the memory for them."""
 
     num_workers: int
     prefetch_factor: int
@@ -25,28 +25,28 @@ class Room:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of all batches that may be ready at one time, over all devices."""
+        """Maximum bytes of batches ready at one time, over all devices."""
         return min(self.num_workers * self.prefetch_factor, self.num_batches) * self.batch_bytes * self.devices
 
     @property
     def is_full(self) -> bool:
-        """Whether they don't fit."""
+        """Whether the batches don't fit."""
         return self.needed_bytes > self.free_bytes
 
     @property
     def is_near(self) -> bool:
-        """Whether they fit with little room left."""
+        """Whether the batches fit, but leave little free."""
         return not self.is_full and self.needed_bytes > NEAR_FRAC * self.free_bytes
 
     @property
     def most_workers(self) -> int:
-        """Most workers whose batches leave room for other programs; 0 if one is too many."""
+        """Maximum number of workers that leave memory for other programs; 0 if even one is too many."""
         limit_bytes = NEAR_FRAC * self.free_bytes
         fewer = (replace(self, num_workers=count) for count in range(self.num_workers, 0, -1))
         return next((each.num_workers for each in fewer if each.needed_bytes <= limit_bytes), 0)
 
     def describe(self) -> str:
-        """Returns the figures and the free bytes for a message."""
+        """Returns needed and free bytes for a message."""
         workers = "worker processes" if self.has_processes else "threads"
         factors = [f"{self.num_workers} {workers}", f"{self.prefetch_factor} batches each"]
         if self.num_workers * self.prefetch_factor > self.num_batches:
@@ -58,7 +58,7 @@ class Room:
         return f"{' x '.join(factors)} = {needed}, and {self.where} has {free} free"
 
     def way_out(self, *, has_fetch: bool) -> str:
-        """Returns the ways out as overrides."""
+        """Returns overrides that need less."""
         ways = []
         if self.most_workers:
             ways.append(f"loader.num_workers={self.most_workers}")
