@@ -62,7 +62,7 @@ test-all: $(GUESTS) ## run the slow tests and those of guests too
 	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)
 
 goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md and the committed plans anew
-	$(BIN)/python -m wellfed.config.files.reference > docs/configuration.md
+	$(BIN)/python -m wellfed.config.files.knobs_page > docs/configuration.md
 	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/plan
 	@echo 'Now read what changed: git diff'
 

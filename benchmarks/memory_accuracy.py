@@ -50,7 +50,7 @@ from benchmarks.memory_cases import (  # noqa: E402
 from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
-from wellfed.plan.predict.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
+from wellfed.plan.predict.peak import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
 

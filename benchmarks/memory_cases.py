@@ -41,15 +41,15 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 from wellfed.plan.predict.cuda_emulation import as_on_cuda, backward
 from wellfed.plan.predict.estimate import measure, repeated
-from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.assemble import make_objects
 from wellfed.run.objects.optimizers import make_optimizer
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory.checkpointing import checkpoint_blocks
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import hold
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision

@@ -84,7 +84,7 @@ def fake_cuda() -> FakeCuda:
 @pytest.fixture
 def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every extra were installed."""
-    monkeypatch.setattr("wellfed.config.faults.examine.is_installed", lambda package: True)
+    monkeypatch.setattr("wellfed.config.faults.check_composed.is_installed", lambda package: True)
 
 
 @pytest.fixture

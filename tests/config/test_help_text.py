@@ -35,7 +35,7 @@ def test_groups_come_as_in_the_primary_config(name: str) -> None:
 def test_it_is_short_and_tells_where_to_read_on():
     assert len(HELP.splitlines()) < 35
     assert max(map(len, HELP.splitlines())) <= 130
-    for words in ("--cfg job", "resume=auto", "wellfed doctor", "wellfed.config.files.reference", "README.md"):
+    for words in ("--cfg job", "resume=auto", "wellfed doctor", "wellfed.config.files.knobs_page", "README.md"):
         assert words in HELP
 
 

@@ -15,7 +15,7 @@ from tests.end_to_end.commands import record_of, run
 from tests.fake_cuda.machine import FakeCuda
 from wellfed.config.compose import compose
 from wellfed.contract import FeatureModeName
-from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 from wellfed.run.objects.assemble import make_objects
 
 CONFIGS = Path(__file__).parents[2] / "configs"

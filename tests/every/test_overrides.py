@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed.config.compose import compose
-from wellfed.config.faults.find import find_faults
+from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_session import open_hydra
 from wellfed.config.knobs import FREE_NODES, all_knobs
 from wellfed.config.schema import RunConfig

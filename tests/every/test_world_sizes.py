@@ -30,7 +30,7 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan, StreamFacts
 from wellfed.sample_rng import SampleRng
-from wellfed.train.memory.fallbacks import MicroBatches
+from wellfed.train.memory.less_memory import MicroBatches
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.train_step import TrainStep

@@ -1,6 +1,6 @@
 """Footprints made up for tests: a model of some size whose activations grow in a line."""
 
-from wellfed.plan.predict.footprint import Footprint, Point
+from wellfed.plan.predict.peak import Footprint, Point
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from wellfed.config.schema import FeatureMode
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.memory_candidates import PLANNED_FRAC
-from wellfed.plan.predict.footprint import NoEstimate
+from wellfed.plan.predict.peak import NoEstimate
 
 BLOCKS = dataclasses.replace(MODEL, has_blocks=True)
 WHOLE = {"micro_batch": 64, "checkpoint_activations": False}

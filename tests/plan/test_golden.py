@@ -18,7 +18,7 @@ from wellfed.config.compose import compose
 from wellfed.observe.hardware.profiles import with_cards
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
-from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 from wellfed.plan.run_plan import DataFacts, ModelFacts
 from wellfed.units import show_bytes
 

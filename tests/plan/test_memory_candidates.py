@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.kit.footprints import MIB, estimate
 from wellfed.plan.memory_candidates import FEATURE_MODES, SearchSpace, cheapest, limit_bytes, remedies
-from wellfed.plan.predict.footprint import NoEstimate, StepShape
+from wellfed.plan.predict.peak import NoEstimate, StepShape
 
 GIB = 2**30
 

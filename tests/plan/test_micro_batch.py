@@ -15,8 +15,8 @@ from wellfed.plan.micro_batch import (
     why_untried,
     with_probes,
 )
-from wellfed.plan.predict.footprint import StepShape, predicted_peak
-from wellfed.train.memory.remembered import FOREACH, MICRO_BATCH, Lowered
+from wellfed.plan.predict.peak import StepShape, predicted_peak
+from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, Lowered
 
 STEP = StepShape(samples=64)
 CARD = footprint(**DEEP)

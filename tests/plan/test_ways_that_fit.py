@@ -12,7 +12,7 @@ from tests.plan.test_budget import BLOCKS, DEEP, planned
 from tests.plan.test_decide import MODEL, TABLE, config
 from wellfed.config.schema import FeatureMode, OnOom
 from wellfed.plan.budget import step_shape
-from wellfed.plan.predict.footprint import NoEstimate, needed_bytes
+from wellfed.plan.predict.peak import NoEstimate, needed_bytes
 from wellfed.plan.ways_that_fit import LEAST_FRAC, RanOut, ways_that_fit
 
 

@@ -18,9 +18,9 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
 from wellfed.run import bookkeeper, run_loggers
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.ending import OK, Outcome
+from wellfed.run.outcome import OK, Outcome
 from wellfed.run.run_loggers import chosen_loggers
-from wellfed.train.memory.remembered import FOREACH, MICRO_BATCH, recall
+from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, recall
 from wellfed.units import show_duration
 
 

@@ -16,7 +16,7 @@ from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.run.objects import assemble
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner, plan_without_running
-from wellfed.train.memory.remembered import MICRO_BATCH, Lowered, remember
+from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered, remember
 
 
 def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_read(monkeypatch, tmp_path):

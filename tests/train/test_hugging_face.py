@@ -25,7 +25,7 @@ from transformers import (
 from wellfed.batches import Delivery, to_device
 from wellfed.errors import ConfigError, DataError
 from wellfed.train.hugging_face import TransformersModel, from_transformers
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision

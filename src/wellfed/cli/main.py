@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wellfed import __version__, project
-from wellfed.cli.ended import all_shown, report_error
+from wellfed.cli.exit_code import all_shown, report_error
 from wellfed.command_line import ENTRIES, command, is_command
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_environment
 

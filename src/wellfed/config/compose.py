@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.faults.examine import examine
-from wellfed.config.faults.find import find_faults
+from wellfed.config.faults.check_composed import examine
+from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
 from wellfed.errors import ConfigError

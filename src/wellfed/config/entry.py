@@ -22,7 +22,7 @@ import wellfed.process  # noqa: F401  reads them before torch may narrow them
 from wellfed import project
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
-from wellfed.config.faults.find import find_faults
+from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_internals import Hydra, command_line_parser, repository_of, show
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
 from wellfed.config.knobs import in_order

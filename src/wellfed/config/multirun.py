@@ -12,9 +12,9 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
-from wellfed.config.faults.examine import examine
-from wellfed.config.faults.explain import explain
-from wellfed.config.faults.find import find_faults
+from wellfed.config.faults.check_composed import examine
+from wellfed.config.faults.explain_refusal import explain
+from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, add_searchpath, repository_of
 from wellfed.config.hydra_session import COMPOSE_ERRORS

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.errors import type_and_line
-from wellfed.monitor.harmless import Harmless, harmless
+from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_summary import LoopSummary
 from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
 from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix

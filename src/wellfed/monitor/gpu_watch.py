@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from wellfed.monitor.harmless import Harmless, harmless
+from wellfed.monitor.error_guard import Harmless, harmless
 from wellfed.monitor.loop_watch import LoopWatch, open_csv_for
 from wellfed.ranks import launched, own_local_rank
 

@@ -22,7 +22,7 @@ from wellfed.plan.memory_candidates import (
     show_parts,
 )
 from wellfed.plan.micro_batch import in_parts
-from wellfed.plan.predict.footprint import StepShape
+from wellfed.plan.predict.peak import StepShape
 from wellfed.plan.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import BUCKET_BYTES, largest_share
 from wellfed.units import gib, show_gib

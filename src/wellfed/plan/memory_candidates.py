@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from wellfed.contract import FEATURE_MODES
-from wellfed.plan.predict.footprint import (
+from wellfed.plan.predict.peak import (
     Footprint,
     NoEstimate,
     Prediction,

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from wellfed.config.schema import OnOom, RunConfig, Strategy
 from wellfed.errors import ConfigError
 from wellfed.plan.memory_candidates import limit_bytes
-from wellfed.plan.predict.footprint import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
+from wellfed.plan.predict.peak import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
 from wellfed.plan.run_plan import TRY_AGAIN, Decided, ModelFacts, RunPlan, by_rule
 from wellfed.ranks import largest_share
-from wellfed.train.memory.remembered import MICRO_BATCH, Lowered
+from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered
 from wellfed.units import gib, show_bytes
 
 MOST_PROBES = 6

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
-from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.record import PlanEntry, filled_in
-from wellfed.train.memory.remembered import FOREACH, Lowered
+from wellfed.train.memory.remembered_sizes import FOREACH, Lowered
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)

@@ -12,7 +12,7 @@ from wellfed.config.schema import OnOom, RunConfig
 from wellfed.contract import FEATURE_MODES
 from wellfed.plan.budget import MOST_REMEDIES, larger_card, step_shape
 from wellfed.plan.memory_candidates import limit_bytes
-from wellfed.plan.predict.footprint import Footprint, StepShape, fits_within, largest_micro_batch, needed_bytes
+from wellfed.plan.predict.peak import Footprint, StepShape, fits_within, largest_micro_batch, needed_bytes
 from wellfed.plan.run_plan import ModelFacts, RunPlan
 from wellfed.units import gib, show_gib
 

@@ -14,7 +14,7 @@ from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.nvml.session import NvmlError, NvmlSession
-from wellfed.plan.predict.footprint import NoEstimate
+from wellfed.plan.predict.peak import NoEstimate
 from wellfed.plan.predict.size_fit import find_micro_batch
 from wellfed.plan.predict.size_search import Fit, Probe
 from wellfed.plan.run_plan import RunPlan

@@ -1,105 +1,47 @@
-"""Derives status, error kind and exit code of a run from the exception that ended it."""
+"""Defines how a run has ended, as plain data that ranks can exchange."""
 
 from __future__ import annotations
 
-import errno
-import re
-import signal
-from dataclasses import replace
+from dataclasses import dataclass
 
-import torch.distributed as dist
-
-from wellfed.errors import (
-    ENDED_WORKER,
-    EXIT_FAILED,
-    EXIT_NOTHING_RUN,
-    EXIT_OUT_OF_MEMORY,
-    KILLED_WORKER,
-    LESS_HOST_MEMORY,
-    DoesNotFit,
-    OutOfMemoryExhausted,
-    WellfedError,
-)
-from wellfed.process import Stopped, exit_code_of
-from wellfed.run.ending import Outcome, RankEnded
-from wellfed.train.memory import oom
-from wellfed.train.step.non_finite import NonFiniteLoss
-
-_CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
-_HOST_ADVICE = (
-    f"It is the host's memory: {LESS_HOST_MEMORY}, memory.features=dynamic; and where the CPU trains, a smaller "
-    "memory.micro_batch or model."
-)
-
-# Errors of a failed card. An illegal address or an assert is a fault of the code, whose traceback helps.
-_CARD_FAILED = re.compile(
-    r"(CUDA|HIP)( driver)? error: "
-    r"(unspecified launch failure|unknown error|uncorrectable|.*(is lost|fallen off|unavailable|launch timed out|"
-    r"hardware stack|contained|initialization error|no CUDA-capable device)).*"
-)
-_CARD_ADVICE = (
-    "No call to the card succeeds in this process any more. Either the card has failed (see nvidia-smi, and Xid in "
-    "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
-)
-
-# Errors of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc) and of the store of torch.distributed.
-_RANK_GONE = re.compile(
-    r".*(Connection (closed by peer|reset by peer|refused)|Broken pipe|remote process exited|ncclRemoteError|"
-    r"Socket Timeout|Timed out waiting \d+ms for (recv|send)|failed to recv, got 0 bytes).*"
-)
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ErrorKind, WellfedError
+from wellfed.masking import hidden
+from wellfed.record import Status
 
 
-def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = None) -> Outcome:
-    """Returns the outcome of a run that this exception ended.
+@dataclass(frozen=True)
+class Outcome:
+    """Status, exit code and message of a finished run."""
 
-    Args:
-        has_trained: whether the first batch was requested. Before that nothing was run.
-        way_on: advice if the card is the reason, instead of the usual advice.
-    """
-    failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
-    if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-        error = error.__context__  # Lightning turns it into an exit
-    if isinstance(error, (Stopped, KeyboardInterrupt)):
-        signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
-        is_of_all = isinstance(error, Stopped) and error.is_of_all
-        return Outcome("interrupted", exit_code_of(signum), None, str(error), is_of_all=is_of_all)
-    if isinstance(error, RankEnded):
-        return replace(error.outcome, is_of_other_rank=True)
-    if isinstance(error, OutOfMemoryExhausted):
-        is_of_other = error.is_of_other_rank
-        return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error), is_of_other_rank=is_of_other)
-    if isinstance(error, DoesNotFit):
-        return Outcome("infeasible", EXIT_OUT_OF_MEMORY, "device_oom", str(error))
-    memory = oom.classify(error)
-    if memory is not None:
-        less = way_on or (_HOST_ADVICE if memory.kind == "host_oom" else _CARD_MEMORY_ADVICE)
-        return Outcome("oom", EXIT_OUT_OF_MEMORY, memory.kind, memory.message, less)
-    if isinstance(error, NonFiniteLoss):
-        advice = " ".join(getattr(error, "__notes__", ()))
-        return Outcome("failed", EXIT_FAILED, "code", str(error), advice, by_non_finite_loss=True)
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # name the sample or batch
-    if isinstance(error, WellfedError):
-        return Outcome("failed", failed, error.kind, f"{error}{notes}")
-    lost = oom.lost_worker(error)
-    if lost is not None:
-        if "exited unexpectedly with exit code" in lost:
-            return Outcome("failed", failed, "data", lost, f"{ENDED_WORKER[0].upper()}{ENDED_WORKER[1:]}")
-        return Outcome("failed", failed, "worker", lost, f"A worker was killed, {KILLED_WORKER}")
-    card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
-    if card is not None:
-        return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on or ''}".rstrip())
-    gone = lost_rank(error)
-    if gone is not None:
-        message = f"Another rank has ended, and this one can't go on alone: {gone}"
-        return Outcome("failed", failed, "code", message, "The error of that rank comes first.", is_of_other_rank=True)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
-    return Outcome("failed", failed, "code", f"{type(error).__name__}: {error}{notes}", is_expected=False)
+    status: Status
+    exit_code: int
+    kind: ErrorKind | None = None
+    message: str = ""
+    advice: str = ""
+    is_expected: bool = True
+    """True: the message suffices. False: a traceback helps."""
+    is_of_other_rank: bool = False
+    """True: another rank has failed, and reports the reason."""
+    by_non_finite_loss: bool = False
+    is_of_all: bool = False
+    """True: all ranks have agreed to stop."""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "advice"):
+            object.__setattr__(self, name, hidden(getattr(self, name)))
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether nothing was run."""
+        return self.exit_code == EXIT_NOTHING_RUN or self.status == "infeasible"
 
 
-def lost_rank(error: BaseException) -> str | None:
-    """Returns the text of an error about a broken connection to another rank; None for other errors."""
-    if not (isinstance(error, RuntimeError) and dist.is_available() and dist.is_initialized()):
-        return None
-    gone = _RANK_GONE.search(str(error))
-    return None if gone is None else gone.group().strip()
+OK = Outcome("ok", EXIT_OK)
+
+
+class RankEnded(WellfedError):
+    """Raised when another rank has ended and this one can't continue."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(f"{outcome.message}\n{outcome.advice}".rstrip())
+        self.outcome = outcome

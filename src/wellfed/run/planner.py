@@ -27,7 +27,7 @@ from wellfed.plan.decide import over_stages, plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.loader import LoaderPlanner
 from wellfed.plan.micro_batch import as_remembered, because_too, steps_to_run, why_untried, with_way_down
-from wellfed.plan.predict.footprint import Footprint
+from wellfed.plan.predict.peak import Footprint
 from wellfed.plan.run_plan import DataFacts, DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.plan.ways_that_fit import RanOut, ways_that_fit
 from wellfed.run.micro_batch.footprints import Footprints
@@ -35,8 +35,8 @@ from wellfed.run.micro_batch.real_steps import measured
 from wellfed.run.objects import assemble, datasets, loaders, models
 from wellfed.run.objects.feature_stages import of_stage, train_encoder
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.train.memory import remembered
-from wellfed.train.memory.remembered import FOREACH
+from wellfed.train.memory import remembered_sizes
+from wellfed.train.memory.remembered_sizes import FOREACH
 from wellfed.units import GIB
 
 HOST_SHARE = 0.5
@@ -193,7 +193,7 @@ class Planner:
             return plan
         plan = replace(plan, remembered_in=file)
         try:
-            found = remembered.recall(file)
+            found = remembered_sizes.recall(file)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             warning = f"{file}: {why}; planned as if it were not there. Delete it, or set memory.remember=false."
@@ -216,7 +216,7 @@ class Planner:
             return None
         budget = f"{budget_gib:.2g}"  # with gpu=auto it varies with the memory held by other processes
         decisive = digest, device.name, budget, trainer.accelerator, trainer.strategy, trainer.world_size
-        return remembered.file_for(Path(self.config.paths.cache_dir), *decisive, self.model.average_bytes)
+        return remembered_sizes.file_for(Path(self.config.paths.cache_dir), *decisive, self.model.average_bytes)
 
     def _with_stages(self, plan: RunPlan, planned: Callable[[Self], RunPlan]) -> RunPlan:
         """Returns the plan with all stages; ``planned`` makes the plan of a later one."""

@@ -30,11 +30,11 @@ from wellfed.ranks import own_local_rank, requeue
 from wellfed.record import RunRecord, differences
 from wellfed.run import screen
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.ending import OK, Outcome
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.outcome import outcome_of
+from wellfed.run.outcome import OK, Outcome
+from wellfed.run.outcome_of_error import outcome_of
 from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.other_ranks import OtherRanks

@@ -27,10 +27,10 @@ from wellfed.plan.nodes import launch_faults
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.ranks import launched, own_rank
 from wellfed.record import GitState, LaunchEntry, RunRecord, engine_state, git_state
-from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.folder import resume, run_folder
 from wellfed.run.folder.lock import only_one
 from wellfed.run.folder.log import log_file
+from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks import following
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun

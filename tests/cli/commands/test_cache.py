@@ -14,7 +14,7 @@ import wellfed
 from wellfed.cli import main as cli
 from wellfed.cli.commands.cache import FOOTPRINT
 from wellfed.data.prepared import digest, nobody_uses, prepared
-from wellfed.train.memory import remembered
+from wellfed.train.memory import remembered_sizes
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 MAKE = """
@@ -80,8 +80,8 @@ def test_it_lists_kinds_and_entries(cache: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_sizes_that_had_to_be_lowered_are_listed_and_cleared(cache: Path, capsys: pytest.CaptureFixture[str]):
-    file = remembered.file_for(cache, "a plan")
-    remembered.remember(file, "memory.micro_batch", remembered.Lowered(4, 8, "2026-11-22", "NAME"))
+    file = remembered_sizes.file_for(cache, "a plan")
+    remembered_sizes.remember(file, "memory.micro_batch", remembered_sizes.Lowered(4, 8, "2026-11-22", "NAME"))
     assert shown(capsys, "list", "memory").endswith("  memory.micro_batch=4 since 2026-11-22 (run NAME)\n")
     file.write_text("{")
     assert shown(capsys, "list", "memory").endswith("  damaged\n")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.faults import examine
 from wellfed.errors import ConfigError
 
 
@@ -11,7 +10,7 @@ from wellfed.errors import ConfigError
     ("name", "purpose"), [("tensorboard", "event files of TensorBoard"), ("mlflow", "runs in mlflow")]
 )
 def test_a_logger_that_is_not_installed_is_told_with_the_way_out(name, purpose, monkeypatch):
-    monkeypatch.setattr(examine, "is_installed", lambda package: False)
+    monkeypatch.setattr(check_composed, "is_installed", lambda package: False)
     with pytest.raises(ConfigError) as caught:
         compose([f"logger={name}", "loader.num_workers=-1"])
     first, second = sorted(map(str, caught.value.faults), key=lambda text: "logger" in text)
@@ -23,5 +22,5 @@ def test_a_logger_that_is_not_installed_is_told_with_the_way_out(name, purpose, 
 
 
 def test_what_is_not_chosen_is_not_needed(monkeypatch):
-    monkeypatch.setattr(examine, "is_installed", lambda package: False)
+    monkeypatch.setattr(check_composed, "is_installed", lambda package: False)
     compose(["logger=[wandb,csv]"])

@@ -12,7 +12,7 @@ from benchmarks.memory_cases import Mlp, adamw
 from wellfed.plan.predict import cache
 from wellfed.plan.predict.cache import FILE_NAME, cached_measure, digest, load
 from wellfed.plan.predict.estimate import measure, repeated
-from wellfed.plan.predict.footprint import NoEstimate
+from wellfed.plan.predict.peak import NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.train.step.micro_batches import Preparation
 

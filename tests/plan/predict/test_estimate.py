@@ -29,7 +29,7 @@ from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, LossOutput
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.estimate import MOST_POINTS, NEAR_FRAC, curve, measure, repeated
-from wellfed.plan.predict.footprint import Footprint, NoEstimate, Point, StepShape, on_curve, predicted_peak, whole_pass
+from wellfed.plan.predict.peak import Footprint, NoEstimate, Point, StepShape, on_curve, predicted_peak, whole_pass
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.run.objects.assemble import make_objects
 

@@ -12,8 +12,8 @@ import torch
 
 from tests.kit.footprints import footprint
 from wellfed.plan.predict import forked_estimate as subject
-from wellfed.plan.predict.footprint import NoEstimate
 from wellfed.plan.predict.forked_estimate import in_fork
+from wellfed.plan.predict.peak import NoEstimate
 
 FOUND = footprint()
 

@@ -11,7 +11,7 @@ from wellfed import batches
 from wellfed.contract import LossOutput
 from wellfed.plan.predict.cuda_emulation import as_on_cuda
 from wellfed.plan.predict.estimate import measure, repeated
-from wellfed.plan.predict.footprint import StepShape, predicted_peak
+from wellfed.plan.predict.peak import StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Rehearsal, Task
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 

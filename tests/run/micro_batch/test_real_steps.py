@@ -11,7 +11,7 @@ from wellfed.config.compose import compose
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.micro_batch import StepsToRun
-from wellfed.plan.predict.footprint import StepShape, predicted_peak
+from wellfed.plan.predict.peak import StepShape, predicted_peak
 from wellfed.plan.predict.size_fit import TensorMeter
 from wellfed.run.micro_batch import real_steps as app
 from wellfed.run.planner import Planner

@@ -32,7 +32,7 @@ from wellfed.run.objects.models import model_facts, sparse_layers
 from wellfed.run.objects.optimizers import make_optimizer, make_schedule, try_schedule
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
-from wellfed.train.memory.remembered import FOREACH, Lowered
+from wellfed.train.memory.remembered_sizes import FOREACH, Lowered
 
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
 

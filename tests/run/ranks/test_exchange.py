@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from tests.run.ranks.processes import launch
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
-from wellfed.run.ending import OK, Outcome, RankEnded
+from wellfed.run.outcome import OK, Outcome, RankEnded
 from wellfed.run.ranks import exchange, rank_outcomes, store
 from wellfed.run.ranks.exchange import Exchange
 

@@ -16,7 +16,7 @@ from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
 from wellfed.ranks import Launch
 from wellfed.record import FILE_NAME, RunRecord
-from wellfed.run.ending import Outcome, RankEnded
+from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks import following
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun, follow, invite, invited, lead, uninvite

@@ -12,12 +12,12 @@ from tests.run.ranks.test_following import shared_in
 from wellfed.errors import DataError
 from wellfed.plan.run_plan import Decided, PlannedStage, RunPlan
 from wellfed.ranks import Launch
-from wellfed.run.ending import Outcome, RankEnded
-from wellfed.run.outcome import outcome_of
+from wellfed.run.outcome import Outcome, RankEnded
+from wellfed.run.outcome_of_error import outcome_of
 from wellfed.run.ranks import rank_outcomes
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.other_ranks import OtherRanks, PlanOfRank0
-from wellfed.train.memory.remembered import MICRO_BATCH, Lowered
+from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered
 
 BROKEN = Outcome("failed", 1, "code", "Another rank has ended: Connection closed by peer", is_of_other_rank=True)
 

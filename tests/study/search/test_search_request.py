@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.entry import main
-from wellfed.config.faults import examine
+from wellfed.config.faults import check_composed
 from wellfed.process import MAY_FORK
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
@@ -66,8 +66,8 @@ def test_without_optuna_the_way_to_it_is_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    known = examine.is_installed
-    monkeypatch.setattr(examine, "is_installed", lambda name: name != "optuna" and known(name))
+    known = check_composed.is_installed
+    monkeypatch.setattr(check_composed, "is_installed", lambda name: name != "optuna" and known(name))
     assert main("train", lambda composed: 0, ["-m", "search=optuna", f"{LR}=interval(0.1,1)"]) == 2
     err = capsys.readouterr().err
     assert (

@@ -28,7 +28,7 @@ from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.train.lightning.prefetch import no_room
 from wellfed.train.memory import oom
-from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.less_memory import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss

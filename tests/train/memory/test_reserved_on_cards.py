@@ -25,7 +25,7 @@ def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro
 
     from benchmarks.memory_cases import cases, cuda_peak
     from wellfed.plan.predict.estimate import measure
-    from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+    from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

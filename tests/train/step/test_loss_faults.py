@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.loss_faults import explained_in_hooks
 from wellfed.train.step.micro_batches import Preparation

@@ -18,11 +18,11 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import RestartNeeded
 from wellfed.plan.predict import estimate
-from wellfed.plan.predict.footprint import Footprint, StepShape, predicted_peak
+from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.ranks import BUCKET_BYTES
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation

@@ -15,7 +15,7 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import DataError
 from wellfed.record import ignore_event
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision

@@ -13,17 +13,17 @@ from itertools import filterfalse, groupby
 from pathlib import Path
 from typing import Any
 
-from wellfed.cli.answer import Answer
+from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.schema import PathsConfig
 from wellfed.data.prepared import DIGEST, MANIFEST, nobody_uses, read_manifest, remove
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from wellfed.train.memory import remembered
+from wellfed.train.memory import remembered_sizes
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
 FOOTPRINT = "footprint.json"
 """File of a cached footprint. Repeated here because `wellfed.plan.predict.cache` imports torch."""
-_ONE_FILE = (FOOTPRINT, remembered.FILE_NAME)
+_ONE_FILE = (FOOTPRINT, remembered_sizes.FILE_NAME)
 """Files that are written and read at once, so no process keeps them in use."""
 _SHOWN = 10
 """Maximum number of entries shown per kind, unless the kind is named."""
@@ -116,8 +116,8 @@ def _is_empty_kind(folder: Path) -> bool:
 
 def _entry(folder: Path) -> CacheEntry:
     in_use, made_of = False, "a model under a training"
-    if (folder / remembered.FILE_NAME).is_file():
-        made_of = _lowered(folder / remembered.FILE_NAME)
+    if (folder / remembered_sizes.FILE_NAME).is_file():
+        made_of = _lowered(folder / remembered_sizes.FILE_NAME)
     elif not (folder / FOOTPRINT).is_file():
         made_of = _made_of(folder)
         with contextlib.suppress(OSError), nobody_uses(folder.with_name(folder.name[:16])) as is_free:
@@ -145,7 +145,7 @@ def _made_of(folder: Path) -> str:
 
 def _lowered(file: Path) -> str:
     try:
-        found = remembered.recall(file)
+        found = remembered_sizes.recall(file)
     except (OSError, ValueError):
         return "damaged"
     return "; ".join(f"{knob}={_value(one.value)} since {one.on} (run {one.run})" for knob, one in found.items())

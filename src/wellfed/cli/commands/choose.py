@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from wellfed import project
-from wellfed.cli.answer import Answer
 from wellfed.cli.commands.leaderboard import add_sweep
+from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import find
 from wellfed.config.files.option_file import write_files

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed import record
-from wellfed.cli.answer import Answer
+from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find

@@ -19,7 +19,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.observe.loggers.wandb_sink import is_logged_in
 from wellfed.observe.nvml.session import unofficial_pynvml
-from wellfed.plan.examination import Examination, Surroundings, examine
+from wellfed.plan.doctor_checks import Examination, Surroundings, examine
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +52,7 @@ def show(examination: Examination, stream: IO[str]) -> None:
     """Prints the examination: first what keeps torch from using the GPU, then the tables."""
     from rich.table import Table  # not for --help
 
-    from wellfed.cli.answer import Answer
+    from wellfed.cli.output import Answer
 
     # soft_wrap keeps commands on one line, for copying.
     console = Answer(file=stream, soft_wrap=True)

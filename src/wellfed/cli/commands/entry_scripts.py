@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from wellfed.cli.ended import report_error
+from wellfed.cli.exit_code import report_error
 from wellfed.command_line import announce, set_arguments
 from wellfed.config import entry
 from wellfed.config.compose import Composed

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from wellfed.cli.answer import Answer
+from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import find

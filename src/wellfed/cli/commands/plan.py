@@ -13,7 +13,7 @@ from typing import IO
 
 from rich.table import Table
 
-from wellfed.cli.answer import Answer
+from wellfed.cli.output import Answer
 from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.files.experiment_file import free_path, write_experiment

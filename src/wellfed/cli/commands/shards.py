@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from wellfed.cli.answer import Answer
+from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.quoting import assigned
 from wellfed.data.shards.write_shards import USUAL_NUM, Written, write_shards

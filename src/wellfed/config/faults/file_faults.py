@@ -14,7 +14,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.faults.explain import explain
+from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, load_file, put_empty
 from wellfed.errors import Fault
 

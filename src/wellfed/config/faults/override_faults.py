@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.faults.other_names import our_value
+from wellfed.config.faults.foreign_names import our_value
 from wellfed.config.hydra_internals import IConfigRepository
 from wellfed.config.knobs import in_order, nearest
 from wellfed.errors import Fault

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.curves.swing import MIN_PERIODS
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import (
+from wellfed.explain.diagnosis.finding import Figures
+from wellfed.explain.diagnosis.gains.feeding import (
     Feeding,
     feeding_of,
     has_unused_fetch,
@@ -21,7 +22,6 @@ from wellfed.explain.diagnosis.feeding import (
     room_mib,
     steady_steps,
 )
-from wellfed.explain.diagnosis.finding import Figures
 from wellfed.units import counted, show_duration, show_percent
 
 _CLOCKWORK = 0.15

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.errors import INSTALLED
 from wellfed.plan.predict.estimate import measure
-from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.train.step import train_step
 

@@ -20,7 +20,7 @@ from wellfed import batches
 from wellfed.contract import Batch
 from wellfed.errors import type_and_line
 from wellfed.plan.predict.cuda_emulation import as_on_cuda
-from wellfed.plan.predict.footprint import PEAKS, Footprint, NoEstimate, Point, is_straight, on_curve, slope, whole_pass
+from wellfed.plan.predict.peak import PEAKS, Footprint, NoEstimate, Point, is_straight, on_curve, slope, whole_pass
 from wellfed.plan.predict.rehearsal import Rehearsal, Task
 from wellfed.units import show_bytes
 

@@ -15,7 +15,7 @@ import torch
 
 from wellfed import generators
 from wellfed.errors import text_of
-from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.process import MAY_FORK, end_by_signals, exit_code, fork, held_signals, leave
 
 Found = Footprint | NoEstimate

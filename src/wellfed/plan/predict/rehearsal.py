@@ -22,12 +22,12 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.plan.predict.cuda_emulation import backward
-from wellfed.plan.predict.footprint import Basis, Footprint, Point
 from wellfed.plan.predict.memory_tracker import MemoryTracker
+from wellfed.plan.predict.peak import Basis, Footprint, Point
 from wellfed.plan.predict.replay import Events, Recording, Trace, renumbered, resized, without
 from wellfed.train.memory.checkpointing import checkpoint_blocks
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision

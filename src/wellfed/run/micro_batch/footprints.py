@@ -23,8 +23,8 @@ from wellfed.data.train_loader import TrainLoader
 from wellfed.errors import first_line
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.cache import cached_measure, digest
-from wellfed.plan.predict.footprint import Footprint, KnownFootprints, NoEstimate
 from wellfed.plan.predict.forked_estimate import in_fork
+from wellfed.plan.predict.peak import Footprint, KnownFootprints, NoEstimate
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects import loaders, optimizers

@@ -20,7 +20,7 @@ from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.data.backend_benchmark import copied, without_side_effects
 from wellfed.plan.budget import step_shape
 from wellfed.plan.micro_batch import StepsToRun, at_plateau, because_too, with_probes
-from wellfed.plan.predict.footprint import Footprint, NoEstimate
+from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.size_fit import CudaMeter, Meter, Prober, TensorMeter
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.micro_batch.footprints import Footprints
@@ -28,8 +28,8 @@ from wellfed.run.objects import models, optimizers
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
-from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.memory.features import DeviceTable, blank
+from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision

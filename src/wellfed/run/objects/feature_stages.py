@@ -11,8 +11,8 @@ from wellfed.config.schema import FeatureMode, MemoryStage, RunConfig
 from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.memory.features import weights_behind
+from wellfed.train.memory.less_memory import MicroBatches
 from wellfed.train.step.feature_table import FeatureStage
 
 

@@ -16,7 +16,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, first_line
 from wellfed.plan.run_plan import RunPlan
 from wellfed.train.memory.optimizer_state import one_weight_at_a_time
-from wellfed.train.memory.remembered import FOREACH
+from wellfed.train.memory.remembered_sizes import FOREACH
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.step.train_step import parameter_groups
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wellfed.contract import Datasets, Features
 from wellfed.data.backends.first_batches import FirstBatches
-from wellfed.plan.predict.footprint import KnownFootprints
+from wellfed.plan.predict.peak import KnownFootprints
 
 
 @dataclass(frozen=True)

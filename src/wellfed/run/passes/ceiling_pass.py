@@ -18,7 +18,7 @@ from wellfed.data.streams.stream import Stream
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.run.objects.loaders import inline_settings, make_train_loader
-from wellfed.run.outcome import lost_rank
+from wellfed.run.outcome_of_error import lost_rank
 from wellfed.run.passes.learner import Learner
 from wellfed.train.lightning.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
 from wellfed.units import show_duration

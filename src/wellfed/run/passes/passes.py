@@ -35,7 +35,7 @@ from wellfed.run.passes.ceiling_pass import CeilingPass
 from wellfed.run.passes.eval_batches import EvalBatches
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
-from wellfed.run.passes.non_finite_steps import name_left_out, name_sample
+from wellfed.run.passes.samples_of_nan import name_left_out, name_sample
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures

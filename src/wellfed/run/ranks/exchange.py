@@ -18,7 +18,7 @@ from typing import Any
 
 from wellfed.errors import EXIT_FAILED, ConfigError, first_line
 from wellfed.ranks import Launch
-from wellfed.run.ending import OK, Outcome, RankEnded
+from wellfed.run.outcome import OK, Outcome, RankEnded
 from wellfed.run.ranks import store as stores
 from wellfed.run.ranks.rank_outcomes import BEAT_S, RankOutcomes
 from wellfed.run.ranks.store import Address

@@ -27,8 +27,8 @@ from wellfed.errors import ConfigError
 from wellfed.plan.nodes import RankFacts, code_faults
 from wellfed.ranks import Launch, lightnings_launch, own_rank
 from wellfed.record import FILE_NAME, GitState, write_atomically
-from wellfed.run.ending import Outcome
 from wellfed.run.folder.resume import Target, checkpoints_of
+from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.units import show_text
 

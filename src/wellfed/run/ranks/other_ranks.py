@@ -17,11 +17,11 @@ from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.nodes import NodeCards, card_faults
 from wellfed.plan.run_plan import DevicePlan, LoaderSection, MemorySection, PlannedStage, RunPlan
-from wellfed.run.ending import Outcome
 from wellfed.run.folder.run_folder import keep_log_of_rank
+from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.exchange import Exchange
 from wellfed.run.ranks.following import SharedRun, invite, uninvite
-from wellfed.train.memory.remembered import Lowered
+from wellfed.train.memory.remembered_sizes import Lowered
 
 if TYPE_CHECKING:
     from wellfed.run.planner import Planner

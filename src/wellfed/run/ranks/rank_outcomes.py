@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from wellfed.errors import EXIT_FAILED
 from wellfed.ranks import Launch
-from wellfed.run.ending import Outcome, RankEnded
+from wellfed.run.outcome import Outcome, RankEnded
 
 BEAT_S = 1.0
 """Seconds between two heartbeats."""

@@ -14,7 +14,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 
 if TYPE_CHECKING:
     from wellfed.data.backends.first_batches import FirstBatches
-    from wellfed.plan.predict.footprint import KnownFootprints
+    from wellfed.plan.predict.peak import KnownFootprints
 
 
 @dataclass(frozen=True)

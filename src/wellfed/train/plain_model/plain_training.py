@@ -17,7 +17,7 @@ from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Feature
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
-from wellfed.train.memory.fallbacks import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.less_memory import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating, merge_over_ranks
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.plain_model.split_metrics import SplitMetrics

@@ -17,7 +17,7 @@ from wellfed.contract import FeatureSource
 from wellfed.errors import ModelError
 from wellfed.record import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
-from wellfed.train.memory.fallbacks import Fallbacks
+from wellfed.train.memory.less_memory import Fallbacks
 from wellfed.train.memory.optimizer_state import allocate
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.memory.thrash import Thrash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.pauses import pauses, rarer
+from wellfed.explain.diagnosis.gains.pauses import pauses, rarer
 from wellfed.explain.diagnosis.thresholds import CHECKPOINT_FRAC
 
 _KNOB = "trainer.checkpoint_every_steps"

@@ -7,7 +7,7 @@ import numpy as np
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
-from wellfed.explain.diagnosis.pauses import gain_of, rarer
+from wellfed.explain.diagnosis.gains.pauses import gain_of, rarer
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOST_MS, PAUSE_FRAC
 from wellfed.observe.timing.wall import hooks_within_steps_s

@@ -6,7 +6,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.pauses import gain_of
+from wellfed.explain.diagnosis.gains.pauses import gain_of
 from wellfed.explain.diagnosis.rules.between_steps import frequent_logging
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES, HOOKS_FRAC, HOST_FRAC, HOST_MS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import sqrt
 
-from wellfed.explain.diagnosis.device_load import device_load
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.gains.device_load import device_load
 from wellfed.explain.diagnosis.rules.compute import small_batch
 from wellfed.units import show_percent
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wellfed.explain.diagnosis.device_load import BF16_SINCE, capability_of, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.gains.device_load import BF16_SINCE, capability_of, device_load
 from wellfed.explain.diagnosis.rules.compute import small_batch
 from wellfed.explain.diagnosis.thresholds import SM_FULL_FRAC
 from wellfed.units import show_percent

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wellfed.explain.diagnosis.device_load import DeviceLoad, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
-from wellfed.explain.diagnosis.memory_room import has_run_out, memory_frac, merge
+from wellfed.explain.diagnosis.gains.device_load import DeviceLoad, device_load
+from wellfed.explain.diagnosis.gains.memory_room import has_run_out, memory_frac, merge
 from wellfed.explain.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_FRAC
 from wellfed.units import counted, show_percent
 

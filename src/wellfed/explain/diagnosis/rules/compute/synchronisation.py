@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wellfed.explain.diagnosis.device_load import device_load
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.gains.device_load import device_load
 from wellfed.units import show_percent
 
 _NAMED = 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wellfed.explain.diagnosis.device_load import BF16_SINCE, FP16_SINCE, DeviceLoad, capability_of, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.gains.device_load import BF16_SINCE, FP16_SINCE, DeviceLoad, capability_of, device_load
 from wellfed.explain.diagnosis.thresholds import SM_HALF_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 

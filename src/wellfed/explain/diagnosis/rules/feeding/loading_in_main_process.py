@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import has_unused_fetch, knobs, planned_anew
 from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.gains.feeding import has_unused_fetch, knobs, planned_anew
 from wellfed.explain.diagnosis.waiting import waiting_for
 from wellfed.units import show_ms
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import has_unused_fetch
 from wellfed.explain.diagnosis.finding import Finding
-from wellfed.explain.diagnosis.pauses import gain_of, pauses
+from wellfed.explain.diagnosis.gains.feeding import has_unused_fetch
+from wellfed.explain.diagnosis.gains.pauses import gain_of, pauses
 from wellfed.explain.diagnosis.thresholds import PAUSE_FRAC
 from wellfed.units import counted, show_duration, show_percent
 

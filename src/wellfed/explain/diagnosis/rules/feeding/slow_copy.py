@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wellfed.explain.diagnosis.device_load import launch_ms
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.gains.device_load import launch_ms
 from wellfed.explain.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
 from wellfed.units import MIB, show_bytes, show_percent
 

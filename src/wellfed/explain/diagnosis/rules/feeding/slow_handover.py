@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import knobs
 from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.waiting import handover_ms, waiting_for
 from wellfed.units import counted, show_ms
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import knobs
 from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.gains.feeding import knobs
 from wellfed.explain.diagnosis.waiting import (
     CauseOfWaiting,
     has_slow_builds,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import feeding_of, knobs, workers_take_cores
 from wellfed.explain.diagnosis.finding import Finding, Gain
+from wellfed.explain.diagnosis.gains.feeding import feeding_of, knobs, workers_take_cores
 from wellfed.explain.diagnosis.waiting import cause_of_waiting
 from wellfed.units import counted, show_ms, show_percent
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import knobs, ready_mib
 from wellfed.explain.diagnosis.finding import Figures, Finding
+from wellfed.explain.diagnosis.gains.feeding import knobs, ready_mib
 from wellfed.explain.diagnosis.thresholds import MEMORY_FULL_FRAC
 from wellfed.units import MIB, counted, show_bytes, show_gib
 

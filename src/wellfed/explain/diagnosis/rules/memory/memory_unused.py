@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wellfed.explain.diagnosis.device_load import DeviceLoad, device_load
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
-from wellfed.explain.diagnosis.memory_room import has_run_out, memory_frac, merge
+from wellfed.explain.diagnosis.gains.device_load import DeviceLoad, device_load
+from wellfed.explain.diagnosis.gains.memory_room import has_run_out, memory_frac, merge
 from wellfed.explain.diagnosis.rules.compute import tensor_cores_idle
 from wellfed.explain.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_FRAC, SM_FULL_FRAC
 from wellfed.units import show_gib, show_percent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from wellfed.explain.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import workers_take_cores
 from wellfed.explain.diagnosis.finding import Figures, Finding
+from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.between_steps import frequent_logging, slow_callbacks
 from wellfed.units import show_percent
 

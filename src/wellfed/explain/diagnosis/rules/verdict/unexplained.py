@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import is_starved
 from wellfed.explain.diagnosis.finding import Finding
+from wellfed.explain.diagnosis.gains.feeding import is_starved
 from wellfed.explain.diagnosis.thresholds import CEILING_FACTOR, WAIT_FRAC
 from wellfed.units import show_percent
 

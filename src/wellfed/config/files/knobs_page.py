@@ -1,6 +1,6 @@
 """Writes the page docs/configuration.md: all knobs of the schema, and the settings of the engine's options.
 
-``python -m wellfed.config.files.reference > docs/configuration.md`` writes the page; a test compares it. Workloads,
+``python -m wellfed.config.files.knobs_page > docs/configuration.md`` writes the page; a test compares it. Workloads,
 experiments, loggers and the chosen options belong to a project and are left out.
 """
 
@@ -24,7 +24,7 @@ PROJECT_GROUPS = ("workload", "experiment", "logger")
 _HEAD = """\
 # Configuration
 
-Made by `python -m wellfed.config.files.reference > docs/configuration.md` from
+Made by `python -m wellfed.config.files.knobs_page > docs/configuration.md` from
 [the schema](../src/wellfed/config/schema.py) and the files under `configs/`. A test fails if they differ.
 
 - Set a knob for one run by its name: `python src/train.py loader.num_workers=4`. `null` leaves a number to the plan,

@@ -195,7 +195,7 @@ def test_faults_of_hydras_own_knobs():
 
 
 def test_what_the_search_does_not_find_is_told_as_hydra_does(monkeypatch):
-    from wellfed.config.faults import find
+    from wellfed.config.faults import find_faults as find
 
     monkeypatch.setattr(find._Search, "run", lambda self: [])
     (fault,) = faults_of("gpu=42gb")

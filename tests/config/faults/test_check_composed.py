@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from wellfed.config.faults.examine import examine
+from wellfed.config.faults.check_composed import examine
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from wellfed.monitor.harmless import Harmless, harmless
+from wellfed.monitor.error_guard import Harmless, harmless
 
 
 class Watcher(Harmless):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.pauses import pauses, rarer
+from wellfed.explain.diagnosis.gains.pauses import pauses, rarer
 
 
 def test_a_phase_has_its_share_of_the_time_from_the_first_batch_to_the_last():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wellfed.cli.ended import report_error
+from wellfed.cli.exit_code import report_error
 from wellfed.errors import MOST_FRAMES, ConfigError, DataError, Fault, OutOfMemoryExhausted
 
 LOST = torch.AcceleratorError(

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from wellfed.train.memory import remembered
-from wellfed.train.memory.remembered import FOREACH, MICRO_BATCH, Lowered, file_for, from_event, recall, remember
+from wellfed.train.memory import remembered_sizes
+from wellfed.train.memory.remembered_sizes import FOREACH, MICRO_BATCH, Lowered, file_for, from_event, recall, remember
 
 FOUR = Lowered(4, 8, "2026-11-22", "2026-11-22_10-00-00")
 ONE_BY_ONE = Lowered(False, None, "2026-11-22", "2026-11-22_10-00-00")
@@ -24,7 +24,7 @@ def test_what_was_kept_is_there_again(file):
     remember(file, MICRO_BATCH, FOUR)
     remember(file, FOREACH, ONE_BY_ONE)
     assert recall(file) == {MICRO_BATCH: FOUR, FOREACH: ONE_BY_ONE}
-    assert [path.name for path in file.parent.iterdir()] == [remembered.FILE_NAME]
+    assert [path.name for path in file.parent.iterdir()] == [remembered_sizes.FILE_NAME]
     assert FOUR.when == "ran out of memory on 2026-11-22 (run 2026-11-22_10-00-00)"
 
 
@@ -107,7 +107,7 @@ def test_who_reads_meanwhile_finds_a_whole_file(file):
             assert recall(file)[MICRO_BATCH].value >= 1
         writing.result()
     assert recall(file)[MICRO_BATCH].value == 1
-    assert os.listdir(file.parent) == [remembered.FILE_NAME]
+    assert os.listdir(file.parent) == [remembered_sizes.FILE_NAME]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.plan.predict.footprint import (
+from wellfed.plan.predict.peak import (
     Footprint,
     Point,
     StepShape,
@@ -209,7 +209,7 @@ def test_every_footprint_goes_through_json(of):
 
 
 def test_it_needs_no_torch():
-    code = "import sys, wellfed.plan.predict.footprint; sys.exit('torch' in sys.modules)"
+    code = "import sys, wellfed.plan.predict.peak; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

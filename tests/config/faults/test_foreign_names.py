@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.faults.other_names import ABSENT, NAMES, NOTES, VALUES
+from wellfed.config.faults.foreign_names import ABSENT, NAMES, NOTES, VALUES
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.knobs import entries
 from wellfed.config.schema import RunConfig

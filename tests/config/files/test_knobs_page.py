@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.files.reference import PROJECT_GROUPS, page
+from wellfed.config.files.knobs_page import PROJECT_GROUPS, page
 from wellfed.config.knobs import all_knobs, entries
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
-COMMAND = "python -m wellfed.config.files.reference > docs/configuration.md"
+COMMAND = "python -m wellfed.config.files.knobs_page > docs/configuration.md"
 
 
 def rows(text: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.build import TARGET
-from wellfed.config.faults.explain import explain
+from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.target_faults import check_imported, check_static
 from wellfed.config.knobs import OPEN_NODES, Knob, entries, without_none
 from wellfed.config.rules import rule_faults

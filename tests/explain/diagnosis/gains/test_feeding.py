@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.feeding import feeding_of, is_starved, knobs
+from wellfed.explain.diagnosis.gains.feeding import feeding_of, is_starved, knobs
 
 TIMES = st.floats(0.5, 500)
 

@@ -52,7 +52,7 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
         return _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # no GPU was used
         return _show(error)
-    from wellfed.run.outcome import outcome_of
+    from wellfed.run.outcome_of_error import outcome_of
 
     outcome = outcome_of(error, has_trained=True, way_on=way_on)
     if not outcome.is_expected:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from omegaconf.errors import GrammarParseError
 
 from wellfed.command_line import command
-from wellfed.config.faults.other_names import our_value, ours_for
+from wellfed.config.faults.foreign_names import our_value, ours_for
 from wellfed.config.knobs import FREE_NODES, entries, is_free, nearest, nearest_knob
 
 

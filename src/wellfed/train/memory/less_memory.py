@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wellfed.train.memory import oom
-from wellfed.train.memory.remembered import MICRO_BATCH
+from wellfed.train.memory.remembered_sizes import MICRO_BATCH
 
 
 class MicroBatches:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kit.card_evidence import on_card
 from tests.kit.evidence_of import evidence
-from wellfed.explain.diagnosis.device_load import device_load
+from wellfed.explain.diagnosis.gains.device_load import device_load
 from wellfed.explain.diagnosis.run_rules import run_rules
 
 LINE = [{"place": "model.py:7", "per_step": 3.0}]

@@ -7,9 +7,9 @@ from math import ceil
 
 import numpy as np
 
-from wellfed.explain.diagnosis.device_load import DeviceLoad
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Gain
+from wellfed.explain.diagnosis.gains.device_load import DeviceLoad
 from wellfed.explain.diagnosis.thresholds import TENSOR_IDLE_FRAC
 from wellfed.ranks import largest_share
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.feeding import is_starved
 from wellfed.explain.diagnosis.finding import Gain
+from wellfed.explain.diagnosis.gains.feeding import is_starved
 from wellfed.record import SynchronisationEntry
 
 DeviceLimit = Literal["synchronisation", "launches", "bandwidth", "small kernels"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cli.commands.test_doctor import H200, WELL, facts
-from wellfed.plan.examination import Surroundings, examine
+from wellfed.plan.doctor_checks import Surroundings, examine
 
 
 def test_no_gpu_is_listed_once_with_the_way_out():
