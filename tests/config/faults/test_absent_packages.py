@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from wellfed.config.compose import compose
+from wellfed.config.faults import check_composed
 from wellfed.errors import ConfigError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from wellfed.config.faults.explain_refusal import explain, explain_delete
-from wellfed.config.knobs import nearest_knob
+from wellfed.config.faults.nearest_name import nearest_knob
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 

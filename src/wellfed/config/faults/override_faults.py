@@ -16,8 +16,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.foreign_names import our_value
+from wellfed.config.faults.nearest_name import nearest
 from wellfed.config.hydra_internals import IConfigRepository
-from wellfed.config.knobs import in_order, nearest
+from wellfed.config.knobs import in_order
 from wellfed.errors import Fault
 from wellfed.extras import install
 
