@@ -30,6 +30,7 @@ TYPED = (
     f"{DATA}.passphrase='PLANTED-15-gr\xfc\xdfe'",
     f"{DATA}.max_tokens=512",
     "logger.group='https://u:PLANTED-16-abc@h/g'",
+    "logger.tags=['https://u:PLANTED-17-abc@h/t']",
 )
 VARIABLE = "PLANTED-14-abc"
 NUMBERS = (b"8080808", b"1010101010")

@@ -375,6 +375,8 @@ class LoggerConfig:
     project: str = knob("wellfed", "wandb project; mlflow experiment.")
     entity: Optional[str] = knob(None, "wandb user or team. null = wandb's default.")
     group: Optional[str] = knob(None, "wandb group of this run.")
+    name: Optional[str] = knob(None, "Name of the run in wandb and mlflow. null = the name of its folder.")
+    tags: list[str] = knob([], "Tags of the run in wandb and mlflow, e.g. [baseline,paper].")
 
 
 @dataclass

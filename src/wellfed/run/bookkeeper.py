@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +22,7 @@ from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
-from wellfed.observe.loggers.sink import Sink
+from wellfed.observe.loggers.sink import PICTURES, Sink
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
@@ -55,6 +57,8 @@ _ARTIFACTS = {
     "best": f"{CHECKPOINTS}/{BEST}",
     "profile": PROFILE,
 }
+_MOST_TABLE_ROWS = 1000
+"""Maximum number of rows of an evaluation's table that loggers get; the file has all."""
 
 
 class Bookkeeper:
@@ -265,9 +269,27 @@ class Bookkeeper:
         self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
         page = self.folder / PAGE
         if page.exists():
-            self.journal.sink.page("report", page)
+            self.journal.sink.file("report", page)
+        self._publish_artifacts()
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save(duration_s=record.duration_s)  # the same duration as in the reports
+
+    def _publish_artifacts(self) -> None:
+        """Hands pictures and tables that an evaluation wrote to the loggers."""
+        for name, file in self.record.artifacts.items():
+            path = self.folder / file
+            if name in _ARTIFACTS:
+                continue
+            if path.suffix.lower() in PICTURES:
+                self.journal.sink.file(name, path)
+            elif path.suffix.lower() == ".csv":
+                try:
+                    with path.open(encoding="utf-8", newline="") as stream:
+                        columns, *rows = islice(csv.reader(stream), 1 + _MOST_TABLE_ROWS)
+                except (OSError, ValueError, csv.Error) as error:
+                    _LOG.warning("%s is not shown in the loggers: %s", path, error)
+                    continue
+                self.journal.sink.table(name, columns, rows)
 
     def _diagnose(self, *, has_page: bool) -> None:
         evidence = Evidence(self.record)

@@ -71,8 +71,9 @@ class LoggerOpener:
             uri, run_id = (record.mlflow["uri"], record.mlflow["run_id"]) if record.mlflow else (asked, None)
             if SECRET_SHOWN in uri:  # the record has no password
                 uri = asked
-            project = self.config.logger.project
-            logger = lightning_loggers.open_mlflow(uri, experiment=project, name=record.run_id, run_id=run_id)
+            project, tags = self.config.logger.project, self.config.logger.tags
+            name = self.config.logger.name or record.run_id
+            logger = lightning_loggers.open_mlflow(uri, experiment=project, name=name, run_id=run_id, tags=tags)
             is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}
         logger.begin(config, is_new=is_new)
         self._loggers.append(logger)
@@ -86,7 +87,8 @@ class LoggerOpener:
             project=logger.project,
             entity=logger.entity,
             group=logger.group,
-            name=self.record.run_id,
+            name=logger.name or self.record.run_id,
+            tags=logger.tags,
             run_id=earlier["id"] if earlier else None,
             config=config,
             on_lost=on_lost,

@@ -79,7 +79,7 @@ def handed_at_the_end(sink: LoggerSink, folder: Path, exit_code: int = 0) -> Non
     page = folder / "report.html"
     page.write_text("<p>report")
     sink.table(*TABLE)
-    sink.page("report", page)
+    sink.file("report", page)
     sink.finish(SUMMARY, exit_code)
 
 

@@ -7,7 +7,7 @@ def test_no_sink_takes_everything():
     sink = Sink()
     assert sink.log({"step": 1, "train/loss": None}) is None
     assert sink.table("findings", ("id",), [["healthy"]]) is None
-    assert sink.page("report", Path("report.html")) is None
+    assert sink.file("report", Path("report.html")) is None
     assert sink.finish({"a": 1}, 0) is None
 
 
@@ -22,7 +22,7 @@ def test_several_get_the_same():
         def table(self, *given):
             self.got.append(given)
 
-        def page(self, *given):
+        def file(self, *given):
             self.got.append(given)
 
         def finish(self, summary, exit_code):
@@ -33,6 +33,6 @@ def test_several_get_the_same():
     sinks.log({"step": 1})
     table, page = ("findings", ("id",), [["healthy"]]), ("report", Path("report.html"))
     sinks.table(*table)
-    sinks.page(*page)
+    sinks.file(*page)
     sinks.finish({"a": 1}, 3)
     assert [one.got for one in kept] == [[{"step": 1}, table, page, ({"a": 1}, 3)]] * 2

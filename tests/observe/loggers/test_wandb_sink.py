@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import wellfed
 from tests.kit.wandb_files import stored
@@ -93,7 +94,15 @@ def test_the_room_imports_without_wandb():
 
 
 def opened(folder, run_id=None, **changes):
-    facts = {"mode": "offline", "project": "p", "entity": None, "group": "g", "name": "n", "config": {"seed": 1}}
+    facts = {
+        "mode": "offline",
+        "project": "p",
+        "entity": None,
+        "group": "g",
+        "name": "n",
+        "tags": ["a", "b"],
+        "config": {"seed": 1},
+    }
     return open_run(folder, run_id=run_id, **{**facts, **changes})
 
 
@@ -136,6 +145,7 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     assert sys.argv[1].endswith("PLANTED-abc")
     (run,) = one.of_type("run")
     assert (run["project"], run["display_name"], run["run_group"]) == ("p", "n", "g")
+    assert run["tags"] == ["a", "b"]
     assert run["config"]["update"]["seed"] == 1
     first.log({"step": 11})  # finished long since
     first.log({"step": 12})
@@ -143,20 +153,23 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     assert caplog.text.count("wandb can't be written") == 1
 
 
-def test_tables_and_pages_are_stored_beside_the_rows(bare, tmp_path):
-    page = tmp_path / "report.html"
+def test_tables_pages_and_pictures_are_stored_beside_the_rows(bare, tmp_path):
+    page, picture = tmp_path / "report.html", tmp_path / "confusion.png"
+    Image.new("RGB", (4, 3)).save(picture)
     page.write_text("<!doctype html><p>report")
     lost = []
     sink = opened(tmp_path, on_lost=lost.append)
     sink.table("findings", ("id", "message"), [["slow_copy", "12 % of a step"]])
-    sink.page("report", page)
-    sink.page("gone", tmp_path / "gone.html")
+    sink.file("report", page)
+    sink.file("confusion", picture)
+    sink.file("gone", tmp_path / "gone.html")
     sink.finish({"a": 1}, 0)
     items = {name: value for row in stored(sink.folder).history for name, value in row.items()}
     files = sink.folder / "files"
     assert json.loads((files / items["findings.path"]).read_text())["data"] == [["slow_copy", "12 % of a step"]]
     assert items["report._type"] == "html-file"
     assert (files / items["report.path"]).read_text() == "<!doctype html><p>report"
+    assert (items["confusion._type"], items["confusion.width"]) == ("image-file", 4)
     assert "gone._type" not in items
     assert len(lost) == 1
 

@@ -77,7 +77,7 @@ ABSENT: Mapping[str, str] = {
     "test": "A run trains, validates and tests, the last if there is a test split.",
     "do_train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
     "do_eval": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
-    "tags": "logger.group=<name> groups runs.",
+    "tags": "Set logger.tags=[<tag>,...]; logger.group=<name> groups runs.",
     "extras": "There is no such group: the plan is shown, and run.json has the configuration.",
     "warmup_ratio": "Set workload.schedule.warmup_steps=<steps>.",
     "enable_progress_bar": "A bar is drawn on a terminal; without one there is a line a minute.",

@@ -21,8 +21,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from wellfed.errors import text_of
-from wellfed.masking import masked
-from wellfed.observe.loggers.sink import GuardedSink
+from wellfed.masking import hidden, masked
+from wellfed.observe.loggers.sink import PICTURES, GuardedSink
 
 _LOG = logging.getLogger(__name__)
 Forward = Callable[[Mapping[str, float]], None]
@@ -76,8 +76,8 @@ class _OfRun(Logger):
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         """Logs a table, if the logger takes tables or text."""
 
-    def page(self, name: str, path: Path) -> None:
-        """Logs an HTML page, if the logger takes files."""
+    def file(self, name: str, path: Path, step: int) -> None:
+        """Logs an HTML page or a picture, if the logger takes them."""
 
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         self.write(summary, step)
@@ -128,6 +128,13 @@ class Quiet(_OfRun):
 
 
 class _TensorBoard(_OfRun, TensorBoardLogger):
+    def file(self, name: str, path: Path, step: int) -> None:
+        if path.suffix.lower() in PICTURES:
+            from PIL import Image  # TensorBoard requires it
+
+            with Image.open(path) as picture:
+                self.experiment.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         self.experiment.add_text(name, _markdown(columns, rows), step)
 
@@ -150,7 +157,7 @@ class _Mlflow(_OfRun, MLFlowLogger):
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         super().experiment.log_text(self.run_id, _markdown(columns, rows), f"{name}.md")
 
-    def page(self, name: str, path: Path) -> None:
+    def file(self, name: str, path: Path, step: int) -> None:
         super().experiment.log_artifact(self.run_id, str(path))
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
@@ -188,8 +195,8 @@ class LoggerSink(GuardedSink):
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self.logger.table(name, columns, rows, self._step())
 
-    def _take_page(self, name: str, path: Path) -> None:
-        self.logger.page(name, path)
+    def _take_file(self, name: str, path: Path) -> None:
+        self.logger.file(name, path, self._step())
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         self.logger.close(summary, self._step(), is_ok=exit_code == 0)
@@ -206,14 +213,14 @@ def open_csv(folder: Path) -> Any:
     return _Csv(folder, "csv")
 
 
-def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None) -> Any:
+def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None, tags: Sequence[str] = ()) -> Any:
     """Returns a logger to a new run in the store at ``uri``, or to the run with this id."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
     if uri.startswith("file:"):  # mlflow 3 prefers a database, which its small package can't write
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it notes the new experiment
-    return _Mlflow(experiment, name, uri, run_id=run_id)
+    return _Mlflow(experiment, name, uri, run_id=run_id, tags={hidden(tag): "true" for tag in tags})
 
 
 def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:

@@ -15,6 +15,10 @@ _PATIENCE_S = 10.0
 """Seconds that a thread waits for another's call to a logger, which usually takes under a millisecond."""
 
 
+PICTURES = frozenset((".png", ".jpg", ".jpeg"))
+"""Suffixes of the pictures that loggers show."""
+
+
 class Sink:
     """Receiver of rows from several threads, forwarded to other sinks. Never raises an error of a logger."""
 
@@ -31,10 +35,10 @@ class Sink:
         for sink in self._sinks:
             sink.table(name, columns, rows)
 
-    def page(self, name: str, path: Path) -> None:
-        """Takes an HTML page, if the logger takes files."""
+    def file(self, name: str, path: Path) -> None:
+        """Takes an HTML page or a picture, if the logger takes files."""
         for sink in self._sinks:
-            sink.page(name, path)
+            sink.file(name, path)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Closes the sink; later rows are dropped."""
@@ -63,7 +67,7 @@ class GuardedSink(Sink):
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Passes a table to the logger; may raise anything."""
 
-    def _take_page(self, name: str, path: Path) -> None:
+    def _take_file(self, name: str, path: Path) -> None:
         """Passes a file to the logger; may raise anything."""
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -77,9 +81,9 @@ class GuardedSink(Sink):
         """Passes a table to the logger."""
         self._hand(lambda: self._take_table(name, columns, rows))
 
-    def page(self, name: str, path: Path) -> None:
-        """Passes an HTML page to the logger."""
-        self._hand(lambda: self._take_page(name, path))
+    def file(self, name: str, path: Path) -> None:
+        """Passes an HTML page or a picture to the logger."""
+        self._hand(lambda: self._take_file(name, path))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Writes the summary and closes the logger."""

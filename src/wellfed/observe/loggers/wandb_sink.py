@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from wellfed.masking import hidden, masked_override
-from wellfed.observe.loggers.sink import GuardedSink
+from wellfed.observe.loggers.sink import PICTURES, GuardedSink
 from wellfed.observe.telemetry.metrics import TIME_AXIS
 
 _LOG = logging.getLogger(__name__)
@@ -84,9 +84,12 @@ class WandbSink(GuardedSink):
 
         self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
-    def _take_page(self, name: str, path: Path) -> None:
+    def _take_file(self, name: str, path: Path) -> None:
         import wandb
 
+        if path.suffix.lower() in PICTURES:
+            self.run.log({name: wandb.Image(str(path))})
+            return
         with path.open(encoding="utf-8") as page:
             self.run.log({name: wandb.Html(page, inject=False)})  # without wandb's style sheet
 
@@ -130,6 +133,7 @@ def open_run(
     entity: str | None,
     group: str | None,
     name: str,
+    tags: Sequence[str] = (),
     run_id: str | None,
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
@@ -168,7 +172,8 @@ def open_run(
             project=project,
             entity=entity,
             group=group and hidden(group),
-            name=name,
+            name=hidden(name),
+            tags=[hidden(tag) for tag in tags] or None,
             id=run_id,
             dir=str(folder),
             config=dict(config),
