@@ -136,6 +136,7 @@ def open_run(
     run_id: str | None,
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
+    lists_packages: bool = True,
 ) -> WandbSink:
     """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
 
@@ -143,6 +144,7 @@ def open_run(
         mode: online or offline.
         run_id: id of the run to continue; None = a new one.
         on_lost: called once with the reason if wandb can't be reached or written; the run goes on.
+        lists_packages: the run has a list of all installed packages. wandb reads the metadata of each for it.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
@@ -153,6 +155,7 @@ def open_run(
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
+    settings.x_save_requirements = lists_packages
 
     def start(mode: Any) -> Any:
         typed, sys.argv = (
