@@ -32,6 +32,7 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
 from wellfed.study.executors.tasks import MachineSeen, MetricSeen, PointPlan, in_words, processor_of
+from wellfed.train.lightning.trainer import find_plugins
 from wellfed.train.memory.features import all_rows
 
 
@@ -60,6 +61,7 @@ def prepare(config: RunConfig) -> SharedParts:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
+    find_plugins()
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
