@@ -1,8 +1,10 @@
 """What a trial of a sweep costs beside its steps, and what it would cost as a command of its own.
 
     python benchmarks/sweep.py --out benchmarks/records/<date>_sweep_cpu.json
+    python benchmarks/sweep.py --whole [--against TREE] --out benchmarks/records/<date>_whole_sweep_cpu.json
 
-One sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single
+With --whole: commands of a sweep with 12 trials of 20 steps and the confirmations, without a logger and with wandb
+offline, in turns; with --against in this tree and in another checkout. Without it: one sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single
 runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
 """
 
@@ -37,6 +39,7 @@ SETTINGS = (
     "logger=none",
 )
 STEPS = 50
+WHOLE = ("workload=recsys", "loader=balanced", "workload.effective_batch_size=256", "sweep.trial_steps=20")
 
 
 def command(script_words: Sequence[str], cwd: str) -> float:
@@ -71,14 +74,76 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
 
+def whole_sweep(tree: Path, logger: str, number: int, cwd: str) -> dict[str, float]:
+    """Returns wall time and CPU time of one sweep, the time after its last trial, and its steps' and ceilings' time."""
+    name = f"{tree.name}_{logger}_{number}"
+    words = [
+        *WHOLE,
+        f"logger={logger}",
+        f"sweep.name={name}",
+        f"trainer.log_every_steps={','.join(map(str, range(1, 13)))}",
+    ]
+    environ = {**os.environ, "PYTHONPATH": str(tree / "src"), "WANDB_MODE": "offline"}
+    began_s = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, str(tree / "src" / "train.py"), "-m", "sweep=quick", *words],
+        cwd=cwd,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s, ended_at_s = time.perf_counter() - began_s, time.time()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    folder = Path(cwd) / "logs" / "recsys" / "sweeps" / name
+    rows = ledger.read(folder).rows
+    assert process.returncode == 0
+    assert [row.status for row in rows] == ["ok"] * 21, rows
+    runs = len(list(folder.rglob("offline-run-*/run-*.wandb")))
+    assert runs == (13 if logger == "wandb" else 0), runs
+    last_s = (folder / "ledger.jsonl").stat().st_mtime
+    beside = [row.seconds - steps_s(folder / row.folder) for row in rows]
+    return {
+        "wall_s": wall_s,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "after_last_trial_s": ended_at_s - last_s,
+        "a_trial_beside_steps_s": median(beside),
+    }
+
+
+def measure_whole(rounds: int, against: Path | None) -> list[dict[str, Any]]:
+    """Returns a row for each tree, logger and figure: the medians of all rounds."""
+    trees = {"this tree": ROOT} | ({} if against is None else {"the other tree": against.resolve()})
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as cwd:
+        for number in range(rounds):
+            for logger in ("none", "wandb"):
+                for what, tree in list(trees.items())[:: 1 if number % 2 else -1]:
+                    found.setdefault((what, logger), []).append(whole_sweep(tree, logger, number, cwd))
+    return [
+        {"tree": what, "logger": logger, "figure": figure, "n": len(all_)} | _spread([each[figure] for each in all_])
+        for (what, logger), all_ in sorted(found.items())
+        for figure in all_[0]
+    ]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median_s": median(values), "least_s": min(values), "most_s": max(values)}
+
+
 def main() -> None:
     """Prints the figures; writes the record where told to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=4, help="in each round's sweep")
+    parser.add_argument("--whole", action="store_true", help="whole commands of a sweep, with and without wandb")
+    parser.add_argument("--against", type=Path, help="another checkout, for --whole")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if chosen.whole:
+        _main_whole(chosen)
+        return
     imports, singles, trials = [], [], []
     with tempfile.TemporaryDirectory() as cwd:
         for number in range(chosen.rounds):
@@ -116,6 +181,39 @@ def main() -> None:
             "says": says,
         }
         write_record(record, chosen.out)
+
+
+def _main_whole(chosen: argparse.Namespace) -> None:
+    load_before = os.getloadavg()
+    results = measure_whole(chosen.rounds, chosen.against)
+    for row in results:
+        print(f"{row['tree']:<15} {row['logger']:<6} {row['figure']:<24} n={row['n']} median {row['median_s']:.2f} s")
+    wandb_cpu_s = {
+        tree: _figure(results, tree, "wandb", "cpu_s") - _figure(results, tree, "none", "cpu_s")
+        for tree in {row["tree"] for row in results}
+    }
+    says = "; ".join(
+        f"{tree}: CPU time of a sweep {_figure(results, tree, 'none', 'cpu_s'):.1f} s, of wandb {cpu_s:.1f} s more"
+        for tree, cpu_s in sorted(wandb_cpu_s.items())
+    )
+    print(says)
+    if chosen.out:
+        record: dict[str, Any] = {
+            "theme": "sweep",
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": f"python benchmarks/sweep.py --whole --rounds {chosen.rounds} --against TREE --out RECORD",
+            "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
+            "machine": {"load": os.getloadavg(), "load_before": load_before, **machine().to_dict()},
+            "config": {"settings": WHOLE, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
+            "results": results,
+            "says": says,
+        }
+        write_record(record, chosen.out)
+
+
+def _figure(results: Sequence[dict[str, Any]], tree: str, logger: str, figure: str) -> float:
+    wanted = {"tree": tree, "logger": logger, "figure": figure}
+    return next(float(row["median_s"]) for row in results if wanted.items() <= row.items())
 
 
 if __name__ == "__main__":
