@@ -4,8 +4,10 @@
     python benchmarks/sweep.py --whole [--against TREE] --out benchmarks/records/<date>_whole_sweep_cpu.json
 
 With --whole: commands of a sweep with 12 trials of 20 steps and the confirmations, without a logger and with wandb
-offline, in turns; with --against in this tree and in another checkout. Without it: one sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single
-runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
+offline, in turns; with --against in this tree and in another checkout.
+
+Without it: one sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns
+with single runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
 """
 
 from __future__ import annotations

@@ -246,17 +246,19 @@ def grandchild(prepared: Any, task: str) -> int:
     return 0
 
 
-def test_what_is_killed_takes_along_what_it_has_started_and_leaves_its_neighbour(servers: Servers) -> None:
+def test_what_takes_too_long_is_killed_with_what_it_has_started_and_leaves_its_neighbour(servers: Servers) -> None:
     server = servers.ready(grandchild)
     (servers.folder / "one").mkdir()
     (servers.folder / "other").mkdir()
-    one, other = (servers.job(f"{servers.folder / name}:stay") for name in ("one", "other"))
+    other = servers.job(f"{servers.folder / 'other'}:stay")
+    one = servers.job(f"{servers.folder / 'one'}:stay", limit_s=5)
     server.start(one)
     server.start(other)
     killed, spared = (number_in(servers.folder / name / "pid") for name in ("one", "other"))
-    server.kill(one.key)
     ended = server.take()
-    assert (ended.key, ended.code) == (one.key, -signal.SIGKILL)
+    assert isinstance(ended, JobEnd)
+    assert (ended.key, ended.code, ended.is_timeout) == (one.key, -signal.SIGKILL, True)
+    assert ended.seconds >= 5
     until(lambda: is_gone(killed))
     assert not is_gone(spared)
     server.close()
@@ -296,8 +298,8 @@ def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
         return 0
 
     server = servers.ready(work, lambda: [3, 1, 2])
-    assert server.ask(servers.job(3), LONG_S) == [Answer(number, bytes(10**6)) for number in (3, 1, 2)]
-    assert server.ask(servers.job(0), LONG_S) == []
+    assert server.ask(servers.job(3)) == [Answer(number, bytes(10**6)) for number in (3, 1, 2)]
+    assert server.ask(servers.job(0)) == []
 
 
 @pytest.mark.parametrize("end", ["kill", "raise", "hang"])
@@ -311,7 +313,7 @@ def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) 
         raise ValueError("odd value")
 
     server = servers.ready(work)
-    assert server.ask(servers.job(end), 2 if end == "hang" else LONG_S) == [Answer(1)]
+    assert server.ask(servers.job(end, limit_s=2)) == [Answer(1)]
 
 
 def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers) -> None:
@@ -335,17 +337,6 @@ def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers)
             answers[told.key].append(told.what)
     for key, (_, task) in jobs.items():
         assert answers[key] == [Answer(100 * task + number) for number in range(50)]
-
-
-def test_killing_what_has_ended_does_nothing(servers: Servers) -> None:
-    server = servers.ready(lambda prepared, task: 0)
-    job = servers.job()
-    server.start(job)
-    server.take()
-    server.kill(job.key)
-    server.kill("nobody")
-    server.start(servers.job())
-    assert server.take().code == 0
 
 
 def fail(error: BaseException) -> None:
@@ -403,7 +394,6 @@ def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_b
         until(lambda: is_gone(job))
     with pytest.raises(ForkServerFailed, match="has died"):
         server.start(servers.job())
-    server.kill("nobody")
 
 
 PARENT = """
@@ -506,7 +496,7 @@ def test_a_job_that_asks_waits_for_the_reply(servers: Servers) -> None:
         told = server.take()
         if isinstance(told, Said):
             heard.append((told.key, *told.what))
-            server.reply(told.key, 10 * told.what[0] + told.what[1])
+            server.reply(Said(told.key, 10 * told.what[0] + told.what[1]))
         else:
             ends[told.key] = told.code
     assert [ends[key] for key in jobs] == [133, 163]
@@ -517,15 +507,14 @@ def test_a_job_that_is_killed_while_it_asks_is_told_and_the_reply_goes_nowhere(s
     def work(prepared: Any, task: Any, study: Connection) -> int:
         return int(ask(study, "what now?"))
 
-    server, lost, kept = servers.ready(work), servers.job(), servers.job()
+    server, lost, kept = servers.ready(work), servers.job(limit_s=1), servers.job()
     server.start(lost)
     assert server.take() == Said(lost.key, "what now?")
-    server.kill(lost.key)
     ended = server.take()
     assert isinstance(ended, JobEnd)
     assert ended.code == -signal.SIGKILL
-    server.reply(lost.key, 1)
+    server.reply(Said(lost.key, 1))
     server.start(kept)
     assert server.take() == Said(kept.key, "what now?")
-    server.reply(kept.key, 7)
+    server.reply(Said(kept.key, 7))
     assert server.take().code == 7

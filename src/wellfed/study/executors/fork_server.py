@@ -1,7 +1,7 @@
 """Forks a process for each trial from one that has made what trials share: imports, data, model.
 
-    study --- Job, kill, reply --> fork server --- fork --> process of a job
-          <----- Said, JobEnd ---               <-- Said --
+    study ---- Job, Said ----> fork server --- fork --> process of a job
+          <--- Said, JobEnd ---             <--- Said --->
 
 The study's own process runs no user code. It is told about everything that data, model or driver do to a server or to
 a job. A server never touches CUDA and has one thread, since neither survives a fork.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import pickle
 import signal
@@ -29,8 +30,8 @@ from wellfed.process import die_with_parent, end_by_signals, exit_code, fork, he
 from wellfed.record import Status
 from wellfed.study.trial_end import ERR, OUT, last_lines
 
-_LOOK_S = 1.0
-"""Seconds between looks for jobs that have ended while a process they left behind holds their connection."""
+_LOOK_S = 0.5
+"""Seconds between looks for jobs at their time limit, and for ended ones whose connection another process holds."""
 _own: set[Connection] = set()
 """Connections of this process alone. Each process that it forks closes its copies, so that an end is noticed."""
 
@@ -58,11 +59,13 @@ class Job:
     """Variables that are set before the task begins."""
     cpus: frozenset[int] | None = None
     """CPUs that it may run on; None = all."""
+    limit_s: float = math.inf
+    """Time limit, after which it is killed with all that it has started."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Message that a job has sent to the study."""
+    """Message from a job to the study, or back."""
 
     key: str
     what: Any
@@ -76,12 +79,7 @@ class JobEnd:
     code: int
     """Exit code; negative: the signal that ended it."""
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Reply:
-    key: str
-    what: Any
+    is_timeout: bool
 
 
 class ForkServerFailed(Exception):
@@ -147,15 +145,10 @@ class ForkServer:
         except OSError as error:
             raise self._dead() from error
 
-    def kill(self, key: str) -> None:
-        """Ends a job's process and all that it has started. `take` then returns its end by SIGKILL."""
-        with contextlib.suppress(OSError):
-            self.connection.send(key)
-
-    def reply(self, key: str, what: Any) -> None:
+    def reply(self, said: Said) -> None:
         """Sends a message to a job."""
         with contextlib.suppress(OSError):
-            self.connection.send(_Reply(key, what))
+            self.connection.send(said)
 
     def take(self) -> JobEnd | Said:
         """Returns the next end or message of a job; blocks.
@@ -166,23 +159,17 @@ class ForkServer:
         told: JobEnd | Said = self._receive()
         return told
 
-    def ask(self, job: Job, timeout_s: float) -> list[Any]:
-        """Runs a job and returns its messages, fewer if it dies or takes longer than ``timeout_s``.
-
-        No other job may run in this server.
+    def ask(self, job: Job) -> list[Any]:
+        """Runs a job and returns its messages. No other job may run in this server.
 
         Raises:
             ForkServerFailed: the server is dead.
         """
         self.start(job)
-        answers: list[Any] = []
-        end_s = time.monotonic() + timeout_s
-        while True:
-            if not self.connection.poll(max(0.0, end_s - time.monotonic())):
-                self.kill(job.key)
-            if isinstance(told := self.take(), JobEnd):
-                return answers
+        answers = []
+        while not isinstance(told := self.take(), JobEnd):
             answers.append(told.what)
+        return answers
 
     def close(self) -> None:
         """Ends the server and all that it has started."""
@@ -222,11 +209,13 @@ def _kill_group(pid: int) -> None:
             end(pid, signal.SIGKILL)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _RunningJob:
     key: str
     pid: int
     began_s: float
+    end_s: float
+    is_late: bool = False
 
 
 class _ServerProcess:
@@ -271,28 +260,23 @@ class _ServerProcess:
             leave(code)
 
     def _serve(self, prepared: Any) -> None:
-        """Passes on what has come, and reports jobs that have ended."""
+        """Passes on what has come, ends jobs at their time limit, and reports those that have ended."""
         for ready in wait([self._study, *self._running], _LOOK_S):
             assert isinstance(ready, Connection)
-            if ready is self._study:
-                self._do(ready.recv(), prepared)
-            else:
+            if ready is not self._study:
                 self._pass_on(ready)
-        for connection in [each for each, job in self._running.items() if _has_ended(job.pid, os.WNOHANG)]:
-            self._end(connection)
-
-    def _do(self, asked: Job | _Reply | str, prepared: Any) -> None:
-        """Does what the study asks for; a text is the key of a job to kill."""
-        if isinstance(asked, Job):
-            self._fork(asked, prepared)
-            return
-        key = asked if isinstance(asked, str) else asked.key
-        for connection in [each for each, job in self._running.items() if job.key == key]:
-            if isinstance(asked, _Reply):
-                with contextlib.suppress(OSError):  # it has died meanwhile
-                    connection.send(asked.what)
+            elif isinstance(asked := ready.recv(), Job):
+                self._fork(asked, prepared)
             else:
-                _kill_group(self._running[connection].pid)
+                for connection in [each for each, job in self._running.items() if job.key == asked.key]:
+                    with contextlib.suppress(OSError):  # it has died meanwhile
+                        connection.send(asked.what)
+        for connection, job in list(self._running.items()):
+            if _has_ended(job.pid, os.WNOHANG):
+                self._end(connection)
+            elif time.monotonic() >= job.end_s and not job.is_late:
+                job.is_late = True
+                _kill_group(job.pid)
 
     def _fork(self, job: Job, prepared: Any) -> None:
         server, began_s = os.getpid(), time.monotonic()
@@ -305,7 +289,7 @@ class _ServerProcess:
         other.close()
         with contextlib.suppress(OSError):  # parent and child both set it, whichever is first
             os.setpgid(pid, pid)
-        self._running[own] = _RunningJob(job.key, pid, began_s)
+        self._running[own] = _RunningJob(job.key, pid, began_s, began_s + job.limit_s)
 
     def _pass_on(self, connection: Connection) -> None:
         """Passes on one message of a job, or its end."""
@@ -326,8 +310,9 @@ class _ServerProcess:
         _own.discard(connection)
         connection.close()
         del self._running[connection]
-        _, status = os.waitpid(job.pid, 0)
-        self._study.send(JobEnd(job.key, os.waitstatus_to_exitcode(status), time.monotonic() - job.began_s))
+        code = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1])
+        is_timeout = job.is_late and code == -signal.SIGKILL  # else it has ended just then
+        self._study.send(JobEnd(job.key, code, time.monotonic() - job.began_s, is_timeout))
 
 
 def _run(job: Job, prepared: Any, server: int, study: Connection) -> NoReturn:

@@ -17,7 +17,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
-from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
 from wellfed.study.executors.prepared import ForkServers, PointPlans
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu
@@ -31,8 +31,6 @@ class _RunningTrial:
     slot: Slot
     began_s: float | None = None
     """Time of its start; None while data and model are made."""
-    is_late: bool = False
-    """It was ended at the time limit."""
 
 
 class LocalExecutor(Executor):
@@ -110,11 +108,6 @@ class LocalExecutor(Executor):
         yield from self._serve(server)
 
     def _wait(self) -> Ended:
-        now_s = time.monotonic()
-        for each in self._running.values():
-            if each.began_s is not None and now_s >= each.began_s + self.settings.timeout_s and not each.is_late:
-                each.is_late = True
-                each.server.kill(each.trial.key)
         servers = {each.server.connection: each.server for each in self._running.values()}
         wait(list(servers), TICK_S)
         for server in servers.values():
@@ -130,12 +123,11 @@ class LocalExecutor(Executor):
             while is_ready and server.connection.poll():
                 told = server.take()
                 each = self._running[told.key]
-                if not isinstance(told, JobEnd):
+                if isinstance(told, JobEnd):
+                    yield self._ended(each, TrialEnd(told.code, told.seconds, told.is_timeout))
+                else:
                     number, value = told.what
-                    server.reply(told.key, None if self._prune is None else self._prune(each.trial, number, value))
-                    continue
-                is_timeout = each.is_late and told.code == -signal.SIGKILL  # else it has ended well just then
-                yield self._ended(each, TrialEnd(code=told.code, seconds=told.seconds, is_timeout=is_timeout))
+                    server.reply(Said(told.key, self._prune and self._prune(each.trial, number, value)))
         except ForkServerFailed as failed:
             yield from self._lost(server, failed, was_ready=is_ready)
 
@@ -147,7 +139,8 @@ class LocalExecutor(Executor):
                 self._open_folder(folder)
                 task = self.plans.task(trial, replace(trial.composed, run_dir=folder))
                 try:
-                    server.start(Job(trial.key, folder, task, each.slot.environment, each.slot.cpus))
+                    limit_s = self.settings.timeout_s
+                    server.start(Job(trial.key, folder, task, each.slot.environment, each.slot.cpus, limit_s))
                 except ForkServerFailed:
                     folder.rmdir()
                     raise
@@ -158,8 +151,7 @@ class LocalExecutor(Executor):
         self._servers.drop(server)
         for each in [each for each in self._running.values() if each.server is server]:
             if each.began_s is not None:
-                is_timeout, seconds = each.is_late, time.monotonic() - each.began_s
-                yield self._ended(each, TrialEnd(code=-signal.SIGKILL, seconds=seconds, is_timeout=is_timeout))
+                yield self._ended(each, TrialEnd(-signal.SIGKILL, time.monotonic() - each.began_s))
             elif was_ready and self._is_open:
                 del self._running[each.trial.key]
                 self._slots.give_back(each.slot)

@@ -32,7 +32,6 @@ from wellfed.study.trial_end import code_version
 
 _SEEN_WITHIN_S = 15
 """Time for a new file to appear on another machine. After it the folder is taken for another one."""
-_ALIVE_EVERY_S = 3
 _FREE_WITHIN_S = 60
 
 
@@ -133,18 +132,11 @@ def find_problem(needs: Needs) -> str:
 
 def _run(settings: StudySettings, trial: Trial, alive: Path) -> object:
     """Returns the row of a trial, however it ends."""
-    folder, looked_s = settings.folder, 0.0
-    name = f"{socket.gethostname()}_{os.getpid()}"
+    log = settings.folder / f"shared_{socket.gethostname()}_{os.getpid()}.log"
 
     def check_alive() -> None:
         if not alive.exists():
             sys.exit("the study is over.")
-
-    def tick() -> None:
-        nonlocal looked_s
-        if time.monotonic() - looked_s >= _ALIVE_EVERY_S:
-            looked_s = time.monotonic()
-            check_alive()
 
     def open_folder(own: Path) -> None:
         """Waits until a trial of an earlier study that was killed has let go of the folder."""
@@ -161,11 +153,10 @@ def _run(settings: StudySettings, trial: Trial, alive: Path) -> object:
     prepare_to_fork(RunConfig())
     try:
         with tempfile.TemporaryDirectory(prefix="wellfed-node-") as scratch:
-            here = replace(settings, scratch=Path(scratch), tick=tick)
-            with LocalExecutor(here, open_folder, lambda number: folder / f"shared_{name}.log") as executor:
+            here = replace(settings, scratch=Path(scratch), tick=check_alive)
+            with LocalExecutor(here, open_folder, lambda number: log) as executor:
                 ((_, row),) = executor.run([trial])
         return row
     finally:
-        for path in folder.glob(f"shared_{name}.log"):
-            if not path.stat().st_size:
-                path.unlink()
+        if log.exists() and not log.stat().st_size:
+            log.unlink()

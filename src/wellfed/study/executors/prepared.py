@@ -177,13 +177,14 @@ class PointPlans:
         self._rows[shared] = None  # first: the server may die of it
         folder = self._settings.scratch
         file = folder / f"{point_id([shared])}.pt"
-        job = Job("rows", folder, partial(trial_work.compute_rows, file=file))
-        server.ask(job, min(_ROWS_S, self._settings.prepare_s))
+        limit_s = min(_ROWS_S, self._settings.prepare_s)
+        server.ask(Job("rows", folder, partial(trial_work.compute_rows, file=file), limit_s=limit_s))
         self._rows[shared] = file if file.exists() else None
 
     def _answers(self, server: ForkServer, task: Task) -> list[Any]:
         """Returns the answers to a task that begin with the machine, which is noted and left out."""
-        seen, *answers = server.ask(Job("ask", self._settings.scratch, task), self._settings.prepare_s) or (None,)
+        job = Job("ask", self._settings.scratch, task, limit_s=self._settings.prepare_s)
+        seen, *answers = server.ask(job) or (None,)
         if seen is not None and self.machine is None:
             self.machine = seen
             self._settings.see_machine(seen)

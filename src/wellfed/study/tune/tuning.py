@@ -137,7 +137,7 @@ def _machine() -> MachineFacts:
         with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server:
             try:
                 server.wait_ready()
-                answers = server.ask(Job("machine", folder, see_machine), _LOOK_S)
+                answers = server.ask(Job("machine", folder, see_machine, limit_s=_LOOK_S))
             except ForkServerFailed:
                 answers = []
     return answers[0] if answers else machine()
