@@ -113,13 +113,13 @@ def whole_sweep(tree: Path, logger: str, number: int, cwd: str) -> dict[str, flo
     }
 
 
-def measure_whole(rounds: int, against: Path | None) -> list[dict[str, Any]]:
+def measure_whole(rounds: int, loggers: Sequence[str], against: Path | None) -> list[dict[str, Any]]:
     """Returns a row for each tree, logger and figure: the medians of all rounds."""
     trees = {"this tree": ROOT} | ({} if against is None else {"the other tree": against.resolve()})
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as cwd:
         for number in range(rounds):
-            for logger in ("none", "wandb"):
+            for logger in loggers:
                 for what, tree in list(trees.items())[:: 1 if number % 2 else -1]:
                     found.setdefault((what, logger), []).append(whole_sweep(tree, logger, number, cwd))
     return [
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=4, help="in each round's sweep")
     parser.add_argument("--whole", action="store_true", help="whole commands of a sweep, with and without wandb")
+    parser.add_argument("--loggers", nargs="+", default=["none", "wandb"], help="for --whole")
     parser.add_argument("--against", type=Path, help="another checkout, for --whole")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -187,23 +188,20 @@ def main() -> None:
 
 def _main_whole(chosen: argparse.Namespace) -> None:
     load_before = os.getloadavg()
-    results = measure_whole(chosen.rounds, chosen.against)
+    results = measure_whole(chosen.rounds, chosen.loggers, chosen.against)
     for row in results:
         print(f"{row['tree']:<15} {row['logger']:<6} {row['figure']:<24} n={row['n']} median {row['median_s']:.2f} s")
-    wandb_cpu_s = {
-        tree: _figure(results, tree, "wandb", "cpu_s") - _figure(results, tree, "none", "cpu_s")
-        for tree in {row["tree"] for row in results}
-    }
     says = "; ".join(
-        f"{tree}: CPU time of a sweep {_figure(results, tree, 'none', 'cpu_s'):.1f} s, of wandb {cpu_s:.1f} s more"
-        for tree, cpu_s in sorted(wandb_cpu_s.items())
+        f"{row['tree']}, logger={row['logger']}: {row['figure']} {row['median_s']:.2f} s"
+        for row in results
+        if row["figure"] != "wall_s"
     )
     print(says)
     if chosen.out:
         record: dict[str, Any] = {
             "theme": "sweep",
             "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/sweep.py --whole --rounds {chosen.rounds} --against TREE --out RECORD",
+            "command": f"python benchmarks/sweep.py --whole --rounds {chosen.rounds} --loggers {' '.join(chosen.loggers)} --against TREE --out RECORD",
             "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
             "machine": {"load": os.getloadavg(), "load_before": load_before, **machine().to_dict()},
             "config": {"settings": WHOLE, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
@@ -211,11 +209,6 @@ def _main_whole(chosen: argparse.Namespace) -> None:
             "says": says,
         }
         write_record(record, chosen.out)
-
-
-def _figure(results: Sequence[dict[str, Any]], tree: str, logger: str, figure: str) -> float:
-    wanted = {"tree": tree, "logger": logger, "figure": figure}
-    return next(float(row["median_s"]) for row in results if wanted.items() <= row.items())
 
 
 if __name__ == "__main__":
