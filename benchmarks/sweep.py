@@ -201,7 +201,7 @@ def _main_whole(chosen: argparse.Namespace) -> None:
         record: dict[str, Any] = {
             "theme": "sweep",
             "date": datetime.now(UTC).date().isoformat(),
-            "command": f"python benchmarks/sweep.py --whole --rounds {chosen.rounds} --loggers {' '.join(chosen.loggers)} --against TREE --out RECORD",
+            "command": " ".join(["python benchmarks/sweep.py", *sys.argv[1:]]),
             "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
             "machine": {"load": os.getloadavg(), "load_before": load_before, **machine().to_dict()},
             "config": {"settings": WHOLE, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},

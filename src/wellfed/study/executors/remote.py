@@ -8,13 +8,14 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import Stopped
 from wellfed.study.executors.executor import Ended, Executor, StudySettings, Trial, TrialEnd
-from wellfed.study.executors.node import closed_by, needs_of, order_of, process_start
+from wellfed.study.executors.node import Needs, closed_by, needs_of, order_of, process_start
 from wellfed.study.executors.tasks import is_for_cpu
 from wellfed.study.executors.trial_process import ProcessAnswer
 from wellfed.study.row import Row
@@ -65,13 +66,17 @@ class RemoteExecutor(Executor):
         super().start_no_more()
         closed_by(self._alive).touch()
 
+    @cached_property
+    def _needs(self) -> Needs:
+        return needs_of(self.settings, self._alive)
+
     def _start(self, trial: Trial) -> Ended:
         num_gpus = self._num_gpus(trial.composed)
         if self.most_gpus is not None and num_gpus > self.most_gpus:
             message = f"trainer.devices={num_gpus}, and no machine there has more GPUs than {self.most_gpus}."
             yield trial, self._row(trial, TrialEnd(not_started="infeasible", message=message))
             return
-        order = order_of(needs_of(self.settings, self._alive), self.settings, trial)
+        order = order_of(self._needs, self.settings, trial)
         earlier = started_at(self.settings.folder / trial.row.folder)
         self._submit(Sent(trial, order, num_gpus, time.monotonic(), earlier))
 
