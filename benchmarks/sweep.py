@@ -1,10 +1,10 @@
 """What a trial of a sweep costs beside its steps, and what it would cost as a command of its own.
 
     python benchmarks/sweep.py --out benchmarks/records/<date>_sweep_cpu.json
-    python benchmarks/sweep.py --whole [--against TREE] --out benchmarks/records/<date>_whole_sweep_cpu.json
+    python benchmarks/sweep.py --wandb [--against TREE] --out benchmarks/records/<date>_sweep_wandb_cpu.json
 
-With --whole: commands of a sweep with 12 trials of 20 steps and the confirmations, without a logger and with wandb
-offline, in turns; with --against in this tree and in another checkout.
+With --wandb: what it takes to put a sweep of 12 trials into wandb, offline, in a process of its own; with --against in
+this tree and in another checkout, in turns.
 
 Without it: one sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns
 with single runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
@@ -16,6 +16,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,27 @@ SETTINGS = (
     "logger=none",
 )
 STEPS = 50
-WHOLE = ("workload=recsys", "loader=balanced", "workload.effective_batch_size=256", "sweep.trial_steps=20")
+SWEPT = (
+    "workload=recsys",
+    "loader=balanced",
+    "workload.effective_batch_size=256",
+    "sweep.trial_steps=20",
+    "logger=none",
+)
+PUBLISH = """
+import json, os, sys, time
+from pathlib import Path
+from wellfed.config.schema import LoggerConfig, LoggerMode
+from wellfed.study import ledger
+from wellfed.study.board.publish import publish
+from wellfed.study.study_files import SweepFile
+folder = Path(sys.argv[1])
+rows = list(ledger.read(folder).latest().values())
+began_s, used = time.perf_counter(), os.times()
+publish(folder, SweepFile.read(folder), rows, LoggerConfig(mode=LoggerMode.offline), number_of_rows=len(rows))
+cpu_s = sum(os.times()[:4]) - sum(used[:4])
+print(json.dumps({"wall_s": time.perf_counter() - began_s, "cpu_s": cpu_s}))
+"""
 
 
 def command(script_words: Sequence[str], cwd: str) -> float:
@@ -76,56 +97,34 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
 
-def whole_sweep(tree: Path, logger: str, number: int, cwd: str) -> dict[str, float]:
-    """Returns wall time and CPU time of one sweep, the time after its last trial, and its steps' and ceilings' time."""
-    name = f"{tree.name}_{logger}_{number}"
-    words = [
-        *WHOLE,
-        f"logger={logger}",
-        f"sweep.name={name}",
-        f"trainer.log_every_steps={','.join(map(str, range(1, 13)))}",
-    ]
-    environ = {**os.environ, "PYTHONPATH": str(tree / "src"), "WANDB_MODE": "offline"}
-    began_s = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, str(tree / "src" / "train.py"), "-m", "sweep=quick", *words],
-        cwd=cwd,
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s, ended_at_s = time.perf_counter() - began_s, time.time()
-    process.returncode = os.waitstatus_to_exitcode(status)
-    folder = Path(cwd) / "logs" / "recsys" / "sweeps" / name
-    rows = ledger.read(folder).rows
-    assert process.returncode == 0
-    assert [row.status for row in rows] == ["ok"] * 21, rows
-    runs = len(list(folder.rglob("offline-run-*/run-*.wandb")))
-    assert runs == (13 if logger == "wandb" else 0), runs
-    last_s = (folder / "ledger.jsonl").stat().st_mtime
-    beside = [row.seconds - steps_s(folder / row.folder) for row in rows]
-    return {
-        "wall_s": wall_s,
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "after_last_trial_s": ended_at_s - last_s,
-        "a_trial_beside_steps_s": median(beside),
-    }
+def published(tree: Path, swept: Path) -> dict[str, float]:
+    """Returns wall time and CPU time of putting a copy of a sweep into wandb, by the code of a checkout."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "sweep"
+        shutil.copytree(swept, folder)
+        environ = {**os.environ, "PYTHONPATH": str(tree / "src"), "WANDB_SILENT": "true"}
+        words = [sys.executable, "-c", PUBLISH, str(folder)]
+        done = subprocess.run(words, cwd=scratch, env=environ, check=True, capture_output=True, text=True)
+        runs = len(list(folder.rglob("offline-run-*/run-*.wandb")))
+        assert runs == 13, runs
+        figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return figures
 
 
-def measure_whole(rounds: int, loggers: Sequence[str], against: Path | None) -> list[dict[str, Any]]:
-    """Returns a row for each tree, logger and figure: the medians of all rounds."""
+def measure_wandb(rounds: int, against: Path | None) -> list[dict[str, Any]]:
+    """Returns a row for each tree and figure."""
     trees = {"this tree": ROOT} | ({} if against is None else {"the other tree": against.resolve()})
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    found: dict[str, list[dict[str, float]]] = {what: [] for what in trees}
     with tempfile.TemporaryDirectory() as cwd:
+        axis = f"trainer.log_every_steps={','.join(map(str, range(1, 13)))}"
+        command([str(ROOT / "src" / "train.py"), "-m", "sweep=quick", *SWEPT, axis], cwd)
         for number in range(rounds):
-            for logger in loggers:
-                for what, tree in list(trees.items())[:: 1 if number % 2 else -1]:
-                    found.setdefault((what, logger), []).append(whole_sweep(tree, logger, number, cwd))
+            for what, tree in list(trees.items())[:: 1 if number % 2 else -1]:
+                found[what].append(published(tree, Path(cwd) / "logs" / "recsys" / "sweeps" / "quick"))
     return [
-        {"tree": what, "logger": logger, "figure": figure, "n": len(all_)} | _spread([each[figure] for each in all_])
-        for (what, logger), all_ in sorted(found.items())
-        for figure in all_[0]
+        {"tree": what, "figure": figure, "n": len(all_)} | _spread([each[figure] for each in all_])
+        for what, all_ in found.items()
+        for figure in ("wall_s", "cpu_s")
     ]
 
 
@@ -138,14 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=4, help="in each round's sweep")
-    parser.add_argument("--whole", action="store_true", help="whole commands of a sweep, with and without wandb")
-    parser.add_argument("--loggers", nargs="+", default=["none", "wandb"], help="for --whole")
-    parser.add_argument("--against", type=Path, help="another checkout, for --whole")
+    parser.add_argument("--wandb", action="store_true", help="measure putting a sweep into wandb")
+    parser.add_argument("--against", type=Path, help="another checkout, for --wandb")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if chosen.whole:
-        _main_whole(chosen)
+    if chosen.wandb:
+        _main_wandb(chosen)
         return
     imports, singles, trials = [], [], []
     with tempfile.TemporaryDirectory() as cwd:
@@ -186,25 +184,20 @@ def main() -> None:
         write_record(record, chosen.out)
 
 
-def _main_whole(chosen: argparse.Namespace) -> None:
+def _main_wandb(chosen: argparse.Namespace) -> None:
     load_before = os.getloadavg()
-    results = measure_whole(chosen.rounds, chosen.loggers, chosen.against)
-    for row in results:
-        print(f"{row['tree']:<15} {row['logger']:<6} {row['figure']:<24} n={row['n']} median {row['median_s']:.2f} s")
-    says = "; ".join(
-        f"{row['tree']}, logger={row['logger']}: {row['figure']} {row['median_s']:.2f} s"
-        for row in results
-        if row["figure"] != "wall_s"
-    )
+    results = measure_wandb(chosen.rounds, chosen.against)
+    figures = [f"{row['tree']} {row['figure'].partition('_')[0]} {row['median_s']:.1f} s" for row in results]
+    says = f"Putting a sweep of 12 trials into wandb, offline (median of {chosen.rounds}): {', '.join(figures)}."
     print(says)
     if chosen.out:
         record: dict[str, Any] = {
             "theme": "sweep",
             "date": datetime.now(UTC).date().isoformat(),
-            "command": " ".join(["python benchmarks/sweep.py", *sys.argv[1:]]),
+            "command": f"python benchmarks/sweep.py --wandb --rounds {chosen.rounds} --against TREE --out RECORD",
             "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
             "machine": {"load": os.getloadavg(), "load_before": load_before, **machine().to_dict()},
-            "config": {"settings": WHOLE, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
+            "config": {"settings": SWEPT, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
             "results": results,
             "says": says,
         }
