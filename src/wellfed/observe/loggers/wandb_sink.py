@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,6 +57,18 @@ def decide_mode(asked: str) -> str:
     if from_environment in ("online", "offline", "disabled"):
         return from_environment
     return "online" if is_logged_in() else "offline"
+
+
+@cache
+def list_packages() -> None:
+    """Imports wandb and lists the installed packages, as each of its runs does: the metadata of all are read once.
+
+    A process that has done so may be forked.
+    """
+    from wandb import util
+
+    listed = tuple(util.working_set())
+    util.working_set = lambda: listed
 
 
 class WandbSink(GuardedSink):
@@ -136,7 +149,6 @@ def open_run(
     run_id: str | None,
     config: Mapping[str, Any],
     on_lost: Callable[[str], None] = lambda message: None,
-    lists_packages: bool = True,
 ) -> WandbSink:
     """Opens a run in ``folder``; falls back to offline if wandb can't be reached.
 
@@ -144,7 +156,6 @@ def open_run(
         mode: online or offline.
         run_id: id of the run to continue; None = a new one.
         on_lost: called once with the reason if wandb can't be reached or written; the run goes on.
-        lists_packages: the run has a list of all installed packages. wandb reads the metadata of each for it.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
@@ -152,10 +163,11 @@ def open_run(
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
+    with suppress(ImportError, AttributeError):  # another version, which lists them in another way
+        list_packages()
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
-    settings.x_save_requirements = lists_packages
 
     def start(mode: Any) -> Any:
         typed, sys.argv = (

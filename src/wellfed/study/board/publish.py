@@ -77,7 +77,7 @@ def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) ->
         made, found = record.RunRecord.read(trial), record.read(trial)
     except (OSError, ValueError):  # it ended without a record
         return
-    sink = open_run(trial, name=row.point, config=made.config, lists_packages=False)  # the leaderboard's run has them
+    sink = open_run(trial, name=row.point, config=made.config)
     for figures in _telemetry(trial / "telemetry.csv"):
         sink.log(figures)
     known = {name: getattr(row, field) for name, field in _SUMMARY.items()}

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -63,7 +64,8 @@ class LocalExecutor(Executor):
 
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
-        self._servers = ForkServers(trial_work.prepare, self._log, self.settings.prepare_s, way_out)
+        prepare = partial(trial_work.prepare, logs=group == "search")  # timed trials have none
+        self._servers = ForkServers(prepare, self._log, self.settings.prepare_s, way_out)
         self.plans = PointPlans(self.settings, self._servers)
 
     def _leave(self) -> None:

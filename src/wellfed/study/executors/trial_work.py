@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +25,7 @@ from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.observe.loggers import wandb_sink
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
@@ -52,8 +54,12 @@ class SharedParts:
         return self.parts
 
 
-def prepare(config: RunConfig) -> SharedParts:
+def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
     """Makes data and model, as a run's own process would.
+
+    Args:
+        config: configuration of one of the trials.
+        logs: the trials have loggers.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
@@ -62,6 +68,9 @@ def prepare(config: RunConfig) -> SharedParts:
     torch.set_num_threads(1)
     seed_everything(config.seed)
     find_plugins()
+    if logs and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
+        with suppress(Exception):  # the trials say what is wrong with it
+            wandb_sink.list_packages()
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
