@@ -40,8 +40,8 @@ class RayExecutor(RemoteExecutor):
         super().__init__(settings)
         self._init = {"log_to_driver": False, "logging_level": "ERROR", **init}
         self._remote = dict(remote)
-        self._unfit: dict[str, str] = {}
-        """Why a machine can't run trials, by the id of the node."""
+        self._unfit: set[str] = set()
+        """Nodes that can't run trials."""
 
     def _connect(self) -> None:
         import ray
@@ -87,21 +87,13 @@ class RayExecutor(RemoteExecutor):
             if not answer.is_unfit:
                 answers.append((sent, answer))
             elif self._is_open:
-                self._leave_out(node, answer)
+                if node not in self._unfit:
+                    self.settings.say(f"{answer.host} is left out: {answer.problem}")
+                self._unfit.add(node)
+                if all(each["NodeID"] in self._unfit for each in _nodes()):
+                    raise ExecutorLost("No machine of the cluster can run the trials.")
                 self._submit(sent)
         return answers
-
-    def _leave_out(self, node: str, answer: ProcessAnswer) -> None:
-        """Gives no further trial to a machine.
-
-        Raises:
-            ExecutorLost: it was the last one.
-        """
-        if node not in self._unfit:
-            self.settings.say(f"{answer.host} is left out: {answer.problem}")
-        self._unfit[node] = answer.problem
-        if all(each["NodeID"] in self._unfit for each in _nodes()):
-            raise ExecutorLost("No machine of the cluster can run the trials.")
 
     def _submit(self, sent: Sent) -> None:
         import ray
@@ -109,8 +101,7 @@ class RayExecutor(RemoteExecutor):
 
         gpus, most = sent.num_gpus, self.most_gpus or 1
         nodes = _nodes()
-        has = [node["Resources"] for node in nodes]
-        fit = [each for each in has if each.get("CPU", 0) >= 1 and each.get("GPU", 0) >= gpus]
+        fit = [has for node in nodes if (has := node["Resources"]).get("CPU", 0) >= 1 and has.get("GPU", 0) >= gpus]
         shares = [each["CPU"] * (gpus / each["GPU"] if gpus else 1) for each in fit]
         options: dict[str, Any] = {
             "num_cpus": max(1, int(min(shares, default=1))),
@@ -143,9 +134,8 @@ def _nodes() -> list[dict[str, Any]]:
 def _how_lost(error: Exception) -> str:
     """Returns how Ray says that a task was lost, in a few words."""
     text = str(error).lower()
-    if "node" in text and "died" in text and "worker" not in text:
-        return "its machine was lost"
-    return "its worker process was killed, or its machine was lost"
+    is_machine = "node" in text and "died" in text and "worker" not in text
+    return "its machine was lost" if is_machine else "its worker process was killed, or its machine was lost"
 
 
 def _check_reached(address: str, where: str) -> None:

@@ -26,7 +26,6 @@ _SHARED = (
     *("mem_gb", "nodes", "name", "stderr_to_stdout"),
 )
 """Parameters that submitit has for every kind of cluster. Others are preceded by the kind's name."""
-_ASKS_FOR_GPUS = ("gpus_per_node", "gpus_per_task", "gres")
 
 
 class SubmititExecutor(RemoteExecutor):
@@ -136,12 +135,12 @@ class SubmititExecutor(RemoteExecutor):
         import submitit
 
         params = {name: value for name, value in self._params.items() if value not in (None, {}, [])}
-        asks = any(name in params for name in _ASKS_FOR_GPUS) or "gres" in params.get("additional_parameters", {})
+        asks = {"gpus_per_node", "gpus_per_task", "gres"} & {*params, *params.get("additional_parameters", ())}
         if num_gpus and not asks:
             params["gpus_per_node"] = num_gpus
-        timeouts = params.pop("max_num_timeout", None)
+        key = "max_num_timeout"
+        more = {f"{self._kind}_{key}": params.pop(key)} if key in params else {}
         named = {name if name in _SHARED else f"{self._kind}_{name}": value for name, value in params.items()}
-        more = {} if timeouts is None else {f"{self._kind}_max_num_timeout": timeouts}
         try:
             submitter = submitit.AutoExecutor(folder=self._folder / "%j", cluster=self._kind, **more)
             submitter.update_parameters(**named)
@@ -154,14 +153,14 @@ class SubmititExecutor(RemoteExecutor):
 @contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
     """Redirects standard error of processes started meanwhile: submitit's watcher prints a traceback at Ctrl-C."""
-    kept, file = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    kept = os.dup(2)
     try:
-        os.dup2(file, 2)
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(file)
 
 
 def _answer(job: Any) -> ProcessAnswer:
