@@ -1,9 +1,13 @@
 """What a trial of a sweep costs beside its steps, and what it would cost as a command of its own.
 
     python benchmarks/sweep.py --out benchmarks/records/<date>_sweep_cpu.json
+    python benchmarks/sweep.py --wandb [--against TREE] --out benchmarks/records/<date>_sweep_wandb_cpu.json
 
-One sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns with single
-runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
+With --wandb: what it takes to put a sweep of 12 trials into wandb, offline, in a process of its own; with --against in
+this tree and in another checkout, in turns.
+
+Without it: one sweep over trials that are all alike (an axis that changes nothing), with worker processes, in turns
+with single runs of the same settings. Beside its steps: the whole trial less its steps and its ceiling's.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +42,27 @@ SETTINGS = (
     "logger=none",
 )
 STEPS = 50
+SWEPT = (
+    "workload=recsys",
+    "loader=balanced",
+    "workload.effective_batch_size=256",
+    "sweep.trial_steps=20",
+    "logger=none",
+)
+PUBLISH = """
+import json, os, sys, time
+from pathlib import Path
+from wellfed.config.schema import LoggerConfig, LoggerMode
+from wellfed.study import ledger
+from wellfed.study.board.publish import publish
+from wellfed.study.study_files import SweepFile
+folder = Path(sys.argv[1])
+rows = list(ledger.read(folder).latest().values())
+began_s, used = time.perf_counter(), os.times()
+publish(folder, SweepFile.read(folder), rows, LoggerConfig(mode=LoggerMode.offline), number_of_rows=len(rows))
+cpu_s = sum(os.times()[:4]) - sum(used[:4])
+print(json.dumps({"wall_s": time.perf_counter() - began_s, "cpu_s": cpu_s}))
+"""
 
 
 def command(script_words: Sequence[str], cwd: str) -> float:
@@ -71,14 +97,54 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
 
+def published(tree: Path, swept: Path) -> dict[str, float]:
+    """Returns wall time and CPU time of putting a copy of a sweep into wandb, by the code of a checkout."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "sweep"
+        shutil.copytree(swept, folder)
+        environ = {**os.environ, "PYTHONPATH": str(tree / "src"), "WANDB_SILENT": "true"}
+        words = [sys.executable, "-c", PUBLISH, str(folder)]
+        done = subprocess.run(words, cwd=scratch, env=environ, check=True, capture_output=True, text=True)
+        runs = len(list(folder.rglob("offline-run-*/run-*.wandb")))
+        assert runs == 13, runs
+        figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return figures
+
+
+def measure_wandb(rounds: int, against: Path | None) -> list[dict[str, Any]]:
+    """Returns a row for each tree and figure."""
+    trees = {"this tree": ROOT} | ({} if against is None else {"the other tree": against.resolve()})
+    found: dict[str, list[dict[str, float]]] = {what: [] for what in trees}
+    with tempfile.TemporaryDirectory() as cwd:
+        axis = f"trainer.log_every_steps={','.join(map(str, range(1, 13)))}"
+        command([str(ROOT / "src" / "train.py"), "-m", "sweep=quick", *SWEPT, axis], cwd)
+        for number in range(rounds):
+            for what, tree in list(trees.items())[:: 1 if number % 2 else -1]:
+                found[what].append(published(tree, Path(cwd) / "logs" / "recsys" / "sweeps" / "quick"))
+    return [
+        {"tree": what, "figure": figure, "n": len(all_)} | _spread([each[figure] for each in all_])
+        for what, all_ in found.items()
+        for figure in ("wall_s", "cpu_s")
+    ]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median_s": median(values), "least_s": min(values), "most_s": max(values)}
+
+
 def main() -> None:
     """Prints the figures; writes the record where told to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=4, help="in each round's sweep")
+    parser.add_argument("--wandb", action="store_true", help="measure putting a sweep into wandb")
+    parser.add_argument("--against", type=Path, help="another checkout, for --wandb")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if chosen.wandb:
+        _main_wandb(chosen)
+        return
     imports, singles, trials = [], [], []
     with tempfile.TemporaryDirectory() as cwd:
         for number in range(chosen.rounds):
@@ -113,6 +179,26 @@ def main() -> None:
             "config": {"settings": SETTINGS, "steps": STEPS, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
             "results": results,
             "raw": {"trials_s": trials, "singles_s": singles, "imports_s": imports},
+            "says": says,
+        }
+        write_record(record, chosen.out)
+
+
+def _main_wandb(chosen: argparse.Namespace) -> None:
+    load_before = os.getloadavg()
+    results = measure_wandb(chosen.rounds, chosen.against)
+    figures = [f"{row['tree']} {row['figure'].partition('_')[0]} {row['median_s']:.1f} s" for row in results]
+    says = f"Putting a sweep of 12 trials into wandb, offline (median of {chosen.rounds}): {', '.join(figures)}."
+    print(says)
+    if chosen.out:
+        record: dict[str, Any] = {
+            "theme": "sweep",
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": f"python benchmarks/sweep.py --wandb --rounds {chosen.rounds} --against TREE --out RECORD",
+            "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
+            "machine": {"load": os.getloadavg(), "load_before": load_before, **machine().to_dict()},
+            "config": {"settings": SWEPT, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
+            "results": results,
             "says": says,
         }
         write_record(record, chosen.out)

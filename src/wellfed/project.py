@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tomllib
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -157,10 +158,15 @@ def _script() -> Path | None:
     if file is None:
         return None
     script = Path(file).absolute()
-    installed = [Path(sysconfig.get_path(name)) for name in ("scripts", "stdlib", "purelib", "platlib")]
     if not INSTALLED.isdisjoint(script.parts):  # in an environment that this one includes, e.g. pytest's
         return None
-    return None if any(script.resolve().is_relative_to(each.resolve()) for each in (*installed, ENGINE)) else script
+    return None if any(script.resolve().is_relative_to(each) for each in (*_environment(), ENGINE)) else script
+
+
+@cache
+def _environment() -> list[Path]:
+    """Returns the folders of this environment's scripts and packages."""
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("scripts", "stdlib", "purelib", "platlib")]
 
 
 def _script_project() -> Path | None:

@@ -17,7 +17,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
@@ -480,7 +480,7 @@ class RunRecord:
 
     def to_json(self) -> str:
         """Returns strict JSON, with null for numbers that are not finite, and with secrets masked."""
-        return json.dumps(hidden_in(plain(asdict(self))), indent=1, allow_nan=False) + "\n"
+        return json.dumps(hidden_in(plain(vars(self))), indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
         """Replaces ``run.json`` in ``folder`` as a whole. An OSError leaves the old file."""

@@ -21,7 +21,7 @@ from wellfed.study.trial_end import RowMaker
 _PROGRAM = """
 import dataclasses, os, pickle, sys, time
 sys.stdin.buffer.readline()
-trial, row_of = pickle.load(sys.stdin.buffer)
+settings, trial = pickle.load(sys.stdin.buffer)
 value = str(eval(trial.overrides[0]))
 row = dataclasses.replace(trial.row, status="ok", device=value, host=str(os.getpid()))
 sys.stdout.buffer.write(pickle.dumps(row))

@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from pathlib import Path
 
-from wellfed.study.executors.executor import Trial
+from wellfed.process import StopRequest
+from wellfed.study.executors.executor import Ended, Executor, StudySettings, Trial
 from wellfed.study.row import Row
+from wellfed.study.trial_end import RowMaker
 
 
-class PlayedTrials:
+class PlayedTrials(Executor):
     """Each trial ends as ``play`` makes of its row; those that wait after `start_no_more` are dropped."""
 
     def __init__(self, play: Callable[[Trial], Row] = lambda trial: replace(trial.row, status="ok")) -> None:
+        none = Path()
+        super().__init__(
+            StudySettings(none, none, 1, 1, "sweep", "", RowMaker(), str, lambda: None, StopRequest())  # type: ignore[arg-type]
+        )
         self._play = play
         self.ran: list[Row] = []
         """Rows of the trials that were begun, in order."""
-        self._is_open = True
 
-    def __enter__(self) -> Self:
-        return self
+    def _reach(self) -> None:
+        pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def _leave(self) -> None:
+        pass
 
-    def run(
-        self,
-        trials: Sequence[Trial] = (),
-        more: Callable[[], Trial | None] | None = None,
-        *,
-        alone: bool = False,
-        prune: Callable[[Trial, int, float], Any] | None = None,
-    ) -> Iterator[tuple[Trial, Row]]:
-        self._is_open = True
-        queue = [*trials]
-        while self._is_open:
-            trial = queue.pop(0) if queue else None if more is None else more()
-            if trial is None:
-                return
-            self.ran.append(trial.row)
+    def _has_room(self, trial: Trial | None) -> bool:
+        return not self._running
+
+    def _start(self, trial: Trial) -> Ended:
+        self.ran.append(trial.row)
+        self._running[trial.key] = trial
+        yield from ()
+
+    def _wait(self) -> Ended:
+        for key in list(self._running):
+            trial = self._running.pop(key)
             yield trial, self._play(trial)
-
-    def start_no_more(self) -> None:
-        self._is_open = False

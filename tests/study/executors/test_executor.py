@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,18 +24,22 @@ class Nowhere(RemoteExecutor):
 
     begins: Sequence[str] = ()
 
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         pass
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         pass
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
-        for each in sent:
-            yield None
-            if each.trial.key in self.begins:
-                record(self._settings.folder / each.trial.key, "running", None, "2026-01-02T00:00:00+00:00")
-            yield each, LOST
+    def _submit(self, sent: Sent) -> None:
+        self._running[sent.trial.key] = sent
+
+    def _answers(self) -> list[tuple[Sent, ProcessAnswer]]:
+        for key in self._running:
+            if key in self.begins:
+                record(self.settings.folder / key, "running", None, "2026-01-02T00:00:00+00:00")
+        lost = [(sent, LOST) for sent in self._running.values()]
+        self._running.clear()
+        return lost
 
 
 def record(folder: Path, status: str, exit_code: int | None, started_at: str) -> None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def ask(study: Connection, what: Any) -> Any:
+    study.send(what)
+    return study.recv()
+
+
 def crash() -> int:
     """As native code does; without what pytest would print."""
     faulthandler.disable()
@@ -56,6 +63,12 @@ def number_in(path: Path) -> int:
     return int(path.read_text())
 
 
+def call(prepared: tuple[Any, Callable[..., int]], study: Connection, task: Any) -> int:
+    """Calls what the server has beside its objects, which need not be pickled."""
+    made, work = prepared
+    return work(made, task, study) if len(signature(work).parameters) == 3 else work(made, task)
+
+
 class Servers:
     """Makes servers whose work is ``work(prepared, task)``; runs jobs in them."""
 
@@ -63,22 +76,22 @@ class Servers:
         self.folder, self.made, self.numbers = folder, [], 0
 
     def __call__(
-        self, work: Callable[[Any, Any], int] = lambda prepared, task: 0, prepare: Any = lambda: None
+        self, work: Callable[..., int] = lambda prepared, task: 0, prepare: Any = lambda: None, limit_s: float = LONG_S
     ) -> ForkServer:
-        server = ForkServer(prepare, work, self.folder / f"server{len(self.made)}.log", self.made)
-        self.made.append(server)
-        return server
+        log = self.folder / f"server{len(self.made)}.log"
+        self.made.append(ForkServer(lambda: (prepare(), work), log, limit_s))
+        return self.made[-1]
 
-    def ready(self, work: Callable[[Any, Any], Any], prepare: Any = lambda: None) -> ForkServer:
+    def ready(self, work: Callable[..., Any], prepare: Any = lambda: None) -> ForkServer:
         server = self(work, prepare)
-        server.wait_ready(LONG_S)
+        server.wait_ready()
         return server
 
     def job(self, task: Any = None, **more: Any) -> Job:
         self.numbers += 1
         folder = self.folder / f"job{self.numbers}"
         folder.mkdir()
-        return Job(folder.name, folder, task, **more)
+        return Job(folder.name, folder, partial(call, task=task), **more)
 
     def run(self, work: Callable[[Any, Any], int], task: Any = None, **more: Any) -> tuple[JobEnd, str, str]:
         """One job's end, and what it printed."""
@@ -121,9 +134,12 @@ from pathlib import Path
 from wellfed.study.executors.fork_server import ForkServer, Job
 print("before", end=" ")
 sys.stderr.write("warned ")
-server = ForkServer(lambda: print("prepared"), lambda prepared, task: print("worked"), Path("log"))
-server.wait_ready(60)
-server.start(Job("a", Path(".")))
+def work(prepared, study):
+    print("worked")
+    return 0
+server = ForkServer(lambda: print("prepared"), Path("log"), 60)
+server.wait_ready()
+server.start(Job("a", Path("."), work))
 server.take()
 server.close()
 print("after")
@@ -230,17 +246,19 @@ def grandchild(prepared: Any, task: str) -> int:
     return 0
 
 
-def test_what_is_killed_takes_along_what_it_has_started_and_leaves_its_neighbour(servers: Servers) -> None:
+def test_what_takes_too_long_is_killed_with_what_it_has_started_and_leaves_its_neighbour(servers: Servers) -> None:
     server = servers.ready(grandchild)
     (servers.folder / "one").mkdir()
     (servers.folder / "other").mkdir()
-    one, other = (servers.job(f"{servers.folder / name}:stay") for name in ("one", "other"))
+    other = servers.job(f"{servers.folder / 'other'}:stay")
+    one = servers.job(f"{servers.folder / 'one'}:stay", limit_s=5)
     server.start(one)
     server.start(other)
     killed, spared = (number_in(servers.folder / name / "pid") for name in ("one", "other"))
-    server.kill(one.key)
     ended = server.take()
-    assert (ended.key, ended.code) == (one.key, -signal.SIGKILL)
+    assert isinstance(ended, JobEnd)
+    assert (ended.key, ended.code, ended.is_timeout) == (one.key, -signal.SIGKILL, True)
+    assert ended.seconds >= 5
     until(lambda: is_gone(killed))
     assert not is_gone(spared)
     server.close()
@@ -252,6 +270,19 @@ def test_what_a_job_leaves_behind_ends_with_it(servers: Servers) -> None:
     until(lambda: is_gone(number_in(servers.folder / "pid")))
 
 
+def test_a_job_ends_though_a_process_that_it_has_forked_lives_on(servers: Servers) -> None:
+    def work(prepared: Any, task: Path) -> int:
+        if os.fork() == 0:
+            time.sleep(600)
+        task.write_text("done")
+        return 3
+
+    server, job = servers.ready(work), servers.job(servers.folder / "done")
+    server.start(job)
+    assert server.connection.poll(LONG_S)
+    assert server.take().code == 3
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a job may tell."""
@@ -261,19 +292,20 @@ class Answer:
 
 
 def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
-    def work(prepared: list[int], task: int) -> Iterator[Answer]:
+    def work(prepared: list[int], task: int, study: Connection) -> int:
         for number in prepared[:task]:
-            yield Answer(number, bytes(10**6))  # more than a pipe holds
+            study.send(Answer(number, bytes(10**6)))  # more than a pipe holds
+        return 0
 
     server = servers.ready(work, lambda: [3, 1, 2])
-    assert server.ask(servers.job(3), LONG_S) == tuple(Answer(number, bytes(10**6)) for number in (3, 1, 2))
-    assert server.ask(servers.job(0), LONG_S) == ()
+    assert server.ask(servers.job(3)) == [Answer(number, bytes(10**6)) for number in (3, 1, 2)]
+    assert server.ask(servers.job(0)) == []
 
 
 @pytest.mark.parametrize("end", ["kill", "raise", "hang"])
 def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
-    def work(prepared: Any, task: str) -> Iterator[Answer]:
-        yield Answer(1)
+    def work(prepared: Any, task: str, study: Connection) -> int:
+        study.send(Answer(1))
         if task == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         while task == "hang":
@@ -281,32 +313,30 @@ def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) 
         raise ValueError("odd value")
 
     server = servers.ready(work)
-    assert server.ask(servers.job(end), 2 if end == "hang" else LONG_S) == (Answer(1),)
+    assert server.ask(servers.job(end, limit_s=2)) == [Answer(1)]
 
 
 def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers) -> None:
-    def work(prepared: Any, task: int) -> Iterator[Answer]:
+    def work(prepared: Any, task: int, study: Connection) -> int:
         for number in range(50):
-            yield Answer(100 * task + number)
+            study.send(Answer(100 * task + number))
+        return 0
 
     server = servers.ready(work)
-    jobs = {(job := servers.job(task)).key: job for task in range(4)}
-    for job in jobs.values():
+    jobs = {(job := servers.job(task)).key: (job, task) for task in range(4)}
+    for job, _ in jobs.values():
         server.start(job)
-    for _ in jobs:
-        end = server.take()
-        assert end.answers == tuple(Answer(100 * jobs[end.key].task + number) for number in range(50))
-
-
-def test_killing_what_has_ended_does_nothing(servers: Servers) -> None:
-    server = servers.ready(lambda prepared, task: 0)
-    job = servers.job()
-    server.start(job)
-    server.take()
-    server.kill(job.key)
-    server.kill("nobody")
-    server.start(servers.job())
-    assert server.take().code == 0
+    answers: dict[str, list[Answer]] = {key: [] for key in jobs}
+    ended = set()
+    while ended != set(jobs):
+        told = server.take()
+        if isinstance(told, JobEnd):
+            ended.add(told.key)
+        else:
+            assert told.key not in ended
+            answers[told.key].append(told.what)
+    for key, (_, task) in jobs.items():
+        assert answers[key] == [Answer(100 * task + number) for number in range(50)]
 
 
 def fail(error: BaseException) -> None:
@@ -333,15 +363,15 @@ def fail(error: BaseException) -> None:
 def test_what_can_not_be_prepared_is_told(servers: Servers, prepare: Any, problem: str, status: str) -> None:
     server = servers(prepare=prepare)
     with pytest.raises(ForkServerFailed) as caught:
-        server.wait_ready(LONG_S)
+        server.wait_ready()
     assert problem in str(caught.value)
     assert caught.value.status == status
 
 
 def test_preparing_that_takes_too_long_is_told_and_ended(servers: Servers) -> None:
-    server = servers(prepare=lambda: time.sleep(LONG_S))
+    server = servers(prepare=lambda: time.sleep(LONG_S), limit_s=0.2)
     with pytest.raises(ForkServerFailed, match="were not there after 0.2 s; see .*server0.log") as caught:
-        server.wait_ready(0.2)
+        server.wait_ready()
     assert caught.value.status == "timeout"
 
 
@@ -364,7 +394,6 @@ def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_b
         until(lambda: is_gone(job))
     with pytest.raises(ForkServerFailed, match="has died"):
         server.start(servers.job())
-    server.kill("nobody")
 
 
 PARENT = """
@@ -372,17 +401,17 @@ import os, sys, time
 from pathlib import Path
 from wellfed.study.executors.fork_server import ForkServer, Job
 
-def work(prepared, task):
+def work(prepared, study):
     if os.fork() == 0:
         pass  # a worker of the job's
     with open("pids", "a") as stream:
         print(os.getpid(), file=stream)
     time.sleep(600)
 
-server = ForkServer(lambda: Path("pids").write_text(f"{os.getpid()}\\n"), work, Path("log"))
-second = ForkServer(lambda: time.sleep(600), work, Path("log"), [server])  # which holds nothing of the first
-server.wait_ready(60)
-server.start(Job("a", Path(".")))
+server = ForkServer(lambda: Path("pids").write_text(f"{os.getpid()}\\n"), Path("log"), 60)
+second = ForkServer(lambda: time.sleep(600), Path("log"), 60)  # which holds nothing of the first
+server.wait_ready()
+server.start(Job("a", Path("."), work))
 print("inside", flush=True)
 time.sleep(600)
 """
@@ -454,39 +483,38 @@ def test_last_lines(tmp_path: Path) -> None:
 
 
 def test_a_job_that_asks_waits_for_the_reply(servers: Servers) -> None:
-    def work(prepared: int, task: int, ask: Callable[[Any], Any]) -> int:
-        replies = [ask((task, number)) for number in range(3)]
+    def work(prepared: int, task: int, study: Connection) -> int:
+        replies = [ask(study, (task, number)) for number in range(3)]
         return sum(replies) + prepared
 
     server = servers.ready(work, lambda: 100)
-    jobs = [servers.job(task, asks=True) for task in (1, 2)]
-    for job in jobs:
+    jobs = {(job := servers.job(task)).key: (job, task) for task in (1, 2)}
+    for job, _ in jobs.values():
         server.start(job)
     ends, heard = {}, []
     while len(ends) < 2:
         told = server.take()
         if isinstance(told, Said):
             heard.append((told.key, *told.what))
-            server.reply(told.key, 10 * told.what[0] + told.what[1])
+            server.reply(Said(told.key, 10 * told.what[0] + told.what[1]))
         else:
             ends[told.key] = told.code
-    assert ends == {jobs[0].key: 133, jobs[1].key: 163}
-    assert sorted(heard) == [(job.key, job.task, number) for job in jobs for number in range(3)]
+    assert [ends[key] for key in jobs] == [133, 163]
+    assert sorted(heard) == [(key, task, number) for key, (_, task) in jobs.items() for number in range(3)]
 
 
 def test_a_job_that_is_killed_while_it_asks_is_told_and_the_reply_goes_nowhere(servers: Servers) -> None:
-    def work(prepared: Any, task: Any, ask: Callable[[Any], Any]) -> int:
-        return int(ask("what now?"))
+    def work(prepared: Any, task: Any, study: Connection) -> int:
+        return int(ask(study, "what now?"))
 
-    server, lost, kept = servers.ready(work), servers.job(asks=True), servers.job(asks=True)
+    server, lost, kept = servers.ready(work), servers.job(limit_s=1), servers.job()
     server.start(lost)
     assert server.take() == Said(lost.key, "what now?")
-    server.kill(lost.key)
     ended = server.take()
     assert isinstance(ended, JobEnd)
     assert ended.code == -signal.SIGKILL
-    server.reply(lost.key, 1)
+    server.reply(Said(lost.key, 1))
     server.start(kept)
     assert server.take() == Said(kept.key, "what now?")
-    server.reply(kept.key, 7)
+    server.reply(Said(kept.key, 7))
     assert server.take().code == 7

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.made_trials import made_settings, made_trial
 from wellfed.process import MAY_FORK
 from wellfed.project import root, source_digest
 from wellfed.study.executors import node
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 def needs(tmp_path: Path) -> Needs:
     alive = tmp_path / "alive"
     alive.touch()
-    return Needs(str(tmp_path), str(alive), str(root()), source_digest(), "abc", 60, 60, "sweep", ("train.py", "-m"))
+    return Needs(str(tmp_path), str(alive), str(root()), source_digest(), "abc", ("train.py", "-m"))
 
 
 def test_a_machine_with_this_code_that_sees_the_study_is_fit(needs: Needs) -> None:
@@ -29,7 +30,8 @@ def test_a_machine_with_this_code_that_sees_the_study_is_fit(needs: Needs) -> No
 
 
 def test_a_process_of_other_code_ends_before_it_reads_the_trial(needs: Needs) -> None:
-    order = order_of(replace(needs, source="0123456789ab"), None, None)  # type: ignore[arg-type]
+    settings = made_settings(Path(needs.study))
+    order = order_of(replace(needs, source="0123456789ab"), settings, made_trial("a"))
     answer = run_process(process_start(), order)
     assert answer.is_unfit
     assert answer.problem.startswith(f"it has other code ({root()}: ")

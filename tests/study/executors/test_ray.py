@@ -40,7 +40,7 @@ class Machines:
     def __init__(self, folder: Path, address: str) -> None:
         self.said: list[str] = []
         self.executor = RayExecutor(made_settings(folder, self.said), {"address": address}, {})
-        self.executor._start = evaluating()
+        self.executor._process = evaluating()
 
     def run(self, trials: Sequence[Trial], **how: Any) -> dict[str, Row]:
         with self.executor:

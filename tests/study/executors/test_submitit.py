@@ -23,7 +23,7 @@ class Slurm:
         pytest.importorskip("submitit")
         self.folder, self.said, self.ended, self.messages = folder, [], {}, {}
         self.executor = SubmititExecutor(made_settings(folder, self.said), "slurm", {"timeout_min": 5, **params})
-        self.executor._start = evaluating()
+        self.executor._process = evaluating()
 
     def run(self, trials: Sequence[Trial]) -> None:
         with self.executor:

@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from wellfed.study.executors import tasks
 from wellfed.study.executors import trial_work as trial
 
 NUM_ROWS = 5
+STUDY = Pipe()[0]
 asked: list[int] = []
 """Rows that were computed, and pids of those who loaded a sample."""
 
@@ -121,12 +123,12 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
 ) -> None:
     shared = trial.SharedParts(parts_of(), torch.get_num_threads())
     file = tmp_path / "rows.pt"
-    assert trial.work(shared, tasks.ComputeRows(file)) == 0
+    assert trial.compute_rows(shared, STUDY, file) == 0
     assert asked == [NUM_ROWS]
     assert list(tmp_path.iterdir()) == [file]
     trained: list[RunObjects] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(shared, tasks.RunTimed(composed("memory.features=cache"), feature_rows=file))
+    trial.run_timed(shared, STUDY, composed("memory.features=cache"), None, file)
     shared.parts.model.eval()
     assert trained[0].feature_rows is not None
     assert shared.parts.features is not None
@@ -135,7 +137,7 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
 
 def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process: None) -> None:
     with pytest.raises(RuntimeError, match="no rows"):
-        trial.work(trial.SharedParts(parts_of(rows="broken"), 1), tasks.ComputeRows(tmp_path / "rows.pt"))
+        trial.compute_rows(trial.SharedParts(parts_of(rows="broken"), 1), STUDY, tmp_path / "rows.pt")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,8 +165,8 @@ def planner(point: Composed[RunConfig], parts: RunObjects) -> Planner:
 
 def planned(points: Sequence[Composed[RunConfig]], parts: RunObjects) -> list[tasks.PointPlan]:
     """The plans as the sweep gets them."""
-    task = tasks.PlanPoints([(str(number), each) for number, each in enumerate(points)])
-    seen, *plans = pickle.loads(pickle.dumps(list(trial.plan_points(parts, task))))
+    named = [(str(number), each) for number, each in enumerate(points)]
+    seen, *plans = pickle.loads(pickle.dumps(list(trial.planned(parts, named))))
     assert isinstance(seen, tasks.MachineSeen)
     assert all(isinstance(plan, tasks.PointPlan) for plan in plans)
     assert [plan.point for plan in plans] == [str(number) for number in range(len(points))]
@@ -223,7 +225,7 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     assert plan.predicted_peak_gib > 0
     trained: list[RunObjects] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(trial.SharedParts(parts, torch.get_num_threads()), tasks.RunTimed(point, plan))
+    trial.run_timed(trial.SharedParts(parts, torch.get_num_threads()), STUDY, point, plan, None)
     monkeypatch.setattr(footprints, "cached_measure", None)
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan.predicted_peak_gib

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,6 +57,18 @@ def decide_mode(asked: str) -> str:
     if from_environment in ("online", "offline", "disabled"):
         return from_environment
     return "online" if is_logged_in() else "offline"
+
+
+@cache
+def list_packages() -> None:
+    """Imports wandb and lists the installed packages, as each of its runs does: the metadata of all are read once.
+
+    A process that has done so may be forked.
+    """
+    from wandb import util
+
+    listed = tuple(util.working_set())
+    util.working_set = lambda: listed
 
 
 class WandbSink(GuardedSink):
@@ -151,6 +164,8 @@ def open_run(
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
+    with suppress(ImportError, AttributeError):  # another version, which lists them in another way
+        list_packages()
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # missing before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S

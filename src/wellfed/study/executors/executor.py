@@ -1,12 +1,13 @@
-"""Defines what an executor is given and what it yields."""
+"""Defines an executor: what it is given, what it yields, and the one loop of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -17,6 +18,8 @@ from wellfed.study.row import Row
 
 Launch = Callable[[list[list[str]]], object]
 """Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
+TICK_S = 0.5
+"""Most seconds that an executor waits for its trials without calling `StudySettings.tick`."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class TrialEnd:
 RowOf = Callable[[Any, TrialEnd, Path], Row]
 """Makes the finished row of a trial from its row, its end and the study's folder. It is called on the machine that ran
 the trial, so it can be pickled: `wellfed.study.trial_end.RowMaker`."""
+Ended = Iterator[tuple[Trial, Row]]
+"""Trials that have ended, each with its finished row."""
 
 
 @dataclass(frozen=True)
@@ -100,36 +105,41 @@ class ExecutorLost(Exception):
     """Raised when the remaining trials can't be run. The text is a sentence for the user."""
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """Runs trials. Used as a context: entering it reaches the machines, leaving it ends what still runs."""
 
+    def __init__(self, settings: StudySettings) -> None:
+        self.settings = settings
+        self._queue: deque[Trial] = deque()
+        self._is_open = True
+        """Trials may still be started."""
+        self._running: dict[Any, Any] = {}
+        self._alone = False
+        self._prune: Callable[[Trial, int, float], str | None] | None = None
+
     def __enter__(self) -> Self:
-        """Reaches the machines.
+        self._reach()
+        return self
 
-        Raises:
-            ConfigError: they can't be reached, or the launcher's settings are wrong.
-        """
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends every trial that still runs."""
+    def __exit__(self, *error: object) -> None:
+        self._leave()
 
     def run(
         self,
-        trials: Sequence[Trial] = (),
+        trials: Iterable[Trial] = (),
         more: Callable[[], Trial | None] | None = None,
         *,
         alone: bool = False,
         prune: Callable[[Trial, int, float], str | None] | None = None,
-    ) -> Iterator[tuple[Trial, Row]]:
+    ) -> Ended:
         """Yields each trial with its finished row when it has ended.
 
         Trials that can't fit are yielded as ``infeasible``, without being started.
 
         Args:
-            trials: trials to run.
-            more: returns one more trial, or None if there is none now. A local executor calls it when a GPU is free.
+            trials: trials to run, in order.
+            more: returns one more trial, or None if there is none now. It is called when a machine has room for one
+                like the last and no sooner, since what to try next may depend on what has ended.
             alone: run one trial at a time on a machine.
             prune: returns why to end a trial after a validation (its number from 1, the metric), or None. Local only.
 
@@ -137,6 +147,58 @@ class Executor(Protocol):
             ExecutorLost: no machine can run the rest.
             Stopped: a signal asked for it.
         """
+        self._queue, self._alone, self._prune = deque(trials if self._is_open else ()), alone, prune
+        while True:
+            while self._is_open and self._has_room(self._queue[0] if self._queue else None):
+                trial = self._queue.popleft() if self._queue else None if more is None else more()
+                if trial is None:
+                    break
+                yield from self._start(trial)
+            if not (self._queue or self._has_begun()):
+                self._finish()
+                return
+            self.settings.tick()
+            yield from self._wait()
 
     def start_no_more(self) -> None:
-        """Drops the trials that wait. Those that run go on and are yielded."""
+        """Drops the trials that wait, now and later. Those that run go on and are yielded."""
+        self._is_open = False
+        self._queue.clear()
+
+    def _row(self, trial: Trial, end: TrialEnd) -> Row:
+        return self.settings.row_of(trial.row, end, self.settings.folder)
+
+    @abstractmethod
+    def _reach(self) -> None:
+        """Reaches the machines.
+
+        Raises:
+            ConfigError: they can't be reached, or the launcher's settings are wrong.
+        """
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Ends every trial that still runs."""
+
+    def _has_begun(self) -> bool:
+        """Returns whether trials were started and not yielded yet."""
+        return bool(self._running)
+
+    def _has_room(self, trial: Trial | None) -> bool:
+        """Returns whether a trial can be started now; None = one like the last. A scheduler takes any number."""
+        return True
+
+    @abstractmethod
+    def _start(self, trial: Trial) -> Ended:
+        """Starts a trial, or yields it if it can't be run."""
+
+    @abstractmethod
+    def _wait(self) -> Ended:
+        """Waits up to `TICK_S` and yields the trials that have ended."""
+
+    def _finish(self) -> None:  # noqa: B027  not every executor loses trials
+        """Does what is to be done when no trial is left.
+
+        Raises:
+            ExecutorLost: some were not run.
+        """

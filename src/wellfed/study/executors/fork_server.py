@@ -1,9 +1,7 @@
 """Forks a process for each trial from one that has made what trials share: imports, data, model.
 
-    study --- Job --> fork server --- fork --> process of a job
-          <- JobEnd -             <- answers -
-          <--------------- Said --------------
-          --------------- reply ------------->
+    study ---- Job, Said ----> fork server --- fork --> process of a job
+          <--- Said, JobEnd ---             <--- Said --->
 
 The study's own process runs no user code. It is told about everything that data, model or driver do to a server or to
 a job. A server never touches CUDA and has one thread, since neither survives a fork.
@@ -13,16 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import pickle
-import selectors
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,9 +30,20 @@ from wellfed.process import die_with_parent, end_by_signals, exit_code, fork, he
 from wellfed.record import Status
 from wellfed.study.trial_end import ERR, OUT, last_lines
 
-Work = Callable[..., "int | Iterator[object]"]
-"""Does a task with the prepared objects. Returns an exit code, or yields answers. For a `Job` that asks, the third
-argument is a function that sends a message to the study and returns its reply."""
+_LOOK_S = 0.5
+"""Seconds between looks for jobs at their time limit, and for ended ones whose connection another process holds."""
+_own: set[Connection] = set()
+"""Connections of this process alone. Each process that it forks closes its copies, so that an end is noticed."""
+
+
+def _close_copies() -> None:
+    for connection in _own:
+        connection.close()
+    _own.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies)
 
 
 @dataclass(frozen=True)
@@ -44,25 +53,20 @@ class Job:
     key: str
     folder: Path
     """Existing folder for `OUT` and `ERR`."""
-    task: Any = None
+    task: Callable[[Any, Connection], int]
+    """Gets the prepared objects and the connection to the study, and returns the exit code. It can be pickled."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are set before the work begins."""
+    """Variables that are set before the task begins."""
     cpus: frozenset[int] | None = None
     """CPUs that it may run on; None = all."""
-    asks: bool = False
-    """Its work sends messages to the study and waits for replies."""
+    limit_s: float = math.inf
+    """Time limit, after which it is killed with all that it has started."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Message of a job that asks. The job waits until `ForkServer.reply`."""
+    """Message from a job to the study, or back."""
 
-    key: str
-    what: Any
-
-
-@dataclass(frozen=True)
-class _Reply:
     key: str
     what: Any
 
@@ -75,8 +79,7 @@ class JobEnd:
     code: int
     """Exit code; negative: the signal that ended it."""
     seconds: float
-    answers: tuple[Any, ...] = ()
-    """Answers that its work yielded."""
+    is_timeout: bool
 
 
 class ForkServerFailed(Exception):
@@ -89,57 +92,47 @@ class ForkServerFailed(Exception):
 
 
 class ForkServer:
-    """Process that calls ``prepare`` once, and ``work`` for each job in a forked process.
+    """Process that calls ``prepare`` once, and does the task of each job in a forked process.
 
     Args:
         prepare: makes the objects that jobs share.
-        work: does the task of a job.
         log: gets everything that ``prepare`` prints.
-        siblings: other servers. This one closes its copies of their connections; else they would not notice the end of
-            the study.
+        limit_s: time limit of preparing.
+        way_out: advice at the end of the message if that is over.
     """
 
-    def __init__(self, prepare: Callable[[], Any], work: Work, log: Path, siblings: Iterable[ForkServer] = ()) -> None:
-        self._log = log
+    def __init__(self, prepare: Callable[[], Any], log: Path, limit_s: float, way_out: str = "") -> None:
+        self._log, self._limit_s, self._way_out = log, limit_s, way_out
         self.connection, other = Pipe()
-        """Connection that is readable when `take` has something to return."""
-        parent, self._began_s, self._is_ready = os.getpid(), time.monotonic(), False
+        """Connection that is readable when `is_ready` or `take` has something to return."""
+        _own.add(self.connection)
+        parent, self._end_s, self._is_ready = os.getpid(), time.monotonic() + limit_s, False
         with held_signals() as let_through:
             self._pid = fork()
             if self._pid == 0:
-                for each in (self, *siblings):
-                    each.connection.close()
-                _ServerProcess(other, work).live(parent, prepare, log, let_through)
+                _ServerProcess(other).live(parent, prepare, log, let_through)
         other.close()
 
-    def is_ready(self, timeout_s: float, way_out: str = "") -> bool:
+    def is_ready(self) -> bool:
         """Returns whether the shared objects are made; does not wait.
-
-        Args:
-            timeout_s: time limit since the server was started.
-            way_out: advice at the end of the message if the limit is over.
 
         Raises:
             ForkServerFailed: they could not be made, or not in time.
         """
-        if self._is_ready:
-            return True
-        if self.connection.poll():
+        if not self._is_ready and self.connection.poll():
             failed: ForkServerFailed | None = self._receive()
             if failed is not None:
                 raise failed
             self._is_ready = True
-        elif time.monotonic() - self._began_s >= timeout_s:
-            raise ForkServerFailed(
-                f"data and model were not there after {timeout_s:g} s; see {self._log}. {way_out}".rstrip(),
-                "timeout",
-            )
+        if not self._is_ready and time.monotonic() >= self._end_s:
+            problem = f"data and model were not there after {self._limit_s:g} s; see {self._log}. {self._way_out}"
+            raise ForkServerFailed(problem.rstrip(), "timeout")
         return self._is_ready
 
-    def wait_ready(self, timeout_s: float, way_out: str = "") -> None:
+    def wait_ready(self) -> None:
         """Waits until `is_ready`, and raises as it does."""
-        while not self.is_ready(timeout_s, way_out):
-            self.connection.poll(max(0.0, self._began_s + timeout_s - time.monotonic()))
+        while not self.is_ready():
+            self.connection.poll(max(0.0, self._end_s - time.monotonic()))
 
     def start(self, job: Job) -> None:
         """Forks a process for a job.
@@ -152,15 +145,10 @@ class ForkServer:
         except OSError as error:
             raise self._dead() from error
 
-    def kill(self, key: str) -> None:
-        """Ends a job's process and all that it has started. `take` then returns its end by SIGKILL."""
+    def reply(self, said: Said) -> None:
+        """Sends a message to a job."""
         with contextlib.suppress(OSError):
-            self.connection.send(key)
-
-    def reply(self, key: str, what: Any) -> None:
-        """Replies to the message of a job."""
-        with contextlib.suppress(OSError):
-            self.connection.send(_Reply(key, what))
+            self.connection.send(said)
 
     def take(self) -> JobEnd | Said:
         """Returns the next end or message of a job; blocks.
@@ -168,36 +156,33 @@ class ForkServer:
         Raises:
             ForkServerFailed: the server is dead, and all its jobs are.
         """
-        end: JobEnd | Said = self._receive()
-        return end
+        told: JobEnd | Said = self._receive()
+        return told
 
-    def ask(self, job: Job, timeout_s: float) -> tuple[Any, ...]:
-        """Runs a job that does not ask and returns its answers, fewer if it dies or takes longer than ``timeout_s``.
-
-        No other job may run in this server.
+    def ask(self, job: Job) -> list[Any]:
+        """Runs a job and returns its messages. No other job may run in this server.
 
         Raises:
             ForkServerFailed: the server is dead.
         """
         self.start(job)
-        if not self.connection.poll(timeout_s):
-            self.kill(job.key)
-        end = self.take()
-        assert isinstance(end, JobEnd)
-        return end.answers
+        answers = []
+        while not isinstance(told := self.take(), JobEnd):
+            answers.append(told.what)
+        return answers
 
     def close(self) -> None:
         """Ends the server and all that it has started."""
         if self.connection.closed:
             return
+        _own.discard(self.connection)
         self.connection.close()
         limit_s = time.monotonic() + 2
         with contextlib.suppress(ChildProcessError):
             # It notices the closed connection and ends its jobs, unless user code keeps it busy.
-            while not _has_ended(self._pid) and time.monotonic() <= limit_s:
+            while not _has_ended(self._pid, os.WNOHANG) and time.monotonic() <= limit_s:
                 time.sleep(0.005)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)  # a busy server, and processes that the data has started
+        _kill_group(self._pid)  # a busy server, and processes that the data has started
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -213,41 +198,33 @@ class ForkServer:
         return ForkServerFailed(f"the process that holds data and model has died{said}; see {self._log}.")
 
 
-def _has_ended(pid: int) -> bool:
+def _has_ended(pid: int, how: int) -> bool:
     """Returns whether a child process has ended. Its id stays reserved until it is waited for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | how) is not None
+
+
+def _kill_group(pid: int) -> None:
+    for end in (os.killpg, os.kill):  # it may not lead its group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
 
 
 @dataclass
 class _RunningJob:
     key: str
+    pid: int
     began_s: float
-    connection: Connection
-    pass_on: Callable[[Said], None] | None
-    """Passes a message of the job on; None = its messages are answers, which are sent with its end."""
-    answers: list[Any] = field(default_factory=list)
-
-    def receive(self) -> bool:
-        """Receives the messages that have come. Returns False if no more can come."""
-        try:
-            while self.connection.poll():
-                said = self.connection.recv()
-                if self.pass_on is None:
-                    self.answers.append(said)
-                else:
-                    self.pass_on(Said(self.key, said))
-        except (EOFError, OSError):
-            return False
-        return True
+    end_s: float
+    is_late: bool = False
 
 
 class _ServerProcess:
     """Code that runs in the server's process."""
 
-    def __init__(self, connection: Connection, work: Work) -> None:
-        self._connection, self._work = connection, work
-        self._running: dict[int, _RunningJob] = {}
-        """Process id -> its job."""
+    def __init__(self, study: Connection) -> None:
+        _own.add(study)
+        self._study = study
+        self._running: dict[Connection, _RunningJob] = {}
 
     def live(self, parent: int, prepare: Callable[[], Any], log: Path, let_through: Callable[[], None]) -> NoReturn:
         """Prepares, then serves until the study is over."""
@@ -258,7 +235,7 @@ class _ServerProcess:
             end_by_signals()
             let_through()
             _print_to(log, log)
-            failed = None
+            failed = prepared = None
             try:
                 prepared = prepare()
             except ConfigError as error:
@@ -270,99 +247,85 @@ class _ServerProcess:
                 failed = ForkServerFailed(f"{type(error).__name__}: {error}".strip())
             gc.collect()
             gc.freeze()  # a collection in a child would copy every page
-            self._connection.send(failed)
-            if failed is None:
+            self._study.send(failed)
+            while failed is None:
                 self._serve(prepared)
+        except (EOFError, ConnectionError):  # the study is over
             code = 0
         except BaseException:  # noqa: BLE001  into the log; the study sees the connection close
             traceback.print_exc()
         finally:
-            for pid in self._running:
-                _kill_group(pid)
+            for job in self._running.values():
+                _kill_group(job.pid)
             leave(code)
 
     def _serve(self, prepared: Any) -> None:
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler nothing is written to the pipe
-        signal.set_wakeup_fd(writing)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ)
-            selector.register(reading, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj: key.data for key, _ in selector.select()}
-                for connection, job in ready.items():
-                    if job is not None and not job.receive():
-                        selector.unregister(connection)
-                if reading in ready:
-                    os.read(reading, 4096)
-                    self._reap(selector)
-                if self._connection in ready:
-                    try:
-                        asked = self._connection.recv()
-                    except (EOFError, OSError):  # the study is over
-                        return
-                    if isinstance(asked, Job):
-                        self._fork(asked, prepared, selector)
-                    elif isinstance(asked, _Reply):
-                        for job in [job for job in self._running.values() if job.key == asked.key]:
-                            with contextlib.suppress(OSError):  # it has died meanwhile
-                                job.connection.send(asked.what)
-                    else:
-                        for pid in [pid for pid, job in self._running.items() if job.key == asked]:
-                            _kill_group(pid)
+        """Passes on what has come, ends jobs at their time limit, and reports those that have ended."""
+        for ready in wait([self._study, *self._running], _LOOK_S):
+            assert isinstance(ready, Connection)
+            if ready is not self._study:
+                self._pass_on(ready)
+            elif isinstance(asked := ready.recv(), Job):
+                self._fork(asked, prepared)
+            else:
+                for connection in [each for each, job in self._running.items() if job.key == asked.key]:
+                    with contextlib.suppress(OSError):  # it has died meanwhile
+                        connection.send(asked.what)
+        for connection, job in list(self._running.items()):
+            if _has_ended(job.pid, os.WNOHANG):
+                self._end(connection)
+            elif time.monotonic() >= job.end_s and not job.is_late:
+                job.is_late = True
+                _kill_group(job.pid)
 
-    def _fork(self, job: Job, prepared: Any, selector: selectors.BaseSelector) -> None:
+    def _fork(self, job: Job, prepared: Any) -> None:
         server, began_s = os.getpid(), time.monotonic()
-        own, other = Pipe(duplex=job.asks)
+        own, other = Pipe()
+        _own.add(own)
         pid = fork()
         if pid == 0:
-            self._connection.close()
-            own.close()
-            _do(job, lambda *task: self._work(prepared, *task), server, other)
+            _own.add(other)
+            _run(job, prepared, server, other)
         other.close()
         with contextlib.suppress(OSError):  # parent and child both set it, whichever is first
             os.setpgid(pid, pid)
-        self._running[pid] = running = _RunningJob(job.key, began_s, own, self._connection.send if job.asks else None)
-        selector.register(own, selectors.EVENT_READ, running)
+        self._running[own] = _RunningJob(job.key, pid, began_s, began_s + job.limit_s)
 
-    def _reap(self, selector: selectors.BaseSelector) -> None:
-        for pid in list(self._running):  # not any child: user code may have started some of its own
-            if not _has_ended(pid):
-                continue
-            _kill_group(pid)  # processes that it has left, mostly loader workers
-            _, status = os.waitpid(pid, 0)
-            job = self._running.pop(pid)
-            job.receive()
-            if job.connection in selector.get_map():
-                selector.unregister(job.connection)
-            job.connection.close()
-            seconds, code = time.monotonic() - job.began_s, os.waitstatus_to_exitcode(status)
-            self._connection.send(JobEnd(job.key, code, seconds, tuple(job.answers)))
+    def _pass_on(self, connection: Connection) -> None:
+        """Passes on one message of a job, or its end."""
+        try:
+            what = connection.recv()
+        except (EOFError, OSError):
+            _has_ended(self._running[connection].pid, 0)  # waits: its connection closes just before its end
+            self._end(connection)
+        else:
+            self._study.send(Said(self._running[connection].key, what))
+
+    def _end(self, connection: Connection) -> None:
+        job = self._running[connection]
+        _kill_group(job.pid)  # processes that it has left, mostly loader workers
+        with contextlib.suppress(EOFError, OSError):
+            while connection.poll():
+                self._study.send(Said(job.key, connection.recv()))
+        _own.discard(connection)
+        connection.close()
+        del self._running[connection]
+        code = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1])
+        is_timeout = job.is_late and code == -signal.SIGKILL  # else it has ended just then
+        self._study.send(JobEnd(job.key, code, time.monotonic() - job.began_s, is_timeout))
 
 
-def _do(job: Job, work: Callable[..., int | Iterator[object]], server: int, study: Connection) -> NoReturn:
+def _run(job: Job, prepared: Any, server: int, study: Connection) -> NoReturn:
     """Runs a job in its forked process."""
-
-    def ask(what: Any) -> Any:
-        study.send(what)
-        return study.recv()
-
     code = 1
     try:
         os.setpgid(0, 0)
         die_with_parent(server)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _print_to(job.folder / OUT, job.folder / ERR)
         os.environ.update(job.environment)
         if job.cpus is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, job.cpus)
-        done = work(job.task, ask) if job.asks else work(job.task)
-        if isinstance(done, Iterator):
-            for answer in done:
-                study.send(answer)
-        code = 0 if isinstance(done, Iterator) else done
+        code = job.task(prepared, study)
     except SystemExit as ended:
         code = exit_code(ended)
     except BaseException:  # noqa: BLE001  into stderr.txt
@@ -382,9 +345,3 @@ def _print_to(out: Path, err: Path) -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         file = os.fdopen(number, "wb", closefd=False)
         setattr(sys, name, MaskedStream(file, encoding="utf-8", errors="backslashreplace", line_buffering=True))
-
-
-def _kill_group(pid: int) -> None:
-    for end in (os.killpg, os.kill):  # it may not lead its group yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            end(pid, signal.SIGKILL)

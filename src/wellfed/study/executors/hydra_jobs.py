@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import os
+import signal
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import wellfed.process
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
 from wellfed.observe.hardware.detect import machine
-from wellfed.study.executors.fork_server import JobEnd
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd
 from wellfed.study.executors.local import prepare_to_fork
-from wellfed.study.executors.pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
+from wellfed.study.executors.slots import Slot, Slots, visible
 from wellfed.units import show_duration
 
 _IMPORTS_S = 600
@@ -39,30 +42,41 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
     codes = [EXIT_FAILED] * len(jobs)
     prepare_to_fork(RunConfig())
     gpus = visible(os.environ, len(machine().gpus))
-    queue = [
-        QueuedTrial(str(number), "", RunConfig(), number, job.folder, min(job.num_devices, len(gpus)))
-        for number, job in enumerate(jobs)
-    ]
+    slots, waiting = Slots(gpus, wellfed.process.CPUS_AT_START), deque(range(len(jobs)))
+    running: dict[int, Slot] = {}
 
-    def work(_: None, number: int) -> int:
-        return jobs[number].run()
+    def prepare() -> Sequence[HydraJob]:
+        """Imports what each job would otherwise import itself."""
+        import wellfed.run.stages  # noqa: F401
+
+        return jobs
 
     with (
         tempfile.TemporaryDirectory() as scratch,
-        closing(ForkServers(_imports, work, lambda _: Path(scratch) / "log", _IMPORTS_S)) as servers,
+        closing(ForkServer(prepare, Path(scratch) / "log", _IMPORTS_S)) as server,
     ):
-        slots = Slots(gpus, wellfed.process.CPUS_AT_START)
-        pool = TrialPool(servers, slots, math.inf, lambda folder: folder.mkdir(parents=True, exist_ok=True))
-        for done in pool.run(queue):
-            if isinstance(done.end, JobEnd):
-                codes[done.trial.task] = done.end.code
-                took = show_duration(done.end.seconds)
-                print(f"{done.trial.folder}: exit code {done.end.code} after {took}")
-            else:
-                print(f"{done.trial.folder}: not started: {done.end}", file=sys.stderr)
+        try:
+            server.wait_ready()
+            while waiting or running:
+                while waiting and (slot := slots.take(min(jobs[waiting[0]].num_devices, len(gpus)))) is not None:
+                    number = waiting.popleft()
+                    running[number], folder = slot, jobs[number].folder
+                    folder.mkdir(parents=True, exist_ok=True)
+                    server.start(Job(str(number), folder, partial(_run, number=number), slot.environment, slot.cpus))
+                end = server.take()
+                assert isinstance(end, JobEnd)
+                number = int(end.key)
+                slots.give_back(running.pop(number))
+                codes[number] = end.code
+                print(f"{jobs[number].folder}: exit code {end.code} after {show_duration(end.seconds)}")
+        except ForkServerFailed as failed:
+            for number in running:
+                codes[number] = -signal.SIGKILL
+                print(f"{jobs[number].folder}: ended with the process that had started it", file=sys.stderr)
+            for number in waiting:
+                print(f"{jobs[number].folder}: not started: {failed}", file=sys.stderr)
     return codes
 
 
-def _imports(config: RunConfig) -> None:
-    """Imports what each job would otherwise import itself."""
-    import wellfed.run.stages  # noqa: F401
+def _run(jobs: Sequence[HydraJob], study: Connection, number: int) -> int:
+    return jobs[number].run()

@@ -1,13 +1,14 @@
-"""Picks the executor that a launcher of Hydra's stands for."""
+"""Picks the executor that a launcher of Hydra's stands for, and runs trials by those of which it knows nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from wellfed.study.executors.executor import Executor, Launch, StudySettings
-from wellfed.study.executors.local import LocalExecutor
-from wellfed.study.executors.other_launcher import OtherLauncher
+from wellfed.config.quoting import assigned
+from wellfed.record import RunRecord
+from wellfed.study.executors.executor import Ended, Executor, Launch, StudySettings, Trial, TrialEnd
+from wellfed.study.executors.local import LocalExecutor, open_trial_folder
 from wellfed.study.executors.ray import RayExecutor
 from wellfed.study.executors.submitit import SubmititExecutor
 
@@ -38,3 +39,43 @@ def is_remote(launcher: Mapping[str, Any] | None) -> bool:
     """Returns whether a launcher of Hydra's sends trials to machines that an executor here watches."""
     target = "" if launcher is None else str(launcher.get("_target_", ""))
     return target == _RAY or target.startswith(_SUBMITIT)
+
+
+class OtherLauncher(Executor):
+    """An executor that hands all trials over at once, e.g. to ``hydra/launcher=basic``.
+
+    Rows come when all trials have ended, without time limits.
+    """
+
+    def __init__(self, settings: StudySettings, launch: Launch) -> None:
+        super().__init__(settings)
+        self._launch = launch
+
+    def _reach(self) -> None:
+        pass
+
+    def _leave(self) -> None:
+        pass
+
+    def _start(self, trial: Trial) -> Ended:
+        open_trial_folder(self.settings.folder / trial.row.folder)
+        self._running[trial.key] = trial
+        yield from ()
+
+    def _wait(self) -> Ended:
+        sweep_dir = assigned("hydra.sweep.dir", str(self.settings.folder.absolute()))
+        trials: list[Trial] = list(self._running.values())
+        self._running.clear()
+        self._launch([[*each.overrides, sweep_dir, f"hydra.sweep.subdir={each.row.folder}"] for each in trials])
+        for trial in trials:
+            yield trial, self._row(trial, self._end(trial))
+
+    def _end(self, trial: Trial) -> TrialEnd:
+        """Returns how a trial has ended, by its record."""
+        try:
+            found = RunRecord.read(self.settings.folder / trial.row.folder)
+        except (OSError, ValueError):
+            found = None
+        if found is None or found.status in ("running", "killed", "interrupted"):
+            return TrialEnd(not_started="failed", message="left no complete record")
+        return TrialEnd(code=found.exit_code or 0, seconds=found.duration_s, host=found.host_name or "")

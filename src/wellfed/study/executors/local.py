@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import wellfed.process
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.run.train import set_environment
-from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
-from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd
-from wellfed.study.executors.pool import FinishedTrial, ForkServers, QueuedTrial, Slots, TrialPool, visible
-from wellfed.study.executors.tasks import (
-    ComputeRows,
-    MachineSeen,
-    PlanPoints,
-    PointPlan,
-    RunTimed,
-    TrainWhole,
-    Validated,
-    is_for_cpu,
-    shared_key,
-)
-from wellfed.study.points.grid import point_id
+from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
+from wellfed.study.executors.prepared import ForkServers, PointPlans
+from wellfed.study.executors.slots import Slot, Slots
+from wellfed.study.executors.tasks import is_for_cpu
 from wellfed.study.row import Row
-from wellfed.units import counted
-
-_ROWS_S = 20
-"""Time limit of computing feature rows for all trials. After it each trial computes its own."""
 
 
-class LocalExecutor:
+@dataclass
+class _RunningTrial:
+    trial: Trial
+    server: ForkServer
+    slot: Slot
+    began_s: float | None = None
+    """Time of its start; None while data and model are made."""
+
+
+class LocalExecutor(Executor):
     """An executor on this machine.
 
     Args:
@@ -46,7 +43,7 @@ class LocalExecutor:
         log: returns the file that gets what the n-th fork server prints.
 
     Attributes:
-        machine: this machine as trials see it; None until a fork server has looked.
+        plans: what is known before trials run: the machine, its GPUs, plans of points.
     """
 
     def __init__(
@@ -55,174 +52,125 @@ class LocalExecutor:
         open_folder: Callable[[Path], None] | None = None,
         log: Callable[[int], Path] | None = None,
     ) -> None:
-        self.machine: MachineSeen | None = None
-        self.settings = settings
+        super().__init__(settings)
         self._open_folder = open_folder or open_trial_folder
         self._log = log or (lambda number: settings.folder / f"shared_{number}.log")
-        self._plans: dict[str, PointPlan] = {}
-        self._rows: dict[str, Path | None] = {}
-        """Feature rows by `shared_key`; None where they could not be computed."""
-        self._pool: TrialPool | None = None
-        self._is_open = True
+        self._slots = Slots((), None)
+        self._last_num_gpus = 0
+        self._running: dict[str, _RunningTrial] = {}
 
-    def __enter__(self) -> Self:
-        from wellfed.study.executors import trial_work
+    def _reach(self) -> None:
+        from wellfed.study.executors import trial_work  # here, before the forks, for all of them
 
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."
-        self._servers = ForkServers(trial_work.prepare, trial_work.work, self._log, self.settings.prepare_s, way_out)
-        return self
+        prepare = partial(trial_work.prepare, logs=group == "search")  # timed trials have none
+        self._servers = ForkServers(prepare, self._log, self.settings.prepare_s, way_out)
+        self.plans = PointPlans(self.settings, self._servers)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self) -> None:
         self._servers.close()
-
-    @property
-    def gpus(self) -> list[str]:
-        """GPUs as CUDA_VISIBLE_DEVICES names them."""
-        return [] if self.machine is None else visible(os.environ, self.machine.num_gpus)
-
-    def num_gpus(self, composed: Composed[RunConfig]) -> int:
-        """Returns how many GPUs a trial gets; 0 = it trains on the processor."""
-        return 0 if is_for_cpu(composed) else min(composed.config.trainer.devices, len(self.gpus))
-
-    def ask(self, config: RunConfig, task: Any) -> tuple[Any, ...]:
-        """Returns the answers of a task to the data and model of a configuration, without the `MachineSeen`.
-
-        Raises:
-            ForkServerFailed: data and model could not be made.
-        """
-        return self._answers(self._servers.get(shared_key(config), config), task)
 
     def run(
         self,
-        trials: Sequence[Trial] = (),
+        trials: Iterable[Trial] = (),
         more: Callable[[], Trial | None] | None = None,
         *,
         alone: bool = False,
         prune: Callable[[Trial, int, float], str | None] | None = None,
-    ) -> Iterator[tuple[Trial, Row]]:
-        """Runs trials as `Executor.run` says."""
-        self._is_open = True
-        refused = dict(self._planned([trial for trial in trials if trial.is_timed]))
-        if self.machine is None and trials and not refused:
-            refused |= self._looked(trials[0])
+    ) -> Ended:
+        """Runs trials as `Executor.run` says, once all are planned."""
+        trials = list(trials)
+        refused = self.plans.refused(trials)
         for trial in trials:
             if (end := refused.get(trial.row.point)) is not None:
                 yield trial, self._row(trial, end)
+        self._slots = Slots(self.plans.gpus, wellfed.process.CPUS_AT_START)
         left = [trial for trial in trials if trial.row.point not in refused]
-        if not self._is_open:
+        yield from super().run(left, more, alone=alone, prune=prune)
+
+    def _has_room(self, trial: Trial | None) -> bool:
+        if self._alone and self._running:
+            return False
+        return self._slots.has_room(self._last_num_gpus if trial is None else self._num_gpus(trial.composed))
+
+    def _num_gpus(self, composed: Composed[RunConfig]) -> int:
+        """Returns how many GPUs a trial gets; 0 = it trains on the processor."""
+        return 0 if is_for_cpu(composed) else min(composed.config.trainer.devices, len(self.plans.gpus))
+
+    def _start(self, trial: Trial) -> Ended:
+        self._last_num_gpus = self._num_gpus(trial.composed)
+        slot = self._slots.take(self._last_num_gpus)
+        if slot is None:  # one of `more` that needs more GPUs than the one before it
+            self._queue.appendleft(trial)
             return
-        known = {trial.key: trial for trial in left}
+        busy = [each.server for each in self._running.values()]
+        server = self._servers.get(trial.composed.config, busy)
+        self._running[trial.key] = _RunningTrial(trial, server, slot)
+        yield from self._serve(server)
 
-        def propose() -> QueuedTrial | None:
-            trial = None if more is None else more()
-            if trial is None:
-                return None
-            known[trial.key] = trial
-            return self._queued(trial)
+    def _wait(self) -> Ended:
+        servers = {each.server.connection: each.server for each in self._running.values()}
+        wait(list(servers), TICK_S)
+        for server in servers.values():
+            yield from self._serve(server)
 
-        def said(queued: QueuedTrial, what: Validated) -> str | None:
-            return None if prune is None else prune(known[queued.key], what.number, what.value)
+    def _serve(self, server: ForkServer) -> Ended:
+        """Starts the trials of a server that is ready, and handles what it has sent."""
+        is_ready = False
+        try:
+            is_ready = server.is_ready()
+            if is_ready:
+                self._begin(server)
+            while is_ready and server.connection.poll():
+                told = server.take()
+                each = self._running[told.key]
+                if isinstance(told, JobEnd):
+                    yield self._ended(each, TrialEnd(told.code, told.seconds, told.is_timeout))
+                else:
+                    number, value = told.what
+                    server.reply(Said(told.key, self._prune and self._prune(each.trial, number, value)))
+        except ForkServerFailed as failed:
+            yield from self._lost(server, failed, was_ready=is_ready)
 
-        for together in [[trial] for trial in left] if alone else [left]:
-            if self._is_open:
-                settings, slots = self.settings, Slots(self.gpus, wellfed.process.CPUS_AT_START)
-                self._pool = TrialPool(self._servers, slots, settings.timeout_s, self._open_folder, settings.tick, said)
-                for finished in self._pool.run([self._queued(trial) for trial in together], propose):
-                    trial = known.pop(finished.trial.key)
-                    yield trial, self._row(trial, self._end(finished))
+    def _begin(self, server: ForkServer) -> None:
+        """Starts the trials of a server that have waited for it."""
+        for each in self._running.values():
+            if each.server is server and each.began_s is None:
+                trial, folder = each.trial, self.settings.folder / each.trial.row.folder
+                self._open_folder(folder)
+                task = self.plans.task(trial, replace(trial.composed, run_dir=folder))
+                try:
+                    limit_s = self.settings.timeout_s
+                    server.start(Job(trial.key, folder, task, each.slot.environment, each.slot.cpus, limit_s))
+                except ForkServerFailed:
+                    folder.rmdir()
+                    raise
+                each.began_s = time.monotonic()
 
-    def start_no_more(self) -> None:
-        """Drops the trials that wait."""
-        self._is_open = False
-        if self._pool is not None:
-            self._pool.start_no_more()
+    def _lost(self, server: ForkServer, failed: ForkServerFailed, *, was_ready: bool) -> Ended:
+        """Ends the trials of a server that has failed; those that had not begun are tried again if it was ready."""
+        self._servers.drop(server)
+        for each in [each for each in self._running.values() if each.server is server]:
+            if each.began_s is not None:
+                yield self._ended(each, TrialEnd(-signal.SIGKILL, time.monotonic() - each.began_s))
+            elif was_ready and self._is_open:
+                del self._running[each.trial.key]
+                self._slots.give_back(each.slot)
+                self._queue.appendleft(each.trial)
+            else:
+                yield self._ended(each, TrialEnd(not_started=failed.status, message=str(failed)))
 
-    def _queued(self, trial: Trial) -> QueuedTrial:
-        """Returns a trial as the pool takes it."""
-        folder, config = self.settings.folder / trial.row.folder, trial.composed.config
-        composed = replace(trial.composed, run_dir=folder)
-        plan, shared = self._plans.get(trial.row.point), shared_key(config)
-        rows = self._rows.get(shared) if plan is not None and plan.keeps_rows else None
-        task = RunTimed(composed, plan, rows) if trial.is_timed else TrainWhole(composed)
-        return QueuedTrial(trial.key, shared, config, task, folder, self.num_gpus(composed), trial.may_be_pruned)
-
-    def _end(self, finished: FinishedTrial) -> TrialEnd:
-        if isinstance(end := finished.end, JobEnd):
-            return TrialEnd(code=end.code, seconds=end.seconds, is_timeout=finished.timed_out)
-        return TrialEnd(not_started=end.status, message=str(end))
+    def _ended(self, each: _RunningTrial, end: TrialEnd) -> tuple[Trial, Row]:
+        del self._running[each.trial.key]
+        self._slots.give_back(each.slot)
+        return each.trial, self._row(each.trial, end)
 
     def _row(self, trial: Trial, end: TrialEnd) -> Row:
-        plan = self._plans.get(trial.row.point)
-        peak = None if plan is None else plan.predicted_peak_gib
-        processor = "" if self.machine is None else self.machine.processor
-        end = replace(end, host=socket.gethostname(), machine=processor, predicted_peak_gib=peak)
-        return self.settings.row_of(trial.row, end, self.settings.folder)
-
-    # -- planning ---------------------------------------------------------------------------------------------------
-
-    def _planned(self, trials: Sequence[Trial]) -> Mapping[str, TrialEnd]:
-        """Plans the points of trials that have no plan yet. Returns the ends of those that can't be run, by point."""
-        configs = {trial.row.point: trial.composed for trial in trials if trial.row.point not in self._plans}
-        groups: dict[str, list[str]] = {}
-        for point, composed in configs.items():
-            groups.setdefault(shared_key(composed.config), []).append(point)
-        if len(configs) > 1:
-            different = f" of {len(groups)} different data or models" if len(groups) > 1 else ""
-            self.settings.say(f"Planning {counted(len(configs), 'point')}{different}")
-        refused: dict[str, TrialEnd] = {}
-        for shared, points in groups.items():
-            try:
-                server = self._servers.get(shared, configs[points[0]].config)
-            except ForkServerFailed as failed:
-                refused |= dict.fromkeys(points, TrialEnd(not_started=failed.status, message=str(failed)))
-                continue
-            try:
-                self._plan_with(server, {point: configs[point] for point in points})
-                self._share_rows(server, shared, points)
-            except ForkServerFailed:  # killed from outside, mostly for want of memory: the rest is tried without a plan
-                self._servers.drop(server)
-        for point in {trial.row.point for trial in trials}:
-            plan = self._plans.get(point)
-            if plan is not None and plan.problem is not None:
-                refused[point] = TrialEnd(not_started="infeasible", message=plan.problem)
-        return refused
-
-    def _looked(self, trial: Trial) -> Mapping[str, TrialEnd]:
-        """Looks at the machine. Returns the end of that trial if its data and model can't be made."""
-        try:
-            self.ask(trial.composed.config, PlanPoints([]))
-        except ForkServerFailed as failed:
-            return {trial.row.point: TrialEnd(not_started=failed.status, message=str(failed))}
-        return {}
-
-    def _plan_with(self, server: ForkServer, configs: Mapping[str, Composed[RunConfig]]) -> None:
-        """Plans points in one process, or in several: a point that ends the process is left without a plan."""
-        points = list(configs)
-        while points:
-            plans = self._answers(server, PlanPoints([(point, configs[point]) for point in points]))
-            self._plans.update({plan.point: plan for plan in plans})
-            points = points[len(plans) + 1 :]
-
-    def _share_rows(self, server: ForkServer, shared: str, points: Sequence[str]) -> None:
-        """Computes feature rows once for all trials that keep them, if that can be done in time."""
-        plans = [self._plans[point] for point in points if point in self._plans]
-        if shared in self._rows or not any(plan.keeps_rows and plan.problem is None for plan in plans):
-            return
-        self._rows[shared] = None  # first: the server may die of it
-        file = self.settings.scratch / f"{point_id([shared])}.pt"
-        server.ask(Job("rows", self.settings.scratch, ComputeRows(file)), min(_ROWS_S, self.settings.prepare_s))
-        self._rows[shared] = file if file.exists() else None
-
-    def _answers(self, server: ForkServer, task: Any) -> tuple[Any, ...]:
-        """Returns the answers to a task that begin with the machine, which is noted and left out."""
-        seen, *answers = server.ask(Job("ask", self.settings.scratch, task), self.settings.prepare_s) or (None,)
-        if seen is not None and self.machine is None:
-            self.machine = seen
-            self.settings.see_machine(seen)
-        return tuple(answers)
+        processor = "" if self.plans.machine is None else self.plans.machine.processor
+        peak_gib = self.plans.peak_gib(trial)
+        end = replace(end, host=socket.gethostname(), machine=processor, predicted_peak_gib=peak_gib)
+        return super()._row(trial, end)
 
 
 def prepare_to_fork(config: RunConfig) -> None:

@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from wellfed import project
@@ -25,14 +25,13 @@ from wellfed.record import engine_state
 from wellfed.run.folder.lock import FILE_NAME as LOCK
 from wellfed.run.folder.lock import only_one
 from wellfed.run.train import own_git_state
-from wellfed.study.executors.executor import RowOf, StudySettings, Trial
+from wellfed.study.executors.executor import StudySettings, Trial
 from wellfed.study.executors.local import LocalExecutor, open_trial_folder, prepare_to_fork
 from wellfed.study.executors.trial_process import ProcessStart
 from wellfed.study.trial_end import code_version
 
 _SEEN_WITHIN_S = 15
 """Time for a new file to appear on another machine. After it the folder is taken for another one."""
-_ALIVE_EVERY_S = 3
 _FREE_WITHIN_S = 60
 
 
@@ -50,9 +49,6 @@ class Needs:
     """Digest of the code."""
     code: str
     """Version of the code, for messages."""
-    timeout_s: float
-    prepare_s: float
-    group: str
     argv: tuple[str, ...]
     """Command line of the study. Lightning starts the other ranks of a trial by it."""
 
@@ -64,9 +60,26 @@ def process_start() -> ProcessStart:
     return ProcessStart(program, str(Path.cwd()), (*map(str, project.import_paths()), *searched))
 
 
-def order_of(needs: Needs, trial: Trial, row_of: RowOf) -> bytes:
-    """Returns what `main` reads from standard input: a line of JSON, then the pickled trial."""
-    return json.dumps(asdict(needs)).encode() + b"\n" + pickle.dumps((trial, row_of))
+def needs_of(settings: StudySettings, alive: Path) -> Needs:
+    """Returns what a study here needs of a machine."""
+    return Needs(
+        study=str(settings.folder.absolute()),
+        alive=str(alive.absolute()),
+        project=str(project.root()),
+        source=project.source_digest(),
+        code=settings.code,
+        argv=(str(Path(sys.argv[0]).absolute()), *sys.argv[1:]),
+    )
+
+
+def order_of(needs: Needs, settings: StudySettings, trial: Trial) -> bytes:
+    """Returns what `main` reads from standard input: a line of JSON, then the pickled settings and trial."""
+    there = replace(settings, folder=Path(needs.study), say=_ignore, tick=_ignore, see_machine=_ignore)
+    return json.dumps(asdict(needs)).encode() + b"\n" + pickle.dumps((replace(there, stop=StopRequest()), trial))
+
+
+def _ignore(*given: object) -> None:
+    """Does nothing: only the study's own process has a user."""
 
 
 def main() -> None:
@@ -84,9 +97,9 @@ def main() -> None:
     sys.argv = list(needs.argv)
     if problem := find_problem(needs):
         sys.exit(problem)
-    trial, row_of = pickle.load(sys.stdin.buffer)
+    settings, trial = pickle.load(sys.stdin.buffer)
     with answers:
-        answers.write(pickle.dumps(_run(needs, trial, row_of)))
+        answers.write(pickle.dumps(_run(settings, trial, Path(needs.alive))))
 
 
 def closed_by(alive: Path) -> Path:
@@ -117,20 +130,13 @@ def find_problem(needs: Needs) -> str:
     return ""
 
 
-def _run(needs: Needs, trial: Trial, row_of: RowOf) -> object:
+def _run(settings: StudySettings, trial: Trial, alive: Path) -> object:
     """Returns the row of a trial, however it ends."""
-    folder, looked_s = Path(needs.study), 0.0
-    name = f"{socket.gethostname()}_{os.getpid()}"
+    log = settings.folder / f"shared_{socket.gethostname()}_{os.getpid()}.log"
 
     def check_alive() -> None:
-        if not Path(needs.alive).exists():
+        if not alive.exists():
             sys.exit("the study is over.")
-
-    def tick() -> None:
-        nonlocal looked_s
-        if time.monotonic() - looked_s >= _ALIVE_EVERY_S:
-            looked_s = time.monotonic()
-            check_alive()
 
     def open_folder(own: Path) -> None:
         """Waits until a trial of an earlier study that was killed has let go of the folder."""
@@ -147,22 +153,10 @@ def _run(needs: Needs, trial: Trial, row_of: RowOf) -> object:
     prepare_to_fork(RunConfig())
     try:
         with tempfile.TemporaryDirectory(prefix="wellfed-node-") as scratch:
-            settings = StudySettings(
-                folder=folder,
-                scratch=Path(scratch),
-                timeout_s=needs.timeout_s,
-                prepare_s=needs.prepare_s,
-                group=needs.group,
-                code=needs.code,
-                row_of=row_of,
-                say=lambda text: None,
-                tick=tick,
-                stop=StopRequest(),
-            )
-            with LocalExecutor(settings, open_folder, lambda number: folder / f"shared_{name}.log") as executor:
+            here = replace(settings, scratch=Path(scratch), tick=check_alive)
+            with LocalExecutor(here, open_folder, lambda number: log) as executor:
                 ((_, row),) = executor.run([trial])
         return row
     finally:
-        for path in folder.glob(f"shared_{name}.log"):
-            if not path.stat().st_size:
-                path.unlink()
+        if log.exists() and not log.stat().st_size:
+            log.unlink()

@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from wellfed.errors import ConfigError, first_line
 from wellfed.study.executors import trial_process
-from wellfed.study.executors.executor import ExecutorLost, StudySettings
+from wellfed.study.executors.executor import TICK_S, ExecutorLost, StudySettings
 from wellfed.study.executors.remote import RemoteExecutor, Sent
 from wellfed.study.executors.trial_process import ProcessAnswer, ProcessStart, run_process
 
 _REACH_S = 10
-_TICK_S = 0.5
 _STORE_BYTES = 78643200
 """Size of the object store of a cluster that is started here, Ray's least: trials and rows are small."""
 _ONE_A_MACHINE = "node:__internal_implicit_resource_wellfed"
@@ -41,11 +40,10 @@ class RayExecutor(RemoteExecutor):
         super().__init__(settings)
         self._init = {"log_to_driver": False, "logging_level": "ERROR", **init}
         self._remote = dict(remote)
-        self._running: dict[Any, Sent] = {}
-        self._unfit: dict[str, str] = {}
-        """Why a machine can't run trials, by the id of the node."""
+        self._unfit: set[str] = set()
+        """Nodes that can't run trials."""
 
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         import ray
 
         address = str(self._init.get("address") or os.environ.get("RAY_ADDRESS") or "")
@@ -60,7 +58,7 @@ class RayExecutor(RemoteExecutor):
         ray.cloudpickle.register_pickle_by_value(trial_process)
         self.most_gpus = int(max((node["Resources"].get("GPU", 0) for node in _nodes()), default=0))
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         import ray
 
         with _own_signals():
@@ -76,30 +74,26 @@ class RayExecutor(RemoteExecutor):
             return self._init
         return {"object_store_memory": _STORE_BYTES, "include_dashboard": False, **self._init}
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
+    def _answers(self) -> list[tuple[Sent, ProcessAnswer]]:
         import ray
 
-        for each in sent:
-            self._submit(each)
-        while self._running:
-            yield None
-            for task in ray.wait(list(self._running), timeout=_TICK_S)[0]:
-                each = self._running.pop(task)
-                try:
-                    node, answer = ray.get(task)
-                except ray.exceptions.RayError as error:
-                    node, answer = "", ProcessAnswer("", None, _how_lost(error))
-                if not answer.is_unfit:
-                    yield each, answer
-                    continue
-                if self._is_closed:
-                    continue
+        answers = []
+        for task in ray.wait(list(self._running), timeout=TICK_S)[0]:
+            sent = self._running.pop(task)
+            try:
+                node, answer = ray.get(task)
+            except ray.exceptions.RayError as error:
+                node, answer = "", ProcessAnswer("", None, _how_lost(error))
+            if not answer.is_unfit:
+                answers.append((sent, answer))
+            elif self._is_open:
                 if node not in self._unfit:
-                    self._settings.say(f"{answer.host} is left out: {answer.problem}")
-                self._unfit[node] = answer.problem
+                    self.settings.say(f"{answer.host} is left out: {answer.problem}")
+                self._unfit.add(node)
                 if all(each["NodeID"] in self._unfit for each in _nodes()):
                     raise ExecutorLost("No machine of the cluster can run the trials.")
-                self._submit(each)
+                self._submit(sent)
+        return answers
 
     def _submit(self, sent: Sent) -> None:
         import ray
@@ -107,15 +101,14 @@ class RayExecutor(RemoteExecutor):
 
         gpus, most = sent.num_gpus, self.most_gpus or 1
         nodes = _nodes()
-        has = [node["Resources"] for node in nodes]
-        fit = [each for each in has if each.get("CPU", 0) >= 1 and each.get("GPU", 0) >= gpus]
+        fit = [has for node in nodes if (has := node["Resources"]).get("CPU", 0) >= 1 and has.get("GPU", 0) >= gpus]
         shares = [each["CPU"] * (gpus / each["GPU"] if gpus else 1) for each in fit]
         options: dict[str, Any] = {
             "num_cpus": max(1, int(min(shares, default=1))),
             "num_gpus": gpus,
             "max_retries": 0,
             "max_calls": 1,
-            "resources": {_ONE_A_MACHINE: gpus / most if gpus and not sent.alone else 1},
+            "resources": {_ONE_A_MACHINE: gpus / most if gpus and not self._alone else 1},
         }
         there = [node["NodeID"] for node in nodes if node["NodeManagerHostname"] == sent.trial.host]
         if there and there[0] not in self._unfit:
@@ -128,7 +121,7 @@ class RayExecutor(RemoteExecutor):
             return ray.get_runtime_context().get_node_id(), run_process(start, order)
 
         task = ray.remote(**{**options, **self._remote})(run_there)
-        self._running[task.remote(self._start, sent.order)] = sent
+        self._running[task.remote(self._process, sent.order)] = sent
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -141,9 +134,8 @@ def _nodes() -> list[dict[str, Any]]:
 def _how_lost(error: Exception) -> str:
     """Returns how Ray says that a task was lost, in a few words."""
     text = str(error).lower()
-    if "node" in text and "died" in text and "worker" not in text:
-        return "its machine was lost"
-    return "its worker process was killed, or its machine was lost"
+    is_machine = "node" in text and "died" in text and "worker" not in text
+    return "its machine was lost" if is_machine else "its worker process was killed, or its machine was lost"
 
 
 def _check_reached(address: str, where: str) -> None:

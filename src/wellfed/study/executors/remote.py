@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from functools import cached_property
+from typing import Any
 
-from wellfed import project
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import Stopped
-from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
-from wellfed.study.executors.node import Needs, closed_by, order_of, process_start
+from wellfed.study.executors.executor import Ended, Executor, StudySettings, Trial, TrialEnd
+from wellfed.study.executors.node import Needs, closed_by, needs_of, order_of, process_start
 from wellfed.study.executors.tasks import is_for_cpu
 from wellfed.study.executors.trial_process import ProcessAnswer
 from wellfed.study.row import Row
@@ -32,13 +29,12 @@ class Sent:
     trial: Trial
     order: bytes
     num_gpus: int
-    alone: bool
     sent_at_s: float
     earlier: str | None
     """When the run of an earlier attempt in the trial's folder began; None = there is none."""
 
 
-class RemoteExecutor(ABC):
+class RemoteExecutor(Executor):
     """An executor whose trials run in other machines' processes, which some scheduler starts.
 
     Attributes:
@@ -48,88 +44,67 @@ class RemoteExecutor(ABC):
     most_gpus: int | None = None
 
     def __init__(self, settings: StudySettings) -> None:
-        self._settings, self._start = settings, process_start()
+        super().__init__(settings)
+        self._process = process_start()
         self._alive = settings.scratch / f"alive_{os.getpid()}_{time.time_ns()}"
-        self._is_closed = False
+        self._running: dict[Any, Sent] = {}
+        """Trials by the scheduler's own handles."""
 
-    def __enter__(self) -> Self:
-        self._reach()
+    def _reach(self) -> None:
+        self._connect()
         self._alive.touch()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._alive.unlink(missing_ok=True)
-        self._leave()
-
-    def run(
-        self,
-        trials: Sequence[Trial] = (),
-        more: Callable[[], Trial | None] | None = None,
-        *,
-        alone: bool = False,
-        prune: Callable[[Trial, int, float], str | None] | None = None,
-    ) -> Iterator[tuple[Trial, Row]]:
-        """Runs trials as `Executor.run` says; all are handed to the scheduler at once."""
-        settings, sent = self._settings, []
-        for trial in [*trials, *(iter(more, None) if more is not None else ())]:
-            num_gpus = self._num_gpus(trial.composed)
-            if self.most_gpus is not None and num_gpus > self.most_gpus:
-                message = f"trainer.devices={num_gpus}, and no machine there has more GPUs than {self.most_gpus}."
-                end = TrialEnd(not_started="infeasible", message=message)
-                yield trial, settings.row_of(trial.row, end, settings.folder)
-            else:
-                sent.append(self._sent(trial, num_gpus, alone))
         # The libraries wait in native code, where an exception of a signal handler would be lost.
-        settings.stop.is_stepping = True
-        try:
-            for ended in self._ended(sent):
-                settings.tick()
-                if ended is not None:
-                    each, answer = ended
-                    yield each.trial, self._row(each, answer)
-                if settings.stop.signum is not None:
-                    raise Stopped(settings.stop.signum)
-        finally:
-            settings.stop.is_stepping = False
+        self.settings.stop.is_stepping = True
+
+    def _leave(self) -> None:
+        self.settings.stop.is_stepping = False
+        self._alive.unlink(missing_ok=True)
+        self._disconnect()
 
     def start_no_more(self) -> None:
         """Drops the trials that wait: those that the scheduler starts from now on end at once."""
-        self._is_closed = True
+        super().start_no_more()
         closed_by(self._alive).touch()
 
+    @cached_property
+    def _needs(self) -> Needs:
+        return needs_of(self.settings, self._alive)
+
+    def _start(self, trial: Trial) -> Ended:
+        num_gpus = self._num_gpus(trial.composed)
+        if self.most_gpus is not None and num_gpus > self.most_gpus:
+            message = f"trainer.devices={num_gpus}, and no machine there has more GPUs than {self.most_gpus}."
+            yield trial, self._row(trial, TrialEnd(not_started="infeasible", message=message))
+            return
+        order = order_of(self._needs, self.settings, trial)
+        earlier = started_at(self.settings.folder / trial.row.folder)
+        self._submit(Sent(trial, order, num_gpus, time.monotonic(), earlier))
+
+    def _wait(self) -> Ended:
+        for sent, answer in self._answers():
+            yield sent.trial, self._answered(sent, answer)
+        if self.settings.stop.signum is not None:
+            raise Stopped(self.settings.stop.signum)
+
     @abstractmethod
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         """Reaches the scheduler, or raises ConfigError."""
 
     @abstractmethod
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         """Ends every trial that still runs."""
 
     @abstractmethod
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
-        """Hands trials over and yields each when it has ended, and None a few times a second.
+    def _submit(self, sent: Sent) -> None:
+        """Hands a trial over."""
+
+    @abstractmethod
+    def _answers(self) -> Sequence[tuple[Sent, ProcessAnswer]]:
+        """Waits up to `TICK_S` and returns the trials that have ended.
 
         Raises:
             ExecutorLost: the rest can't be run.
         """
-
-    def _sent(self, trial: Trial, num_gpus: int, alone: bool) -> Sent:
-        settings = self._settings
-        needs = Needs(
-            study=str(settings.folder.absolute()),
-            alive=str(self._alive.absolute()),
-            project=str(project.root()),
-            source=project.source_digest(),
-            code=settings.code,
-            timeout_s=settings.timeout_s,
-            prepare_s=settings.prepare_s,
-            group=settings.group,
-            argv=(str(Path(sys.argv[0]).absolute()), *sys.argv[1:]),
-        )
-        order = order_of(needs, trial, settings.row_of)
-        return Sent(trial, order, num_gpus, alone, time.monotonic(), started_at(settings.folder / trial.row.folder))
 
     def _num_gpus(self, composed: Composed[RunConfig]) -> int:
         """Returns how many GPUs a trial is given; 0 where it trains on the processor, or no GPU is known of."""
@@ -139,12 +114,11 @@ class RemoteExecutor(ABC):
         is_named = config.trainer.accelerator is Accelerator.gpu or config.gpu.memory_gib is not None
         return config.trainer.devices if most or (most is None and is_named) else 0
 
-    def _row(self, sent: Sent, answer: ProcessAnswer) -> Row:
+    def _answered(self, sent: Sent, answer: ProcessAnswer) -> Row:
         if answer.content is not None:
             row: Row = pickle.loads(answer.content)
             return row
-        row, folder = sent.trial.row, self._settings.folder
-        began = started_at(folder / row.folder)
+        began = started_at(self.settings.folder / sent.trial.row.folder)
         is_begun = began is not None and began != sent.earlier
         end = TrialEnd(
             not_started=None if is_begun else "killed",
@@ -153,4 +127,4 @@ class RemoteExecutor(ABC):
             host=answer.host,
             seconds=time.monotonic() - sent.sent_at_s,
         )
-        return self._settings.row_of(row, end, folder)
+        return self._row(sent.trial, end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -16,18 +16,16 @@ from typing import Any, Literal
 from wellfed.errors import ConfigError, first_line
 from wellfed.observe.hardware.detect import machine
 from wellfed.study.executors import trial_process
-from wellfed.study.executors.executor import ExecutorLost, StudySettings
+from wellfed.study.executors.executor import TICK_S, ExecutorLost, StudySettings, Trial
 from wellfed.study.executors.remote import RemoteExecutor, Sent
 from wellfed.study.executors.trial_process import ProcessAnswer, run_process
 
-_TICK_S = 0.5
 _GRACE_S = 10
 _SHARED = (
     *("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node"),
     *("mem_gb", "nodes", "name", "stderr_to_stdout"),
 )
 """Parameters that submitit has for every kind of cluster. Others are preceded by the kind's name."""
-_ASKS_FOR_GPUS = ("gpus_per_node", "gpus_per_task", "gres")
 
 
 class SubmititExecutor(RemoteExecutor):
@@ -44,7 +42,9 @@ class SubmititExecutor(RemoteExecutor):
         self._kind, self._folder = kind, settings.folder.absolute() / ".submitit"
         self._params = {name: value for name, value in launcher.items() if name not in ("_target_", "submitit_folder")}
         self._waiting: list[Sent] = []
-        self._jobs: dict[Any, Sent] = {}
+        self._not_run = 0
+        self._lost: ExecutorLost | None = None
+        """Why Slurm takes no more jobs."""
         self.most_gpus = len(machine().gpus) if kind == "local" else None
 
     def start_no_more(self) -> None:
@@ -52,12 +52,12 @@ class SubmititExecutor(RemoteExecutor):
         super().start_no_more()
         self._waiting.clear()
         if self._kind == "slurm":
-            for job in [job for job in self._jobs if job.state.upper() == "PENDING"]:
-                del self._jobs[job]
+            for job in [job for job in self._running if job.state.upper() == "PENDING"]:
+                del self._running[job]
                 job.cancel(check=False)
                 _remove_pickles(job)
 
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         import cloudpickle
 
         if self._kind == "slurm" and shutil.which("sbatch") is None:
@@ -70,76 +70,77 @@ class SubmititExecutor(RemoteExecutor):
         cloudpickle.register_pickle_by_value(trial_process)
         self._submitter(0)
 
-    def _leave(self) -> None:
-        for job in self._jobs:
+    def _disconnect(self) -> None:
+        for job in self._running:
             with suppress(OSError):
                 job.cancel(check=False)
         end_s = time.monotonic() + _GRACE_S
-        for job in self._jobs:
+        for job in self._running:
             while self._kind == "local" and not job.done() and time.monotonic() < end_s:
                 time.sleep(0.05)
             _remove_pickles(job)
 
-    def _ended(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, ProcessAnswer] | None]:
-        self._waiting, lost, not_run = list(sent), None, 0
-        while self._waiting or self._jobs:
-            if self._waiting and not (self._kind == "local" and self._jobs):
-                try:
-                    self._submit()
-                except ExecutorLost as error:
-                    lost = error
-                    self._waiting.clear()
-                    if self._jobs:
-                        self._settings.say(f"{lost} Those that it has go on.")
-            yield None
-            time.sleep(_TICK_S)
-            for job in [job for job in self._jobs if job.done()]:
-                each, answer = self._jobs.pop(job), _answer(job)
-                if answer.is_unfit and self._is_closed:
-                    continue
-                if answer.is_unfit:
-                    not_run += 1
-                    self._settings.say(f"Not run: {answer.host}: {answer.problem}")
-                else:
-                    yield each, answer
-        if lost is not None:
-            raise lost
-        if not_run:
-            raise ExecutorLost(f"{not_run} of the trials were not run.")
+    def _has_begun(self) -> bool:
+        return bool(self._waiting or self._running)
 
-    def _submit(self) -> None:
-        """Sends all trials that need as many GPUs as the first, or on this machine the first alone.
+    def _has_room(self, trial: Trial | None) -> bool:
+        return self._kind == "slurm" or not self._has_begun()
 
-        Raises:
-            ExecutorLost: sbatch refuses them.
-        """
+    def _submit(self, sent: Sent) -> None:
+        self._waiting.append(sent)
+
+    def _answers(self) -> list[tuple[Sent, ProcessAnswer]]:
+        if self._waiting:
+            self._hand_over()
+        time.sleep(TICK_S)
+        answers = []
+        for job in [job for job in self._running if job.done()]:
+            sent, answer = self._running.pop(job), _answer(job)
+            if not answer.is_unfit:
+                answers.append((sent, answer))
+            elif self._is_open:
+                self._not_run += 1
+                self.settings.say(f"Not run: {answer.host}: {answer.problem}")
+        return answers
+
+    def _finish(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._not_run:
+            raise ExecutorLost(f"{self._not_run} of the trials were not run.")
+
+    def _hand_over(self) -> None:
+        """Sends all trials that need as many GPUs as the first; what sbatch refuses is lost, and all that waits."""
         num_gpus = self._waiting[0].num_gpus
-        alike = [each for each in self._waiting if each.num_gpus == num_gpus]
-        taken = alike[:1] if self._kind == "local" else alike
-        self._waiting = [each for each in self._waiting if each not in taken]
+        taken = [each for each in self._waiting if each.num_gpus == num_gpus]
+        self._waiting = [each for each in self._waiting if each.num_gpus != num_gpus]
         submitter = self._submitter(num_gpus)
         with _stderr_to(self._folder / "controllers.txt") if self._kind == "local" else nullcontext():
             try:
                 orders = [each.order for each in taken]
-                jobs = submitter.map_array(run_process, [self._start] * len(taken), orders)
+                jobs = submitter.map_array(run_process, [self._process] * len(taken), orders)
             except RuntimeError as error:
-                raise ExecutorLost(f"Slurm takes no jobs: {first_line(error)}.") from error
+                self._lost = ExecutorLost(f"Slurm takes no jobs: {first_line(error)}.")
+                self._waiting.clear()
+                if self._running:
+                    self.settings.say(f"{self._lost} Those that it has go on.")
+                return
             finally:
                 for path in self._folder.glob("*.pkl"):  # belong to no job, and hold the configuration
                     path.unlink(missing_ok=True)
-        self._jobs |= dict(zip(jobs, taken, strict=True))
+        self._running |= dict(zip(jobs, taken, strict=True))
 
     def _submitter(self, num_gpus: int) -> Any:
         """Returns submitit's executor for jobs with so many GPUs, unless the launcher's parameters name GPUs."""
         import submitit
 
         params = {name: value for name, value in self._params.items() if value not in (None, {}, [])}
-        asks = any(name in params for name in _ASKS_FOR_GPUS) or "gres" in params.get("additional_parameters", {})
+        asks = {"gpus_per_node", "gpus_per_task", "gres"} & {*params, *params.get("additional_parameters", ())}
         if num_gpus and not asks:
             params["gpus_per_node"] = num_gpus
-        timeouts = params.pop("max_num_timeout", None)
+        key = "max_num_timeout"
+        more = {f"{self._kind}_{key}": params.pop(key)} if key in params else {}
         named = {name if name in _SHARED else f"{self._kind}_{name}": value for name, value in params.items()}
-        more = {} if timeouts is None else {f"{self._kind}_max_num_timeout": timeouts}
         try:
             submitter = submitit.AutoExecutor(folder=self._folder / "%j", cluster=self._kind, **more)
             submitter.update_parameters(**named)
@@ -152,14 +153,14 @@ class SubmititExecutor(RemoteExecutor):
 @contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
     """Redirects standard error of processes started meanwhile: submitit's watcher prints a traceback at Ctrl-C."""
-    kept, file = os.dup(2), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    kept = os.dup(2)
     try:
-        os.dup2(file, 2)
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(file)
 
 
 def _answer(job: Any) -> ProcessAnswer:

@@ -1,11 +1,9 @@
-"""Defines what a fork server can be asked to do and what it answers; without torch, as the study's own process is."""
+"""Defines what the processes of trials report, and what trials share; without torch, as the study's own process is."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from wellfed.config.compose import Composed
@@ -18,47 +16,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunTimed:
-    """Task: run a trial that is only timed. Answered by its exit code."""
-
-    composed: Composed[RunConfig]
-    plan: PointPlan | None = None
-    """Plan of the point; None where planning ended its process."""
-    feature_rows: Path | None = None
-    """File of feature rows that were computed for all trials."""
-
-
-@dataclass(frozen=True)
-class TrainWhole:
-    """Task: train to the end, or until the study ends the trial. Answered by its exit code."""
-
-    composed: Composed[RunConfig]
-
-
-@dataclass(frozen=True)
-class PlanPoints:
-    """Task: plan points without running any. Answered by a `MachineSeen`, then a `PointPlan` for each."""
-
-    points: Sequence[tuple[str, Composed[RunConfig]]]
-    """Id and configuration of each."""
-
-
-@dataclass(frozen=True)
-class ComputeRows:
-    """Task: compute all feature rows on the CPU, for trials that would each do so."""
-
-    file: Path
-    """Exists afterwards only if all rows could be computed."""
-
-
-@dataclass(frozen=True)
-class SeeMetric:
-    """Task: find the metric that ranks trials. Answered by a `MachineSeen`, then a `MetricSeen`."""
-
-    config: RunConfig
-
-
-@dataclass(frozen=True)
 class MetricSeen:
     """Metric that picks the best checkpoint of a trial, and so the best trial."""
 
@@ -67,15 +24,6 @@ class MetricSeen:
     mode: Literal["max", "min"]
     is_validated: bool
     """The data has a validation split."""
-
-
-@dataclass(frozen=True)
-class Validated:
-    """Message of a trial after a validation. The reply is the reason to end it, or None."""
-
-    number: int
-    """Number of the validation, from 1."""
-    value: float
 
 
 @dataclass(frozen=True)
@@ -100,7 +48,7 @@ class PointPlan:
     first_batches: FirstBatches | None = None
     footprints: KnownFootprints | None = None
     keeps_rows: bool = False
-    """Its trials keep the features that `ComputeRows` computes."""
+    """Its trials keep the features that `trial_work.compute_rows` computes."""
 
 
 def in_words(facts: MachineFacts) -> str:

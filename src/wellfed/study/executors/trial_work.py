@@ -1,12 +1,17 @@
-"""Does the work of a fork server and its processes: makes data and model once, plans points, runs a trial."""
+"""Makes data and model in a fork server, and has a function for each task of its forked processes.
+
+A task gets the shared objects and the connection to the study, and returns the exit code of its process.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -20,6 +25,7 @@ from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.hardware.torch_cuda import torch_cuda
+from wellfed.observe.loggers import wandb_sink
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
@@ -27,19 +33,8 @@ from wellfed.run.objects.feature_stages import train_encoder
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
-from wellfed.study.executors.tasks import (
-    ComputeRows,
-    MachineSeen,
-    MetricSeen,
-    PlanPoints,
-    PointPlan,
-    RunTimed,
-    SeeMetric,
-    TrainWhole,
-    Validated,
-    in_words,
-    processor_of,
-)
+from wellfed.study.executors.tasks import MachineSeen, MetricSeen, PointPlan, in_words, processor_of
+from wellfed.train.lightning.trainer import find_plugins
 from wellfed.train.memory.features import all_rows
 
 
@@ -51,9 +46,20 @@ class SharedParts:
     num_threads: int
     """Threads of torch before it was limited to one, since threads do not survive a fork."""
 
+    def for_task(self) -> RunObjects:
+        """Returns the objects in a process of its own, which is set up for a run."""
+        # A loader would otherwise start a server for its workers, which imports torch once more.
+        multiprocessing.set_start_method("fork", force=True)
+        torch.set_num_threads(self.num_threads)
+        return self.parts
 
-def prepare(config: RunConfig) -> SharedParts:
+
+def prepare(config: RunConfig, *, logs: bool = False) -> SharedParts:
     """Makes data and model, as a run's own process would.
+
+    Args:
+        config: configuration of one of the trials.
+        logs: the trials have loggers.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
@@ -61,6 +67,10 @@ def prepare(config: RunConfig) -> SharedParts:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
+    find_plugins()
+    if logs and wandb_sink.decide_mode(config.logger.mode.value) != "disabled":
+        with suppress(Exception):  # the trials say what is wrong with it
+            wandb_sink.list_packages()
     parts = assemble.make_objects(config)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
@@ -69,42 +79,75 @@ def prepare(config: RunConfig) -> SharedParts:
     return SharedParts(parts, num_threads)
 
 
-Task = RunTimed | PlanPoints | ComputeRows | TrainWhole | SeeMetric
+def run_timed(
+    shared: SharedParts, study: Connection, composed: Composed[RunConfig], plan: PointPlan | None, rows: Path | None
+) -> int:
+    """Runs a trial that is only timed.
 
-
-def work(
-    shared: SharedParts, task: Task, ask: Callable[[Validated], str | None] | None = None
-) -> int | Iterator[MachineSeen | PointPlan | MetricSeen]:
-    """Does a task. Returns the exit code of a trial, or yields the answers."""
-    # A loader would otherwise start a server for its workers, which imports torch once more.
-    multiprocessing.set_start_method("fork", force=True)
-    torch.set_num_threads(shared.num_threads)
-    if isinstance(task, PlanPoints):
-        return plan_points(shared.parts, task)
-    if isinstance(task, SeeMetric):
-        return see_metric(shared.parts, task.config)
-    if isinstance(task, TrainWhole):
-        pruner = None if ask is None else lambda number, value: ask(Validated(number, value))
-        return train(task.composed, shared.parts, pruner=pruner)
-    parts = shared.parts
-    if isinstance(task, ComputeRows):
-        assert parts.features is not None
-        cpu = torch.device("cpu")
-        parts.model.eval()
-        unfinished = task.file.with_suffix(".part")
-        torch.save(all_rows(parts.features, cpu, cpu), unfinished)
-        unfinished.rename(task.file)
-        return 0
-    if task.feature_rows is not None:
-        parts = replace(parts, feature_rows=torch.load(task.feature_rows, weights_only=True))
-    if task.plan is not None:
-        parts = replace(parts, first_batches=task.plan.first_batches, footprints=task.plan.footprints)
+    Args:
+        shared: data and model.
+        study: connection to the study, which is not used.
+        composed: configuration.
+        plan: plan of the point; None where planning ended its process.
+        rows: file of feature rows that were computed for all trials.
+    """
+    parts = shared.for_task()
+    if rows is not None:
+        parts = replace(parts, feature_rows=torch.load(rows, weights_only=True))
+    if plan is not None:
+        parts = replace(parts, first_batches=plan.first_batches, footprints=plan.footprints)
     os.environ[TRIAL] = "1"
-    return train(task.composed, parts)
+    return train(composed, parts)
 
 
-def plan_points(parts: RunObjects, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
-    """Yields the machine, then the plan of each point as soon as it is made: planning may end this process."""
+def train_whole(
+    shared: SharedParts, study: Connection, composed: Composed[RunConfig], *, may_be_pruned: bool = False
+) -> int:
+    """Trains to the end. With ``may_be_pruned`` the study gets each validation and replies why to end, or None."""
+
+    def pruner(number: int, value: float) -> str | None:
+        study.send((number, value))
+        reason: str | None = study.recv()
+        return reason
+
+    return train(composed, shared.for_task(), pruner=pruner if may_be_pruned else None)
+
+
+def compute_rows(shared: SharedParts, study: Connection, file: Path) -> int:
+    """Computes all feature rows on the CPU. The file exists afterwards only if that could be done."""
+    parts, cpu = shared.for_task(), torch.device("cpu")
+    assert parts.features is not None
+    parts.model.eval()
+    unfinished = file.with_suffix(".part")
+    torch.save(all_rows(parts.features, cpu, cpu), unfinished)
+    unfinished.rename(file)
+    return 0
+
+
+def see_metric(shared: SharedParts, study: Connection, config: RunConfig) -> int:
+    """Sends the machine, then the metric that ranks trials."""
+    parts = shared.for_task()
+    study.send(seen_machine(machine(torch_cuda())))
+    name, mode = searched_metric(config, parts)
+    study.send(MetricSeen(name, mode, parts.is_lightning_module or parts.data.val is not None))
+    return 0
+
+
+def see_machine(shared: None, study: Connection) -> int:
+    """Sends the facts about the machine."""
+    study.send(machine(torch_cuda()))
+    return 0
+
+
+def plan_points(shared: SharedParts, study: Connection, points: Sequence[tuple[str, Composed[RunConfig]]]) -> int:
+    """Sends the machine, then the plan of each point as soon as it is made: planning may end this process."""
+    for answer in planned(shared.for_task(), points):
+        study.send(answer)
+    return 0
+
+
+def planned(parts: RunObjects, points: Sequence[tuple[str, Composed[RunConfig]]]) -> Iterator[MachineSeen | PointPlan]:
+    """Yields the machine, then the plan of each point by its id."""
     facts = machine(torch_cuda())
     seen: dict[str, FirstBatches | None] = {}
     """First batches by what they depend on, built once."""
@@ -123,7 +166,7 @@ def plan_points(parts: RunObjects, task: PlanPoints) -> Iterator[MachineSeen | P
             seen[key] = loaders.look_at_first_batches(config, first, parts.for_features(features))
         return seen[key]
 
-    def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
+    def plan_with_model(point: str, composed: Composed[RunConfig]) -> PointPlan:
         planner = Planner.start(composed, facts, parts)
         try:
             return plan_point(point, composed, planner)
@@ -151,20 +194,13 @@ def plan_points(parts: RunObjects, task: PlanPoints) -> Iterator[MachineSeen | P
         )
 
     yield seen_machine(facts)
-    for point, composed in task.points:
+    for point, composed in points:
         try:
-            yield planned(point, composed)
+            yield plan_with_model(point, composed)
         except ConfigError as error:
             yield PointPlan(point, " ".join(map(str, error.faults)))
         except WellfedError as error:
             yield PointPlan(point, str(error))
-
-
-def see_metric(parts: RunObjects, config: RunConfig) -> Iterator[Any]:
-    """Yields the machine, then the metric that ranks trials."""
-    yield seen_machine(machine(torch_cuda()))
-    name, mode = searched_metric(config, parts)
-    yield MetricSeen(name, mode, parts.is_lightning_module or parts.data.val is not None)
 
 
 def seen_machine(facts: MachineFacts) -> MachineSeen:

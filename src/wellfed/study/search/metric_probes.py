@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.local import LocalExecutor
-from wellfed.study.executors.tasks import MachineSeen, MetricSeen, SeeMetric, shared_key
+from wellfed.study.executors.tasks import MachineSeen, MetricSeen, shared_key
 from wellfed.study.search.search_request import SearchRequest
 
 _MOST = 5
@@ -61,14 +62,16 @@ class MetricProbes:
         Raises:
             ConfigError: no data and model could be made; the fault of the first.
         """
+        from wellfed.study.executors.trial_work import see_metric
+
         first: ConfigError | None = None
         for probe in self._probes:
             try:
-                answers = here.ask(probe.config, SeeMetric(probe.config))
+                answers = here.plans.ask(probe.config, partial(see_metric, config=probe.config))
             except ForkServerFailed as failed:
                 first = first or ConfigError.of("data and model", str(failed), "")
                 continue
-            if len(answers) != 1 or here.machine is None:
+            if len(answers) != 1 or here.plans.machine is None:
                 way_out = f"See the files in {self._asked.folder}."
                 raise ConfigError.of("data and model", "could not be looked at.", way_out)
             metric: MetricSeen = answers[0]
@@ -76,6 +79,6 @@ class MetricProbes:
                 problem = "has no validation split: there is no metric to rank trainings by."
                 way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
                 raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
-            return here.machine, metric
+            return here.plans.machine, metric
         assert first is not None
         raise first

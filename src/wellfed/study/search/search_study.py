@@ -125,7 +125,7 @@ class SearchStudy(Study):
                 self._kept = kept = Ledger(
                     self.folder, self.screen, file.ranked_by, file.code, retry, file.ids or None, metric
                 )
-                points = self._points(kept, file, parallel=len(here.gpus) // max(1, self.config.trainer.devices))
+                points = self._points(kept, file, parallel=len(here.plans.gpus) // max(1, self.config.trainer.devices))
                 file.write(self.folder)
                 self._say_begin(kept, file)
                 if options.max_minutes is not None:

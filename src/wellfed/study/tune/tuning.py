@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -132,21 +132,16 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
 
 def _machine() -> MachineFacts:
     """Returns this machine as a run sees it; a child process asks torch, since this process must not start CUDA."""
-    import wellfed.study.executors.trial_work  # noqa: F401  imported before the forks, for all of them
-
-    def look(_: None, __: None) -> Iterator[MachineFacts]:
-        from wellfed.observe.hardware.torch_cuda import torch_cuda
-
-        yield machine(torch_cuda())
+    from wellfed.study.executors.trial_work import see_machine  # imported before the forks, for all of them
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with closing(ForkServer(lambda: None, look, folder / "log")) as server:
+        with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server:
             try:
-                server.wait_ready(_LOOK_S)
-                answers = server.ask(Job("machine", folder), _LOOK_S)
+                server.wait_ready()
+                answers = server.ask(Job("machine", folder, see_machine, limit_s=_LOOK_S))
             except ForkServerFailed:
-                answers = ()
+                answers = []
     return answers[0] if answers else machine()
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import registry
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -22,6 +24,9 @@ from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpointIO
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
 from wellfed.train.lightning.hooks import Together
+
+# Each Trainer asks which packages bring callbacks, for which the metadata of all packages are read.
+registry.entry_points = cache(registry.entry_points)
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,11 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         lightnings = trainer.fit_loop.epoch_loop
         trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
     return trainer
+
+
+def find_plugins() -> None:
+    """Finds the callbacks of installed packages that each Trainer asks for, before processes are forked that do so."""
+    registry.entry_points(group="lightning.pytorch.callbacks_factory")
 
 
 class NoProfiler(PassThroughProfiler):

@@ -1,0 +1,191 @@
+"""Keeps what is made before the trials on this machine: fork servers, plans of points, feature rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
+from wellfed.study.executors.executor import StudySettings, Trial, TrialEnd
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
+from wellfed.study.executors.slots import visible
+from wellfed.study.executors.tasks import MachineSeen, PointPlan, shared_key
+from wellfed.study.points.grid import point_id
+from wellfed.units import counted
+
+Task = Callable[[Any, Connection], int]
+"""Task of a `Job`: a function of `trial_work` with its arguments."""
+_MOST_SERVERS = 3
+"""Fork servers that hold their data and model at one time."""
+_ROWS_S = 20
+"""Time limit of computing feature rows for all trials. After it each trial computes its own."""
+
+
+class ForkServers:
+    """One fork server for each data and model, started when first needed. The oldest ends if there are too many.
+
+    Args:
+        prepare: makes data and model of a configuration.
+        log: returns the file that gets what the n-th server prints.
+        limit_s: time limit of making data and model.
+        way_out: advice where that is over.
+    """
+
+    def __init__(
+        self, prepare: Callable[[RunConfig], Any], log: Callable[[int], Path], limit_s: float, way_out: str
+    ) -> None:
+        self._prepare, self._log, self._limit_s, self._way_out = prepare, log, limit_s, way_out
+        self._servers: dict[str, ForkServer] = {}
+        self._numbers: dict[str, int] = {}
+
+    def get(self, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
+        """Returns the server of a configuration's data and model, ready or not. Servers that are ``busy`` stay."""
+        shared = shared_key(config)
+        if shared not in self._servers:
+            oldest = list(self._servers.values())[: max(0, len(self._servers) - _MOST_SERVERS + 1)]
+            for server in oldest:
+                if server not in busy:
+                    self.drop(server)
+            number = self._numbers.setdefault(shared, len(self._numbers) + 1)
+            make = partial(self._prepare, config)
+            self._servers[shared] = ForkServer(make, self._log(number), self._limit_s, self._way_out)
+        return self._servers[shared]
+
+    def ready(self, config: RunConfig) -> ForkServer:
+        """Returns the server of a configuration's data and model when these are made.
+
+        Raises:
+            ForkServerFailed: they could not be made.
+        """
+        server = self.get(config)
+        try:
+            server.wait_ready()
+        except BaseException:
+            self.drop(server)
+            raise
+        return server
+
+    def drop(self, server: ForkServer) -> None:
+        """Ends a server."""
+        self._servers = {shared: each for shared, each in self._servers.items() if each is not server}
+        server.close()
+
+    def close(self) -> None:
+        """Ends all servers and the trials that they run."""
+        for server in list(self._servers.values()):
+            self.drop(server)
+
+
+class PointPlans:
+    """Facts about this machine and about points that are known before their trials run.
+
+    Attributes:
+        machine: this machine as trials see it; None until a fork server has looked.
+    """
+
+    def __init__(self, settings: StudySettings, servers: ForkServers) -> None:
+        self.machine: MachineSeen | None = None
+        self._settings, self._servers = settings, servers
+        self._plans: dict[str, PointPlan] = {}
+        self._rows: dict[str, Path | None] = {}
+        """Feature rows by `shared_key`; None where they could not be computed."""
+
+    @property
+    def gpus(self) -> list[str]:
+        """GPUs as CUDA_VISIBLE_DEVICES names them."""
+        return [] if self.machine is None else visible(os.environ, self.machine.num_gpus)
+
+    def task(self, trial: Trial, composed: Composed[RunConfig]) -> Task:
+        """Returns the task that runs a trial, with all that is known about its point."""
+        from wellfed.study.executors import trial_work
+
+        if not trial.is_timed:
+            return partial(trial_work.train_whole, composed=composed, may_be_pruned=trial.may_be_pruned)
+        plan = self._plans.get(trial.row.point)
+        rows = self._rows.get(shared_key(composed.config)) if plan is not None and plan.keeps_rows else None
+        return partial(trial_work.run_timed, composed=composed, plan=plan, rows=rows)
+
+    def peak_gib(self, trial: Trial) -> float | None:
+        """Returns the peak memory that the plan of a trial predicts."""
+        plan = self._plans.get(trial.row.point)
+        return None if plan is None else plan.predicted_peak_gib
+
+    def refused(self, trials: Sequence[Trial]) -> Mapping[str, TrialEnd]:
+        """Plans the points of timed trials that have no plan yet. Returns the ends of those that can't be run."""
+        timed = [trial for trial in trials if trial.is_timed]
+        configs = {trial.row.point: trial.composed for trial in timed if trial.row.point not in self._plans}
+        groups: dict[str, list[str]] = {}
+        for point, composed in configs.items():
+            groups.setdefault(shared_key(composed.config), []).append(point)
+        if len(configs) > 1:
+            different = f" of {len(groups)} different data or models" if len(groups) > 1 else ""
+            self._settings.say(f"Planning {counted(len(configs), 'point')}{different}")
+        refused: dict[str, TrialEnd] = {}
+        for shared, points in groups.items():
+            try:
+                server = self._servers.ready(configs[points[0]].config)
+            except ForkServerFailed as failed:
+                refused |= dict.fromkeys(points, TrialEnd(not_started=failed.status, message=str(failed)))
+                continue
+            try:
+                self._plan([(point, configs[point]) for point in points], server)
+                self._share_rows(server, shared, points)
+            except ForkServerFailed:  # killed from outside, mostly for want of memory: the rest is tried without a plan
+                self._servers.drop(server)
+        for point in {trial.row.point for trial in timed}:
+            plan = self._plans.get(point)
+            if plan is not None and plan.problem is not None:
+                refused[point] = TrialEnd(not_started="infeasible", message=plan.problem)
+        if self.machine is None and trials and not refused:
+            try:
+                self._plan([], self._servers.ready(trials[0].composed.config))
+            except ForkServerFailed as failed:
+                refused[trials[0].row.point] = TrialEnd(not_started=failed.status, message=str(failed))
+        return refused
+
+    def ask(self, config: RunConfig, task: Task) -> list[Any]:
+        """Returns the answers to a task with the data and model of a configuration, without the `MachineSeen`.
+
+        Raises:
+            ForkServerFailed: data and model could not be made.
+        """
+        return self._answers(self._servers.ready(config), task)
+
+    def _plan(self, points: Sequence[tuple[str, Composed[RunConfig]]], server: ForkServer) -> None:
+        """Plans points in one process, or in several: a point that ends the process is left without a plan."""
+        from wellfed.study.executors import trial_work
+
+        while True:
+            plans = self._answers(server, partial(trial_work.plan_points, points=points))
+            self._plans.update({plan.point: plan for plan in plans})
+            points = points[len(plans) + 1 :]
+            if not points:
+                return
+
+    def _share_rows(self, server: ForkServer, shared: str, points: Sequence[str]) -> None:
+        """Computes feature rows once for all trials that keep them, if that can be done in time."""
+        from wellfed.study.executors import trial_work
+
+        plans = [self._plans[point] for point in points if point in self._plans]
+        if shared in self._rows or not any(plan.keeps_rows and plan.problem is None for plan in plans):
+            return
+        self._rows[shared] = None  # first: the server may die of it
+        folder = self._settings.scratch
+        file = folder / f"{point_id([shared])}.pt"
+        limit_s = min(_ROWS_S, self._settings.prepare_s)
+        server.ask(Job("rows", folder, partial(trial_work.compute_rows, file=file), limit_s=limit_s))
+        self._rows[shared] = file if file.exists() else None
+
+    def _answers(self, server: ForkServer, task: Task) -> list[Any]:
+        """Returns the answers to a task that begin with the machine, which is noted and left out."""
+        job = Job("ask", self._settings.scratch, task, limit_s=self._settings.prepare_s)
+        seen, *answers = server.ask(job) or (None,)
+        if seen is not None and self.machine is None:
+            self.machine = seen
+            self._settings.see_machine(seen)
+        return answers

@@ -1,0 +1,307 @@
+"""Trials on this machine, with real forks of little work."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.kit.made_trials import made_settings, made_trial
+from wellfed.config.schema import RunConfig
+from wellfed.errors import DataError
+from wellfed.process import MAY_FORK
+from wellfed.study.executors.executor import Trial, TrialEnd
+from wellfed.study.executors.local import LocalExecutor
+from wellfed.study.executors.prepared import ForkServers, PointPlans, Task
+from wellfed.study.executors.tasks import MachineSeen
+from wellfed.study.row import Row
+
+pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
+Work = Callable[[Any, Any, Callable[[Any], Any]], int]
+
+
+def call(prepared: tuple[Any, Work], study: Connection, task: Any) -> int:
+    """Calls the work that the server has beside its objects, which need not be pickled."""
+    made, work = prepared
+
+    def ask(what: Any) -> Any:
+        study.send(what)
+        return study.recv()
+
+    return work(made, task, ask)
+
+
+class Plans(PointPlans):
+    """Every trial can be run; its task is in its first override."""
+
+    tasks: Mapping[str, Any]
+
+    def refused(self, trials: Sequence[Trial]) -> Mapping[str, TrialEnd]:
+        return {}
+
+    def task(self, trial: Trial, composed: Any) -> Task:
+        return partial(call, task=self.tasks[trial.key])
+
+
+class Local(LocalExecutor):
+    """Runs trials whose work is ``work(prepared, task, ask)``, and remembers what became of them."""
+
+    def __init__(
+        self, folder: Path, work: Work, prepare: Callable[[RunConfig], Any], timeout_s: float, gpus: int
+    ) -> None:
+        settings = made_settings(folder, timeout_s=timeout_s, row_of=self._made)
+        super().__init__(settings, open_folder=self._open)
+        self._work, self._prepare_one, self._num = work, prepare, gpus
+        self.ends: dict[str, TrialEnd] = {}
+        self.tasks: dict[str, Any] = {}
+        self.on_start: Callable[[str], None] = lambda key: None
+        self.goes_on = True
+
+    def _reach(self) -> None:
+        def prepare(config: RunConfig) -> Any:
+            return self._prepare_one(config), self._work
+
+        self._servers = ForkServers(prepare, self._log, 60, "")
+        self.plans = plans = Plans(self.settings, self._servers)
+        plans.tasks, plans.machine = self.tasks, MachineSeen("", self._num)
+
+    def _open(self, folder: Path) -> None:
+        folder.mkdir()
+        self.on_start(folder.name)
+
+    def _made(self, row: Row, end: TrialEnd, folder: Path) -> Row:
+        self.ends[row.folder] = end
+        return replace(row, exit_code=end.code)
+
+    def trial(self, key: str, task: Any = None, seed: int = 1, num_gpus: int = 1) -> Trial:
+        """Trials of one seed share data and model."""
+        self.tasks[key] = task
+        trial = made_trial(key, devices=num_gpus, accelerator="auto" if num_gpus else "cpu")
+        trial.composed.config.seed = seed
+        return replace(trial, may_be_pruned=True)
+
+    def go(self, *trials: Trial, **how: Any) -> list[str]:
+        """Runs trials; returns the keys in the order of their ends."""
+        keys = []
+        for trial, _ in self.run(trials, **how):
+            keys.append(trial.key)
+            if not self.goes_on:
+                self.start_no_more()
+        return keys
+
+    @property
+    def codes(self) -> dict[str, int]:
+        """Exit codes of those that were started."""
+        return {key: end.code for key, end in self.ends.items() if end.not_started is None}
+
+
+Make = Callable[..., Local]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Make]:
+    """Makes executors; closed at the end, and then no process is left."""
+    made: list[Local] = []
+
+    def make(
+        work: Callable[..., Any],
+        prepare: Callable[[RunConfig], Any] = lambda config: None,
+        timeout_s: float = math.inf,
+        gpus: int = 0,
+    ) -> Local:
+        made.append(Local(tmp_path, work, prepare, timeout_s, gpus))
+        return made[-1].__enter__()
+
+    before = set(psutil.Process().children(recursive=True))
+    yield make
+    for each in made:
+        each.__exit__(None, None, None)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_each_trial_is_told_and_what_is_shared_is_prepared_once(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: task, lambda config: print("preparing"))
+    keys = runs.go(*[runs.trial(str(code), code, seed=code % 2) for code in range(6)])
+    assert runs.codes == {str(code): code for code in range(6)}
+    assert keys == sorted(runs.codes)
+    logs = sorted(runs.settings.folder.glob("shared_*.log"))
+    assert [log.read_text() for log in logs] == ["preparing\n"] * 2
+
+
+def test_one_that_takes_too_long_is_ended_and_the_next_runs(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: time.sleep(task) or 0, timeout_s=1)
+    runs.go(runs.trial("slow", 600), runs.trial("fast", 0))
+    assert runs.codes == {"slow": -signal.SIGKILL, "fast": 0}
+    assert [key for key, end in runs.ends.items() if end.is_timeout] == ["slow"]
+
+
+def test_what_is_shared_and_can_not_be_prepared_fails_its_trials_alone(local: Make) -> None:
+    def fail(config: RunConfig) -> None:
+        if config.seed != 3:
+            raise DataError("x.csv is cut.")
+
+    runs, opened = local(lambda prepared, task, ask: 0, fail), []
+    runs.on_start = opened.append
+    runs.go(runs.trial("a"), runs.trial("b", seed=2), runs.trial("c", seed=3))
+    failed = {key: (end.not_started, end.message) for key, end in runs.ends.items() if end.not_started}
+    assert failed == {"a": ("failed", "x.csv is cut."), "b": ("failed", "x.csv is cut.")}
+    assert (runs.codes, opened) == ({"c": 0}, ["c"])
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_when_told_so_it_starts_no_more(local: Make, goes_on: bool) -> None:
+    runs = local(lambda prepared, task, ask: 1)
+    runs.goes_on = goes_on
+    assert runs.go(runs.trial("a"), runs.trial("b")) == (["a", "b"] if goes_on else ["a"])
+    assert runs.go(runs.trial("c")) == (["c"] if goes_on else [])
+
+
+def test_a_server_that_is_killed_costs_the_trial_that_runs_alone(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(600) if task else 0)
+    runs.go(runs.trial("a"), runs.trial("b", "kill"), runs.trial("c"))
+    assert runs.codes == {"a": 0, "b": -signal.SIGKILL, "c": 0}
+
+
+def test_a_server_that_is_killed_between_two_trials_costs_none(local: Make) -> None:
+    others = set(psutil.Process().children())
+
+    def kill_server(key: str) -> None:
+        if key == "b":
+            runs.on_start = lambda key: None
+            (server,) = set(psutil.Process().children()) - others
+            server.kill()
+            while server.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+
+    runs = local(lambda prepared, task, ask: 0)
+    runs.on_start = kill_server
+    assert runs.go(runs.trial("a"), runs.trial("b"), runs.trial("c")) == ["a", "b", "c"]
+    assert runs.codes == {"a": 0, "b": 0, "c": 0}
+
+
+@pytest.mark.slow
+def test_no_more_than_three_hold_their_data_at_one_time(local: Make) -> None:
+    runs, most, others = local(lambda prepared, task, ask: 0), [], set(psutil.Process().children())
+    runs.on_start = lambda key: most.append(len({*psutil.Process().children()} - others))
+    runs.go(*[runs.trial(str(number), seed=seed) for number, seed in enumerate((1, 2, 3, 4, 5, 1))])
+    assert set(runs.codes.values()) == {0}
+    assert max(most) == 3
+
+
+def test_each_gpu_has_a_trial_at_a_time_and_all_are_used(local: Make, tmp_path: Path) -> None:
+    def work(prepared: Any, task: str, ask: Any) -> int:
+        """Waits for its neighbour."""
+        (tmp_path / f"{task}.{os.environ['CUDA_VISIBLE_DEVICES']}").touch()
+        while len(list(tmp_path.glob(f"{task}.*"))) < 2:
+            time.sleep(0.01)
+        return int(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    runs = local(work, gpus=2)
+    runs.go(*[runs.trial(name, name[0]) for name in ("a1", "a2")])
+    assert sorted(runs.codes.values()) == [0, 1]
+
+
+def test_alone_is_one_at_a_time_though_there_are_gpus(local: Make) -> None:
+    spans: list[tuple[float, float]] = []
+
+    def prune(trial: Trial, number: int, value: float) -> None:
+        spans.append((number, value))
+
+    def work(prepared: Any, task: Any, ask: Callable[[Any], Any]) -> int:
+        began_s = time.monotonic()
+        time.sleep(0.1)
+        ask((began_s, time.monotonic()))
+        return 0
+
+    runs = local(work, gpus=2)
+    runs.go(*[runs.trial(str(number)) for number in range(3)], alone=True, prune=prune)
+    assert len(spans) == 3
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_closing_ends_what_runs(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: time.sleep(600) or 0, gpus=2)
+
+    def stop(key: str) -> None:
+        if key == "b":
+            raise KeyboardInterrupt
+
+    runs.on_start = stop
+    with runs, pytest.raises(KeyboardInterrupt):
+        runs.go(runs.trial("a"), runs.trial("b"))
+
+
+@pytest.mark.parametrize("waits_for", ["reply", "timeout"])
+def test_those_that_run_are_heard_and_ended_while_another_s_data_is_made(
+    local: Make, tmp_path: Path, waits_for: str
+) -> None:
+    done = tmp_path / "done"
+
+    def prepare(config: RunConfig) -> bool:
+        """The second waits for the first trial, but not for ever."""
+        end_s = time.monotonic() + 20
+        while config.seed == 2 and not done.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return done.exists()
+
+    def work(was_done: bool, task: str, ask: Callable[[Any], Any]) -> int:
+        if task == "reply":
+            ask((1, 0.5))
+            done.touch()
+        elif task == "timeout":
+            time.sleep(600)
+        return int(was_done)
+
+    runs = local(work, prepare, timeout_s=1 if waits_for == "timeout" else 60, gpus=2)
+    for trial, _ in runs.run([runs.trial("first", waits_for), runs.trial("second", "", seed=2)]):
+        if trial.key == "first":
+            done.touch()
+    assert runs.codes == {"first": 0 if waits_for == "reply" else -signal.SIGKILL, "second": 1}
+
+
+@pytest.mark.parametrize(("gpus", "most"), [(0, 1), (1, 1), (2, 2)])
+def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(local: Make, gpus: int, most: int) -> None:
+    runs = local(lambda prepared, task, ask: time.sleep(0.1) or task, gpus=gpus)
+    known: list[tuple[int, int]] = []
+    """How many were asked for and had ended when each was asked for."""
+    asked = 0
+
+    def more() -> Trial | None:
+        nonlocal asked
+        known.append((asked, len(runs.ends)))
+        if asked == 6:
+            return None
+        asked += 1
+        return runs.trial(str(asked), asked)
+
+    assert sorted(runs.go(more=more)) == ["1", "2", "3", "4", "5", "6"]
+    assert all(begun - over < most for begun, over in known if begun < 6)
+    assert max(begun - over for begun, over in known if begun < 6) == most - 1
+
+
+def test_one_that_needs_more_gpus_than_are_free_waits_for_them(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")), gpus=2)
+    left = [runs.trial("one"), runs.trial("both", num_gpus=2), runs.trial("last")]
+    assert runs.go(more=lambda: left.pop(0) if left else None) == ["one", "both", "last"]
+    assert runs.codes == {"one": 1, "both": 2, "last": 1}
+
+
+def test_a_trial_that_asks_is_replied_to(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: ask((1, task)) + ask((2, task)))
+
+    def prune(trial: Trial, number: int, value: float) -> Any:
+        return int(trial.key) * number + value
+
+    runs.go(*[runs.trial(key, 3) for key in ("1", "2")], prune=prune)
+    assert runs.codes == {"1": 9, "2": 12}
