@@ -40,8 +40,8 @@ from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
+from wellfed.study.points.guided.change import typed_behind  # noqa: E402
 from wellfed.study.points.guided.gain import gain_in_turns  # noqa: E402
-from wellfed.study.points.guided.tune_trial import typed_behind  # noqa: E402
 from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
 

@@ -18,10 +18,11 @@ from wellfed.config.files.option_file import check_name
 from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrite, WorkloadConfig
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
+from wellfed.study.board.step_table import train_command
+from wellfed.study.points.guided.change import Change, TuneTrial, typed_behind
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_steps import Step
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial, typed_behind
-from wellfed.study.tune.tune_options import MARK, TuneOptions, WrittenOptions, name_of, train_command
+from wellfed.study.points.guided.steps import Step
+from wellfed.study.tune.written_options import MARK, TuneOptions, WrittenOptions, name_of
 
 SURE, DOUBTFUL = TuneGain(1.5, (1.4, 1.6), 5), TuneGain(1.5, (0.9, 2.1), 5)
 TURNED = ("loader.backend=inline", "loader.num_workers=0")

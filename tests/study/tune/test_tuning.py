@@ -17,13 +17,12 @@ from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
+from wellfed.study.points.guided.propose import TuneSearch
+from wellfed.study.points.guided.steps import TuneBudget
 from wellfed.study.row import Row
-from wellfed.study.tune.tune_file import TuneFile
-from wellfed.study.tune.tune_options import TuneOptions
-from wellfed.study.tune.tune_report import TuneScreen
-from wellfed.study.tune.tuning import TuneStudy, _StartFailedError
+from wellfed.study.study_files import TuneFile
+from wellfed.study.tune.tuning import TuneScreen, TuneStudy, _StartFailedError
+from wellfed.study.tune.written_options import TuneOptions
 
 FASTER = ("memory.features=cache",)
 """What the table of moves tries where features are computed anew."""
@@ -62,7 +61,16 @@ class Played:
 def made(folder: Path, **asked: Any) -> TuneStudy:
     start = compose(["loader=baseline"], "train")
     config = TuneRunConfig(tune=TuneConfig(rounds=3, **asked))
-    file = TuneFile("mine", "recsys", "triplets", ("loader=baseline",), "samples_per_s", 200, "abc", "2 cores; no GPU")
+    file = TuneFile(
+        name="mine",
+        workload="recsys",
+        sample_unit="triplets",
+        start=("loader=baseline",),
+        objective="samples_per_s",
+        trial_steps=200,
+        code="abc",
+        machine="2 cores; no GPU",
+    )
     where = {"config_dir": folder / "configs", "extra_dirs": []}
     (folder / "configs").mkdir(exist_ok=True)
     options = TuneOptions("mine", config.tune, start, where, [])
@@ -178,6 +186,6 @@ def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: 0.0)
     again = made(tmp_path, max_minutes=3.0)
     append(tmp_path, [ended()])
-    again._begin(Ledger(tmp_path, again.screen, SAMPLES_PER_S, "abc"))
+    again._begin(Ledger(tmp_path, SAMPLES_PER_S, "abc"))
     again._seek(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
     assert len(again.search.steps) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
@@ -19,10 +20,12 @@ class Column:
 
     head: str
     meaning: str
-    text: Callable[[Entry], str]
-    """Empty where it was not measured."""
+    text: Callable[[Any], str]
+    """Cell of an entry; empty where it was not measured."""
     in_files_alone: bool = False
     """Left out of the terminal, which is too narrow."""
+    is_number: bool = False
+    """Written to the right of its column."""
 
 
 def columns(board: Leaderboard) -> list[Column]:

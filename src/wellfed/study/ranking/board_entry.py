@@ -97,9 +97,10 @@ class Entry:
         return {**own, "seconds": self.seconds, **{name: getattr(self.row, name) for name in _OF_LAST_TRIAL}}
 
 
-def empty_row(point: GridPoint) -> Row:
-    """Returns the row of a point that has none yet."""
-    return Row(point.id, "trial", point.overrides, "running", 0)
+def pending(point: GridPoint) -> Entry:
+    """Returns the entry of a point that has no row yet."""
+    empty = Row(point.id, "trial", point.overrides, "running", 0)
+    return Entry(point.id, point.values, point.overrides, "pending", empty, why="no trial has ended yet")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class GridPoints:
 
     def __init__(self, points: Sequence[GridPoint], ledger: Ledger) -> None:
         for number, point in enumerate(points):
-            if point.id not in ledger.latest():  # it may have ended just when the search was killed
+            if point.id not in ledger.found.latest:  # it may have ended just when the search was killed
                 ledger.adopt(point, number)
         missing = set(ledger.missing([point.id for point in points]))
         self._left = [Proposal(number, point) for number, point in enumerate(points) if point.id in missing]
@@ -102,14 +102,14 @@ class AskedPoints:
     @property
     def has_more(self) -> bool:
         """Whether points are to be run again, or new ones are allowed and left."""
-        number = len(self._ledger.latest().keys() | self._running.keys())
+        number = len(self._ledger.latest.keys() | self._running.keys())
         return bool(self._again) or (number < self._most and self._untried() != [])
 
     def next(self) -> Proposal | None:
         """Returns an untried point; a point that Optuna asks for twice is answered with its row."""
         if not self.has_more:
             return None
-        known, untried = self._ledger.latest(), self._untried()
+        known, untried = self._ledger.latest, self._untried()
         proposal = self._proposal(self._study.ask())
         while self._is_taken(proposal.point.id):
             assert proposal.asked is not None
@@ -127,7 +127,7 @@ class AskedPoints:
 
     def _is_taken(self, point: str) -> bool:
         """Returns whether a point runs, or has run and is not to be run again."""
-        return point in self._running or (point in self._ledger.latest() and point not in self._again)
+        return point in self._running or (point in self._ledger.latest and point not in self._again)
 
     def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
         """Returns the pruner's reason to end a trial."""
@@ -164,11 +164,11 @@ class AskedPoints:
         number = size(self._space)
         if number is None or number > _MOST_LISTED:
             return None
-        taken = {*self._ledger.latest(), *self._running}
+        taken = {*self._ledger.latest, *self._running}
         points = Grid(grid_values(self._space), self._fixed).points()
         return [dict(point.values) for point in points if point.id not in taken]
 
 
 def _to_retry(ledger: Ledger) -> list[Row]:
     """Returns the rows whose status is to be tried again."""
-    return [row for row in ledger.latest().values() if row.status in ledger.retry]
+    return [row for row in ledger.latest.values() if row.status in ledger.retry]

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.points.guided.moves import Move, TuneMachine, moves
-from wellfed.study.points.guided.tune_trial import TuneTrial
 
 CPU, CARD = TuneMachine(4, on_gpu=False), TuneMachine(8, on_gpu=True)
 

@@ -11,10 +11,10 @@ import pytest
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.judge import judge
 from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial
+from wellfed.study.points.guided.propose import TuneSearch
+from wellfed.study.points.guided.steps import TuneBudget
 
 TRACES = Path(__file__).parents[3] / "traces"
 LEADS = {

@@ -12,7 +12,7 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
 from wellfed.study.objective import PEAK_MEMORY, Objective
-from wellfed.study.points.guided.tune_trial import TuneTrial
+from wellfed.study.points.guided.change import TuneTrial
 from wellfed.units import show_percent
 
 _MESSAGE_MS = 1.0

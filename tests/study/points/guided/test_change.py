@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from wellfed.record import RunRecord
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
-from wellfed.study.points.guided.tune_trial import TuneTrial, knob_of, same_plan, typed_behind
+from wellfed.study.points.guided.change import TuneTrial, knob_of, same_plan, typed_behind
 from wellfed.study.row import Row
 
 ROW = Row(

@@ -21,10 +21,10 @@ from statistics import median
 
 from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY
+from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, typed_behind
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import Move, built_by, moves
-from wellfed.study.points.guided.tune_steps import Step, TuneSteps
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial, knob_of, typed_behind
+from wellfed.study.points.guided.steps import Step, TuneSteps
 from wellfed.units import counted, show_duration, show_factor
 
 _PATIENCE = 3

@@ -20,12 +20,11 @@ from wellfed.process import StopRequest
 from wellfed.study import ledger
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.executors.tasks import MachineSeen, MetricSeen
-from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
-from wellfed.study.row import Row, TrialMetric
-from wellfed.study.search.search_request import SearchRequest
-from wellfed.study.search.search_study import SearchStudy
+from wellfed.study.request import StudyRequest
+from wellfed.study.row import Row
+from wellfed.study.search.searching import SearchStudy
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
 
@@ -83,21 +82,17 @@ class Searching:
         sampler = SearchSampler.grid if is_grid else SearchSampler.random
         search = SearchConfig(**{"sampler": sampler, "pruner": SearchPruner.none, "max_trials": 20, **options})
         config = RunConfig(search=search, trainer=TrainerConfig(best_metric=best_metric))
-        asked = SearchRequest("mine", folder, space, ("seed=1",), "The same command")
+        asked = StudyRequest("mine", folder, space, ("seed=1",))
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
-        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, ANY, None, None)
-        file = self.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
-        self.kept = Ledger(
-            folder, screen, file.ranked_by, "abc", [each.value for each in search.retry], file.ids or None,
-            TrialMetric("score", "max"),
-        )  # fmt: skip
-        self.study._file, self.study._kept = file, self.kept
+        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, None, None)
+        self.study.__dict__["code"] = "abc"
+        self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
         self.played = PlayedTrials(play)
-        self.points = self.study._points(self.kept, file, parallel=1)
+        self.points = self.study.propose(self.trials, parallel=1)
 
     def run(self) -> int:
-        self.study._serve(self.played, self.points, self.kept)
+        self.study.serve(self.played, self.points, self.trials)
         return self.study.finish()
 
     @property
@@ -208,7 +203,7 @@ def test_when_the_time_is_over_what_runs_ends_and_nothing_begins(
     searching = Searching(tmp_path, values=("0.1", "0.2", "0.3"), max_minutes=1.0)
 
     def last(trial: Trial) -> Row:
-        searching.study._until_s = 0.0
+        searching.study.until_s = 0.0
         return good(trial)
 
     searching.played = PlayedTrials(last)
@@ -243,7 +238,8 @@ def test_machines_that_are_lost_end_the_search_with_what_is_there(
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:
     searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
     searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
-    file = searching.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+    searching.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+    file = searching.study.file
     file.write(tmp_path)
     assert "hunter" not in (tmp_path / "search.json").read_text()
     assert SearchFile.read(tmp_path) == file

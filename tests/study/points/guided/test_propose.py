@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
+from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, same_plan, typed_behind
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial, knob_of, same_plan, typed_behind
+from wellfed.study.points.guided.propose import TuneSearch
+from wellfed.study.points.guided.steps import TuneBudget
 
 ROOM = TuneBudget(20, 3600.0)
 SEEDS = st.integers(0, 10**6)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from wellfed.observe.timing.interval import student_t
 from wellfed.study.objective import Objective
+from wellfed.study.points.guided.change import Change, Knobs, TuneTrial, knob_of, same_plan
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_trial import Change, Knobs, TuneTrial, knob_of, same_plan
 from wellfed.study.repeats import MeasuredRun, Noise, pooled_noise
 from wellfed.units import counted, show_factor
 
@@ -58,6 +59,25 @@ class Step:
     def is_doubtful(self) -> bool:
         """Whether it looked better than the best of its time, within noise."""
         return self.gain is not None and self.gain >= LEAST_GAIN and not (self.is_kept or self.is_out)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the step as ``tune.json`` has it."""
+        change, trial = self.change, self.trial
+        return {
+            "turned": list(change.turned),
+            "overrides": list(change.overrides),
+            "because": change.because,
+            "finding": change.finding,
+            "status": trial.status,
+            "before": self.before,
+            "after": trial.figure,
+            "ci95": trial.ci95,
+            "gain": self.gain,
+            "is_kept": self.is_kept,
+            "why": self.why,
+            "seconds": trial.seconds,
+            "beside_seconds": round(trial.beside_seconds, 3),
+        }
 
 
 @dataclass
