@@ -12,10 +12,19 @@ from wellfed.study.row import Row
 
 
 class PlayedTrials:
-    """Each trial ends as ``play`` makes of its row; those that wait after `start_no_more` are dropped."""
+    """Each trial ends as ``play`` makes of its row; those that wait after `start_no_more` are dropped.
 
-    def __init__(self, play: Callable[[Trial], Row] = lambda trial: replace(trial.row, status="ok")) -> None:
-        self._play = play
+    ``curve`` gives the metric at the validations of a trial that may be pruned, until it is.
+    """
+
+    def __init__(
+        self,
+        play: Callable[[Trial], Row] = lambda trial: replace(trial.row, status="ok"),
+        curve: Callable[[Trial], Sequence[float]] = lambda trial: (),
+    ) -> None:
+        self._play, self._curve = play, curve
+        self.pruned: dict[str, str] = {}
+        """Why a trial was pruned, by its key."""
         self.ran: list[Row] = []
         """Rows of the trials that were begun, in order."""
         self._is_open = True
@@ -43,6 +52,10 @@ class PlayedTrials:
             if trial is None:
                 return
             self.ran.append(trial.row)
+            for number, value in enumerate(self._curve(trial) if prune and trial.may_be_pruned else (), start=1):
+                if why := prune(trial, number, value) if prune else None:
+                    self.pruned[trial.key] = why
+                    break
             yield trial, self._play(trial)
 
     def start_no_more(self) -> None:

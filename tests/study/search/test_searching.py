@@ -72,6 +72,7 @@ class Searching:
         play: Callable[[Trial], Row] = good,
         values: Sequence[str] = (),
         *,
+        curve: Callable[[Trial], Sequence[float]] = lambda trial: (),
         composing: Composing | None = None,
         space: dict[str, Axis] | None = None,
         best_metric: str | None = None,
@@ -88,7 +89,7 @@ class Searching:
         self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, None, None)
         self.study.__dict__["code"] = "abc"
         self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
-        self.played = PlayedTrials(play)
+        self.played = PlayedTrials(play, curve)
         self.points = self.study.propose(self.trials, parallel=1)
 
     def run(self) -> int:
@@ -221,6 +222,98 @@ def test_a_pruned_trial_is_neither_ranked_nor_failed(tmp_path: Path, capsys: pyt
     assert out[1].startswith("trial 1 pruned score 0.9 after 3 validations")
     assert "Pruned: 1 trial (1)" in out
     assert f"Train it again: python src/train.py seed=1 {LR}=0.1" in out
+
+
+def test_a_training_worse_than_most_is_pruned_and_the_best_never_is(tmp_path: Path) -> None:
+    """With the real pruner of Optuna: the metric of each trial is flat at its learning rate."""
+    options: dict[str, Any] = {"space": {LR: Numbers(0.1, 0.9)}, "max_trials": 16, "pruner": SearchPruner.median}
+
+    def value(trial: Trial) -> float:
+        return float(trial.overrides[-1].partition("=")[2])
+
+    def play(trial: Trial) -> Row:
+        row = good(trial)
+        return replace(row, outcome="pruned") if trial.key in searching.played.pruned else row
+
+    searching = Searching(tmp_path, play, curve=lambda trial: [value(trial)] * 4, **options)
+    assert searching.run() == 0
+    rows = ledger.read(tmp_path).rows
+    pruned = {row.folder for row in rows if row.outcome == "pruned"}
+    assert pruned == set(searching.played.pruned)
+    assert 0 < len(pruned) < 11  # the first five train to their end
+    assert max(rows, key=lambda row: row.value or 0).folder not in pruned
+    assert {*searching.played.pruned.values()} == {"search.pruner=median after validation 2"}
+    with (tmp_path / "leaderboard.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert {row["folder"] for row in table if not row["rank"]} == pruned
+    again = Searching(tmp_path, play, curve=lambda trial: [value(trial)] * 4, **options)
+    assert again.run() == 0
+    assert again.played.ran == []
+
+
+def test_a_search_that_was_killed_trains_what_ran_then_first(tmp_path: Path) -> None:
+    space: dict[str, Axis] = {LR: Numbers(0.1, 0.9)}
+    searching = Searching(tmp_path, space=space, max_trials=4)
+
+    def killed_in_the_third(trial: Trial) -> Row:
+        if len(searching.played.ran) == 3:
+            raise KeyboardInterrupt
+        return good(trial)
+
+    searching.played = PlayedTrials(killed_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        searching.run()
+    lost = searching.played.ran[-1]
+    again = Searching(tmp_path, space=space, max_trials=4)
+    assert again.run() == 0
+    assert again.played.ran[0].point == lost.point
+    assert len(again.played.ran) == 2
+    assert len({row.point for row in ledger.read(tmp_path).rows}) == 4
+
+
+def test_equal_metrics_share_a_rank_on_every_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def equal(trial: Trial) -> Row:
+        return replace(good(trial), value=0.25) if trial.overrides[-1].endswith(("0.2", "0.3")) else good(trial)
+
+    assert Searching(tmp_path, equal, ("0.1", "0.2", "0.3")).run() == 0
+    with (tmp_path / "leaderboard.csv").open(newline="") as stream:
+        assert [(row["rank"], row["trial"]) for row in csv.DictReader(stream)] == [("1", "1"), ("1", "2"), ("3", "0")]
+    assert [line.split()[:2] for line in lines(capsys) if line.split()[:1] in (["1"], ["3"])] == [
+        ["1", "1"],
+        ["1", "2"],
+        ["3", "0"],
+    ]
+
+
+def test_a_point_that_does_not_fit_is_a_row_and_the_rest_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"kind": "config", "message": "needs 30 GiB of 20.", "advice": ""}
+
+    def refused(trial: Trial) -> Row:
+        if trial.overrides[-1].endswith("0.1"):
+            return failed(trial, status="infeasible", exit_code=None, folder="", error=error)
+        return good(trial)
+
+    for _ in range(2):  # and the same command again writes no second row
+        assert Searching(tmp_path, refused, ("0.1", "0.2")).run() == 0
+    assert Searching(tmp_path, values=("0.1", "0.2")).rows == [
+        ("0.1", "infeasible", "failed"),
+        ("0.2", "ok", "complete"),
+    ]
+    assert f"infeasible: {LR}=0.1: needs 30 GiB of 20." in lines(capsys)
+
+
+def test_a_trial_that_failed_has_its_last_line_and_its_log_on_the_boards(tmp_path: Path) -> None:
+    def second_fails(trial: Trial) -> Row:
+        return failed(trial) if trial.overrides[-1].endswith("0.2") else good(trial)
+
+    assert Searching(tmp_path, second_fails, ("0.1", "0.2")).run() == 0
+    (row,) = [row for row in ledger.read(tmp_path).rows if row.status == "failed"]
+    for name in ("leaderboard.md", "leaderboard.csv", "leaderboard.html"):
+        text = (tmp_path / name).read_text().replace("&#39;", "'").replace("\\", "")
+        assert "KeyError: 'x'" in text
+        assert f"{row.folder}/stderr.txt" in text
 
 
 def test_machines_that_are_lost_end_the_search_with_what_is_there(
