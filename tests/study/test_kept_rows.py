@@ -12,7 +12,6 @@ import pytest
 from tests.kit import made
 from wellfed.config.schema import RunConfig, SweepObjective
 from wellfed.errors import ConfigError
-from wellfed.process import StopRequest
 from wellfed.study.ledger import Ledger, append, read
 from wellfed.study.points.space import Choices
 from wellfed.study.request import StudyRequest
@@ -103,7 +102,7 @@ def test_without_the_figure_that_ranks_a_sweep_has_failed(tmp_path: Path, capsys
     config.sweep.objective = SweepObjective.samples_per_joule
     trials = shown(ledger)
     asked = StudyRequest("quick", tmp_path, {"loader": Choices(AXES["loader"])}, file.fixed)
-    study = SweepStudy(tmp_path, trials.screen, StopRequest(), ANY, config, asked, None, None)
+    study = SweepStudy(tmp_path, trials.screen, ANY, config, asked, None, None)
     study.trials = trials
     assert study.finish() == 1
     assert "ended well, but without an efficiency" in capsys.readouterr().out

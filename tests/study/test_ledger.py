@@ -133,7 +133,7 @@ def test_a_file_that_can_not_be_read_is_no_empty_one(tmp_path: Path) -> None:
 def test_the_last_row_of_a_point_counts() -> None:
     found = Read((row("a", "oom"), row("b"), row("a", attempt=2), row("b", kind="confirm", status="failed")), ())
     assert {point: row.status for point, row in found.latest.items()} == {"a": "ok", "b": "ok"}
-    assert found.latest("confirm").keys() == {"b"}
+    assert [each.status for each in found.of("b", "confirm")] == ["failed"]
     assert [row.attempt for row in found.of("a", "trial")] == [1, 2]
     assert found.of("a", "confirm") == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.errors import ConfigError
-from wellfed.process import STOPS, StopRequest
+from wellfed.process import STOPS
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.study import Study, scratch_folder
 from wellfed.study.study_screen import StudyScreen
@@ -51,7 +51,7 @@ class Tiny(Study):
 
 
 def tiny(folder: Path, work: Callable[[], None] = lambda: None, copy: Callable[[], None] = lambda: None) -> Tiny:
-    return Tiny(folder, StudyScreen(SAMPLES_PER_S), StopRequest(), work, copy)
+    return Tiny(folder, StudyScreen(SAMPLES_PER_S), work, copy)
 
 
 def raises(error: BaseException) -> Callable[[], None]:

@@ -12,7 +12,6 @@ import pytest
 from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SweepConfig
-from wellfed.process import StopRequest
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.space import Choices
@@ -37,7 +36,7 @@ def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> 
     screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
     config = RunConfig(sweep=SweepConfig(**options))
     asked = StudyRequest("quick", folder, {"loader": Choices(tuple(RATES))}, file.fixed)
-    study = SweepStudy(folder, screen, StopRequest(), ANY, config, asked, None, None)
+    study = SweepStudy(folder, screen, ANY, config, asked, None, None)
     kept = Ledger(folder, file.ranked_by, file.code, (), file.ids)
     trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
     study.compose(trials)

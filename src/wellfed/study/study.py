@@ -40,7 +40,7 @@ class Study(ABC):
 
     folder: Path
     screen: StudyScreen
-    stop: StopRequest
+    stop: StopRequest = field(default_factory=StopRequest, kw_only=True)
     way_on: str = field(default=SAME_COMMAND, init=False)
     """Command that goes on where this one has stopped."""
     _is_finished: bool = field(default=False, init=False)

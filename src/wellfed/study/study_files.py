@@ -92,18 +92,8 @@ class PointsFile(StudyFile):
     """Ids of the points of a grid, in its order; empty where a sampler picks the points."""
 
     @property
-    def axis_names(self) -> list[str]:
-        """Knobs and groups that vary."""
-        raise NotImplementedError
-
-    @property
     def grid(self) -> Grid:
         """Grid of all points; a sampler's space may have none."""
-        raise NotImplementedError
-
-    @property
-    def ranked_by(self) -> Objective:
-        """Figure that ranks the points."""
         raise NotImplementedError
 
     @property

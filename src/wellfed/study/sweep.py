@@ -13,7 +13,6 @@ from typing import Any
 from wellfed.command_line import announce
 from wellfed.config.multirun import Multirun
 from wellfed.observe.loggers.wandb_sink import decide_mode
-from wellfed.process import StopRequest
 from wellfed.study import ledger
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of, is_remote
@@ -48,7 +47,7 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
     asked = sweep_request(multirun, base, is_here=launcher is None)
     objective = OBJECTIVES[base.config.sweep.objective.value]
     screen = StudyScreen(objective, list(asked.space), base.config.workload.sample_unit)
-    return SweepStudy(asked.folder, screen, StopRequest(), multirun, base.config, asked, launcher, launch).go()
+    return SweepStudy(asked.folder, screen, multirun, base.config, asked, launcher, launch).go()
 
 
 @dataclass

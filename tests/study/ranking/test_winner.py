@@ -9,7 +9,7 @@ from wellfed.errors import ConfigError
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import RecordedKnob, chosen, in_words, recorded_knobs, tie_in_words
+from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
@@ -95,27 +95,6 @@ def test_a_tie_below_the_first_rank_is_among_its_own():
     told = tie_in_words(board, chosen(board, SLOW.id))
     assert told is not None
     assert told.startswith("1 other point can't be told apart from it (rank 2=)")
-
-
-def test_a_knob_is_what_was_planned_else_what_was_configured():
-    record = {
-        "plan": {
-            "loader.num_workers": {"value": 6, "because": "16 cores", "source": "measured"},
-            "loader.worker_threads": {"value": None, "because": "torch's default", "source": "rule"},
-            "memory.micro_batch": {"value": 512, "because": "fits", "source": "rule"},
-        },
-        "config": {"loader": {"num_workers": None, "timeout_s": 60}, "memory": {"features": "cache"}},
-    }
-    assert recorded_knobs(record, "loader", ["num_workers", "worker_threads", "timeout_s", "device_prefetch"]) == {
-        "num_workers": RecordedKnob(6, "measured: 16 cores"),
-        "worker_threads": RecordedKnob(None, "rule: torch's default"),
-        "timeout_s": RecordedKnob(60, "as configured"),
-    }
-
-
-@pytest.mark.parametrize("record", [{}, {"plan": None, "config": None}, {"plan": {}, "config": {"loader": None}}])
-def test_a_record_that_tells_nothing_gives_nothing(record: dict[str, object]):
-    assert recorded_knobs(record, "loader", ["num_workers"]) == {}
 
 
 def test_rate_interval_and_place_in_words():

@@ -16,7 +16,6 @@ pytest.importorskip("optuna")
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
 from wellfed.errors import ConfigError
-from wellfed.process import StopRequest
 from wellfed.study import ledger
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.executors.tasks import MachineSeen, MetricSeen
@@ -86,7 +85,7 @@ class Searching:
         asked = StudyRequest("mine", folder, space, ("seed=1",))
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
-        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, None, None)
+        self.study = SearchStudy(folder, screen, multirun, config, asked, None, None)
         self.study.__dict__["code"] = "abc"
         self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
         self.played = PlayedTrials(play, curve)

@@ -12,7 +12,6 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
-from wellfed.process import StopRequest
 from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
@@ -77,7 +76,7 @@ def made(folder: Path, **asked: Any) -> TuneStudy:
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     budget = TuneBudget(config.tune.max_trials, 60 * config.tune.max_minutes)
     search = TuneSearch(SAMPLES_PER_S, budget, TuneMachine(2, False))
-    return TuneStudy(folder, screen, StopRequest(), config, start, file, options, search)
+    return TuneStudy(folder, screen, config, start, file, options, search)
 
 
 def found(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import ConfigError
-from wellfed.process import StopRequest
 from wellfed.study.executors.executor import Executor, Launch, Trial
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
@@ -53,7 +52,7 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
     is_grid = base.config.search.sampler is SearchSampler.grid
     probes = probes_of(asked, multirun.compose, is_grid=is_grid)
     screen = StudyScreen(of_metric("", higher_is_better=True), list(asked.space))
-    study = SearchStudy(asked.folder, screen, StopRequest(), multirun, base.config, asked, launcher, launch)
+    study = SearchStudy(asked.folder, screen, multirun, base.config, asked, launcher, launch)
     study.probes = probes
     return study.go()
 

@@ -107,7 +107,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     budget = TuneBudget(composed.config.tune.max_trials, 60 * composed.config.tune.max_minutes)
     search = TuneSearch(screen.objective, budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
-    return TuneStudy(folder, screen, stop, composed.config, start, file, options, search)
+    return TuneStudy(folder, screen, composed.config, start, file, options, search, stop=stop)
 
 
 def _start(composed: Composed[Any]) -> Composed[RunConfig]:

@@ -24,11 +24,12 @@ from wellfed.study.points.grid import OF_THE_SWEEP, group_of
 from wellfed.study.points.guided.change import knob_of, typed_behind
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.steps import Step
-from wellfed.study.ranking.winner import AS_CONFIGURED, recorded_knobs
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
 OF_THE_DATA = ("loader.skip_ids", "loader.max_skipped", "loader.shuffle_buffer")
 """Knobs about which samples come, and in which order: they are not written."""
+_AS_CONFIGURED = "as configured"
+"""Why a knob had its value where no plan decides it."""
 _SHIPPED = {
     "loader": ("auto", "baseline", "conservative", "balanced", "aggressive", "own"),
     "memory": ("auto", "cache", "cache_host", "dynamic", "accumulate", "tight"),
@@ -72,8 +73,15 @@ def free_paths(
 
 def option_values(group: str, record: Mapping[str, Any]) -> dict[str, Value]:
     """Returns the knobs of an option as a run had them: by its plan where that decided them, else as configured."""
-    knobs = [each.name for each in fields(_SCHEMAS[group]) if f"{group}.{each.name}" not in OF_THE_DATA]
-    values = {knob: Value(value, because) for knob, (value, because) in recorded_knobs(record, group, knobs).items()}
+    plan, config = record.get("plan") or {}, (record.get("config") or {}).get(group) or {}
+    values = {}
+    for knob in (each.name for each in fields(_SCHEMAS[group])):
+        if f"{group}.{knob}" in OF_THE_DATA:
+            continue
+        if (planned := plan.get(f"{group}.{knob}")) is not None:
+            values[knob] = Value(planned["value"], f"{planned['source']}: {planned['because']}")
+        elif knob in config:
+            values[knob] = Value(config[knob], _AS_CONFIGURED)
     if group == "memory":
         values["accumulate"] = Value(None, "follows from micro_batch")
     return values
@@ -97,7 +105,7 @@ def option_text(group: str, record: Mapping[str, Any], heading: str, because: Ma
 
 def _is_set(value: Value) -> bool:
     """Returns whether the value was configured; nothing else is known of knobs that no plan decides."""
-    return value.because.startswith(("set:", AS_CONFIGURED))
+    return value.because.startswith(("set:", _AS_CONFIGURED))
 
 
 def words_beside(overrides: Sequence[str], groups: Sequence[str]) -> list[str]:

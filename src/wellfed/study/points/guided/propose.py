@@ -156,11 +156,14 @@ class TuneSearch(TuneSteps):
                 words = self._needed(_with_all_of_a_backend(_knob_by_knob(found["change"])), best.trial)
                 if not self._has_won_nothing(words, best.trial):
                     yield from ((change, None) for change in self._new(best, words, found["message"], found["id"]))
-        for move in moves(best.trial, self.around, self.objective, backends_are_timed=self._backends_are_timed):
+        measured = [step for step in self.steps if step.trial.is_measured]
+        are_timed = any(step.trial.is_timed("loader.backend") for step in measured)
+        for move in moves(best.trial, self.around, self.objective, backends_are_timed=are_timed):
             is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(move.words, 0.0)
             words = self._needed(move.words, best.trial)
             is_free = bool(words) and self._why_not(words, changes_learning=False) is None
-            is_vain = is_vain or (words == _FEATURES_PLANNED and self._has_tried(_FEATURES_KEPT))
+            has_kept = any(step.change.turned == _FEATURES_KEPT for step in measured)
+            is_vain = is_vain or (words == _FEATURES_PLANNED and has_kept)
             is_vain = is_vain or move.bound < LEAST_GAIN * self._doubtful_gain(best, _group(move.words))
             if move.bound >= LEAST_GAIN and not is_vain and is_free:
                 yield from ((change, move) for change in self._new(best, words, move.because))
@@ -173,14 +176,6 @@ class TuneSearch(TuneSteps):
         if not tried or (tried[-1].gain or 0.0) >= LEAST_GAIN or tried[-1].before is None or trial.figure is None:
             return False
         return self.objective.goodness(trial.figure) < _GROWN * self.objective.goodness(tried[-1].before)
-
-    @property
-    def _backends_are_timed(self) -> bool:
-        """Whether a plan has timed the backends, so that the fastest was tried."""
-        return any(step.trial.is_timed("loader.backend") for step in self.steps if step.trial.is_measured)
-
-    def _has_tried(self, words: tuple[str, ...]) -> bool:
-        return any(step.change.turned == words and step.trial.is_measured for step in self.steps)
 
     def _needed(self, words: Sequence[str], trial: TuneTrial) -> tuple[str, ...]:
         """Returns the overrides without those that leave a fixed or unset knob to the plan."""

@@ -108,25 +108,21 @@ class TuneSteps:
         """Duration of all trials so far."""
         return math.fsum(step.trial.seconds + step.again_seconds for step in self.steps)
 
-    @property
-    def noise(self) -> Noise | None:
-        """Noise between runs of one configuration; None where none was measured twice."""
-        return self._noise_with()
+    def noise(self, *more: Step) -> Noise | None:
+        """Returns the noise between runs of one configuration, of ``more`` steps too; None: none was measured twice."""
+        runs = ([MeasuredRun(figure, None) for figure in step.figures] for step in (*self.steps, *more))
+        return pooled_noise(runs)
 
     @property
     def noise_in_words(self) -> str:
         """A sentence on what repeated runs show."""
-        if (noise := self.noise) is None:
+        if (noise := self.noise()) is None:
             return "Noise between runs: unknown, since no configuration was measured twice."
         repeated = sum(len(step.figures) for step in self.steps if len(step.figures) > 1)
         return (
             f"Noise between runs of one configuration: {100 * noise.relative_sd:.1f} % (standard deviation, of "
             f"{repeated} runs, {counted(noise.degrees, 'degree')} of freedom); a change is kept only beyond it."
         )
-
-    def _noise_with(self, *more: Step) -> Noise | None:
-        runs = ([MeasuredRun(figure, None) for figure in step.figures] for step in (*self.steps, *more))
-        return pooled_noise(runs)
 
     @property
     def used_seconds(self) -> float:
@@ -170,7 +166,10 @@ class TuneSteps:
             if gain > noise or gain < math.log(LEAST_GAIN) or is_hopeless:
                 break
             is_bests_turn = len(best.figures) <= len(step.figures)
-            if (len(step.figures) >= _MOST_RUNS and not is_bests_turn) or self._runs_left(step) <= 0:
+            done = sum(max(1, len(each.figures)) for each in (*self.steps, step))
+            is_over = self.used_seconds + 2 * step.trial.seconds > self.budget.max_seconds
+            is_over = is_over or done >= self.budget.max_trials
+            if is_over or (len(step.figures) >= _MOST_RUNS and not is_bests_turn):
                 break
             more = self._measured_again(best if is_bests_turn else step)
             if more is None:
@@ -182,12 +181,6 @@ class TuneSteps:
                 step = more
             step = self._compared(step, best)
         return self._compared(step, self.steps[place])
-
-    def _runs_left(self, step: Step) -> int:
-        """Returns the number of runs left in the budget."""
-        done = sum(max(1, len(each.figures)) for each in (*self.steps, step))
-        is_time_left = self.used_seconds + 2 * step.trial.seconds <= self.budget.max_seconds
-        return self.budget.max_trials - done if is_time_left else 0
 
     def _measured_again(self, step: Step) -> Step | None:
         """Returns the step with one run more; None where that did not end well."""
@@ -221,7 +214,7 @@ class TuneSteps:
         within = math.hypot(*(_relative_half(each.trial) for each in (step, best)))
         if self.again is None:
             return within
-        noise = self._noise_with(step)
+        noise = self.noise(step)
         if noise is None:
             return math.inf
         between = student_t(noise.degrees, _CONFIDENCE) * noise.relative_sd * math.sqrt(sum(1 / n for n in counts))
