@@ -46,7 +46,7 @@ class Tiny(Study):
     def publish(self) -> None:
         self.copy()
 
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         return f"Stopped. {self.way_on} again goes on."
 
 

@@ -83,7 +83,7 @@ class Read:
         again = {"invalid", "infeasible", "interrupted", *retry}
         return [point for point in points if point not in self.latest or self.latest[point].status in again]
 
-    def says_left_out(self, shown: Iterable[str], noun: str) -> list[str]:
+    def left_out_notes(self, shown: Iterable[str], noun: str) -> list[str]:
         """Returns sentences on what a table of the points ``shown`` lacks: rows of other grids, damaged lines."""
         says, others = [], self._by_point.keys() - set(shown)
         if others:

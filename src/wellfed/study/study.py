@@ -54,7 +54,7 @@ class Study(ABC):
         """Writes and shows what is made of the rows so far; returns the exit code."""
 
     @abstractmethod
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         """Returns the message after a signal."""
 
     def interrupted(self) -> int:
@@ -115,7 +115,7 @@ class Study(ABC):
                     self.screen.say(f"Stopped while putting the trials into wandb. {self.way_on} again does the rest.")
                 else:
                     self.interrupted()
-                    self.screen.say(self.says_stopped())
+                    self.screen.say(self.stop_message())
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
                 if is_new and self.has_nothing:
@@ -205,7 +205,7 @@ class Trials:
 
     # -- messages --------------------------------------------------------------------------------------------------
 
-    def say_kept(self, group: str, but: Collection[str] = ()) -> None:
+    def report_kept(self, group: str, but: Collection[str] = ()) -> None:
         """Reports trials, without those of points ``but``, that did not end well and are not run again.
 
         Args:
@@ -216,7 +216,7 @@ class Trials:
             listed = ", ".join(f"{number} {status}" for status, number in left.items())
             self.screen.say(f"Kept as they are: {listed}; {group}.retry=[{','.join(left)}] runs them again.")
 
-    def say_damaged(self) -> None:
+    def report_damaged(self) -> None:
         """Reports lines of the ledger that hold no row."""
         for number in self.ledger.found.damaged:
             text = "is cut or no row; its trial runs again unless its own record is whole."

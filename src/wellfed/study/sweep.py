@@ -82,7 +82,7 @@ class SweepStudy(MultirunStudy):
         retry = [status.value for status in options.retry]
         kept = Ledger(self.folder, file.ranked_by, file.code, retry, file.ids)
         self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
-        self._say_what_changed(trials)
+        self._report_changes(trials)
         for point in self.points:
             if point.id not in kept.found.latest:
                 kept.adopt(point)
@@ -125,7 +125,7 @@ class SweepStudy(MultirunStudy):
     def measure(self, trials: Trials, executor: Executor) -> None:
         """Runs what is missing, then the best again in turns."""
         kept, options = trials.ledger, self.config.sweep
-        if options.fail_fast and self._says_refused(len(self.points) - len(trials.ready)):
+        if options.fail_fast and self._report_refused(len(self.points) - len(trials.ready)):
             return
         missing = kept.missing(trials.ready)
         self.screen.begin(len(missing), f"Trials: {len(missing)}, in {self.folder}", kept.best())
@@ -147,19 +147,19 @@ class SweepStudy(MultirunStudy):
                 executor.start_no_more()
                 all_well = False
                 refused += not row.folder and row.status != "killed"  # refused when it was prepared or planned
-        self._says_refused(refused)
+        self._report_refused(refused)
         return all_well and not trials.is_lost
 
-    def _says_refused(self, number: int) -> bool:
+    def _report_refused(self, number: int) -> bool:
         """Reports points that can't be run, where one is enough to stop."""
         if number:
             self.screen.say(f"sweep.fail_fast=true, and {counted(number, 'point')} can't be run: none is started.")
         return number > 0
 
-    def _say_what_changed(self, trials: Trials) -> None:
+    def _report_changes(self, trials: Trials) -> None:
         """Reports that a ledger is gone on with, and what makes its rows no comparison."""
         say, file = self.screen.say, self._file
-        trials.say_damaged()
+        trials.report_damaged()
         try:
             earlier = SweepFile.read(self.folder)
         except FileNotFoundError:
@@ -183,14 +183,14 @@ class SweepStudy(MultirunStudy):
             say(f"The code has changed since ({', '.join(changed)} -> {file.code}): {stay} and marked. {again}")
         if codes and earlier.trial_steps not in (0, file.trial_steps):
             say(f"sweep.trial_steps was {earlier.trial_steps} and is {file.trial_steps}: {stay}. {again}")
-        trials.say_kept("sweep")
+        trials.report_kept("sweep")
 
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
         assert self.trials is not None
         return leaderboard(self.file, self.trials.ledger.found)
 
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         """Returns the message after a signal."""
         return f"Stopped. {self.way_on} again runs what is missing."
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from wellfed.record import FindingEntry
-from wellfed.study.board.step_table import gain_in_words, lines, page
+from wellfed.study.board.step_table import gain_text, lines, page
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.propose import TuneSearch
+from wellfed.study.points.guided.propose import GuidedPoints
 from wellfed.study.points.guided.steps import Step, TuneBudget
 from wellfed.study.study_files import TuneFile
 from wellfed.study.tune.tuning import TuneScreen
@@ -42,34 +42,34 @@ ADVICE: FindingEntry = {
 
 
 @pytest.fixture
-def search() -> TuneSearch:
+def search() -> GuidedPoints:
     """Of a start, a change that was kept, and one that failed."""
-    made = TuneSearch(SAMPLES_PER_S, TuneBudget(3, 60.0), TuneMachine(2, False))
-    made.tell(Change((), "the start"), TuneTrial("ok", 100.0, (99.0, 101.0), 5.0))
+    made = GuidedPoints(SAMPLES_PER_S, TuneBudget(3, 60.0), TuneMachine(2, False))
+    made.ended(Change((), "the start"), TuneTrial("ok", 100.0, (99.0, 101.0), 5.0))
     turned = ("loader=auto",)
-    made.tell(
+    made.ended(
         Change(turned, "half of each step waits", turned), TuneTrial("ok", 200.0, (199.0, 201.0), 4.0, None, [ADVICE])
     )
     more = ("gpu.compile=default",)
-    made.tell(Change((*turned, *more), "it computes", more), TuneTrial("timeout", seconds=6.0, error="had not\nended"))
-    assert made.propose() is None
+    made.ended(Change((*turned, *more), "it computes", more), TuneTrial("timeout", seconds=6.0, error="had not\nended"))
+    assert made.next() is None
     return made
 
 
-def found(search: TuneSearch, **known: Any) -> TuneFile:
+def found(search: GuidedPoints, **known: Any) -> TuneFile:
     """The file of a tune that has ended."""
     return replace(
         FILE,
         steps=[step.to_dict() for step in search.steps],
         ended_because=search.ended_because,
         trial_seconds=search.spent_seconds,
-        noise=search.noise_in_words,
+        noise=search.noise_text,
         advice=[asdict(each) for each in search.advice],
         **known,
     )
 
 
-def test_all_is_told_and_the_line_to_use_is_last(search: TuneSearch) -> None:
+def test_all_is_told_and_the_line_to_use_is_last(search: GuidedPoints) -> None:
     comparison = TurnsMeasured([1.0] * 3, [1.9] * 3, TuneGain(1.9, (1.8, 2.0), 3), 30.0)
     written, use = ("configs/loader/mine.yaml",), ("loader=mine", "seed=1 2")
     file = found(search, comparison=comparison, written=written, use=use, result=("loader=auto",))
@@ -87,7 +87,7 @@ def test_all_is_told_and_the_line_to_use_is_last(search: TuneSearch) -> None:
         assert said in text
 
 
-def test_where_nothing_was_written_it_says_why(search: TuneSearch) -> None:
+def test_where_nothing_was_written_it_says_why(search: GuidedPoints) -> None:
     comparison, unproven = TurnsMeasured([1.0], [1.1], TuneGain(1.1, None, 1), 9.0), ("loader=auto",)
     file = found(search, comparison=comparison, why_not="the gain is within noise", unproven=unproven, result=unproven)
     assert [*lines(file)][-3:] == [
@@ -98,19 +98,19 @@ def test_where_nothing_was_written_it_says_why(search: TuneSearch) -> None:
     assert "Not proven: python src/train.py loader=auto" in page(file)
 
 
-def test_a_start_that_stays_is_told(search: TuneSearch) -> None:
+def test_a_start_that_stays_is_told(search: GuidedPoints) -> None:
     said = list(lines(found(search)))
     assert "Nothing that was tried is better than the start beyond noise: the start stays." in said
     assert said[-1] == "Use it: python src/train.py"
 
 
-def test_a_result_that_lost_in_turns_leaves_the_start(search: TuneSearch) -> None:
+def test_a_result_that_lost_in_turns_leaves_the_start(search: GuidedPoints) -> None:
     comparison = TurnsMeasured([1.0], [None], None, 9.0, "The result did not end well in round 1: oom, full")
     said = list(lines(found(search, comparison=comparison)))
     assert said[-4:-2] == ["The result did not end well in round 1: oom, full", "So the start stays."]
 
 
-def test_each_trial_is_a_line(search: TuneSearch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_trial_is_a_line(search: GuidedPoints, capsys: pytest.CaptureFixture[str]) -> None:
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     for number, step in enumerate(search.steps, 1):
         screen.step(number, step)
@@ -161,10 +161,10 @@ def test_markdown_has_as_many_cells_in_each_row() -> None:
 
 
 def test_the_gain_is_told_with_its_interval_and_a_verdict() -> None:
-    assert gain_in_words(TuneGain(1.5, (1.4, 1.6), 5), SAMPLES_PER_S) == (
+    assert gain_text(TuneGain(1.5, (1.4, 1.6), 5), SAMPLES_PER_S) == (
         "1.50 times as good in rate (95 % interval 1.40 to 1.60, 5 rounds in turns): beyond noise."
     )
-    assert gain_in_words(TuneGain(1.01, (0.9, 1.1), 5), SAMPLES_PER_S).endswith("within noise.")
-    assert gain_in_words(TuneGain(0.8, (0.7, 0.9), 5), SAMPLES_PER_S).endswith("worse beyond noise.")
-    assert "one round" in gain_in_words(TuneGain(1.5, None, 1), SAMPLES_PER_S)
-    assert "peak" in gain_in_words(None, PEAK_MEMORY)
+    assert gain_text(TuneGain(1.01, (0.9, 1.1), 5), SAMPLES_PER_S).endswith("within noise.")
+    assert gain_text(TuneGain(0.8, (0.7, 0.9), 5), SAMPLES_PER_S).endswith("worse beyond noise.")
+    assert "one round" in gain_text(TuneGain(1.5, None, 1), SAMPLES_PER_S)
+    assert "peak" in gain_text(None, PEAK_MEMORY)

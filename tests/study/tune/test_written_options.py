@@ -12,7 +12,7 @@ from wellfed import project
 from wellfed.config.files.option_file import Value
 from wellfed.errors import ConfigError
 from wellfed.study.tune import written_options
-from wellfed.study.tune.written_options import free_paths, option_text, option_values, words_beside
+from wellfed.study.tune.written_options import free_paths, option_text, option_values, other_overrides
 
 RECORD: dict[str, Any] = {
     "plan": {
@@ -46,7 +46,7 @@ def test_words_of_the_options_and_of_the_sweep_are_left_out_those_of_the_data_st
         *("hydra.job.chdir=false", "hydra/launcher=basic", "loader.skip_ids=[3]"),
     ]
     kept = ["workload=recsys", "+workload.data.scale=0.5", "gpu.precision=bf16-mixed", "loader.skip_ids=[3]"]
-    assert words_beside(overrides, ["loader", "memory"]) == kept
+    assert other_overrides(overrides, ["loader", "memory"]) == kept
 
 
 @pytest.mark.parametrize(

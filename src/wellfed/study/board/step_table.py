@@ -92,7 +92,7 @@ def _conclusions(file: TuneFile) -> Iterator[str]:
         yield "Nothing that was tried is better than the start beyond noise: the start stays."
     else:
         took = show_duration(comparison.seconds)
-        yield f"Start and result in turn ({took}): {gain_in_words(comparison.gain, file.ranked_by)}"
+        yield f"Start and result in turn ({took}): {gain_text(comparison.gain, file.ranked_by)}"
         if comparison.problem is not None:
             yield show_line(comparison.problem)
         if not file.result:
@@ -108,7 +108,7 @@ def _conclusions(file: TuneFile) -> Iterator[str]:
         yield f"Not proven: {train_command(file.unproven)}"
 
 
-def gain_in_words(gain: TuneGain | None, objective: Objective) -> str:
+def gain_text(gain: TuneGain | None, objective: Objective) -> str:
     """Returns what runs in turns have shown."""
     if gain is None:
         return f"No round gave {objective.a_noun} of both: nothing is known of the gain."

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from wellfed.errors import ConfigError
 from wellfed.study.points import space as spaces
 from wellfed.study.points.space import Choices, Space
+from wellfed.study.row import Outcome
 
 JOURNAL = "optuna.journal"
 _NAME = "search"
@@ -105,7 +106,7 @@ class OptunaStudy:
     def give_up(self, asked: AskedTrial) -> None:
         """Marks a killed trial as failed and queues its values again."""
         self.ask_later(asked.values)  # first, so that a kill between the two loses no values
-        self.fail(asked)
+        self.end(asked.number, "failed")
 
     def ask(self) -> AskedTrial:
         """Returns the next trial; queued values come first."""
@@ -128,23 +129,19 @@ class OptunaStudy:
         trial.report(value, validation)
         return trial.should_prune()
 
-    def complete(self, asked: AskedTrial, value: float) -> None:
-        """Gives the result of a trial that trained to its end."""
-        self._study.tell(asked.number, value, skip_if_finished=True)
-
-    def prune(self, asked: AskedTrial) -> None:
-        """Marks a trial as ended early; its last report counts."""
-        self._study.tell(asked.number, state=TrialState.PRUNED, skip_if_finished=True)
-
-    def fail(self, asked: AskedTrial) -> None:
-        """Marks a trial as ended without a figure."""
-        self._study.tell(asked.number, state=TrialState.FAIL, skip_if_finished=True)
+    def end(self, number: int, outcome: Outcome, value: float | None = None) -> None:
+        """Gives the result of a trial; of a pruned one the last report counts. A result that is known stays."""
+        if outcome == "complete" and value is not None:
+            self._study.tell(number, value, skip_if_finished=True)
+        else:
+            state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
+            self._study.tell(number, state=state, skip_if_finished=True)
 
     def _of(self, trial: FrozenTrial) -> AskedTrial | None:
         """Returns the trial; None if a kill came before all its values were written, so nothing was run."""
         params = trial.params
         if set(params) != set(self._space):
-            self._study.tell(trial.number, state=TrialState.FAIL)
+            self.end(trial.number, "failed")
             return None
         return AskedTrial(trial.number, {name: self._text(name, value) for name, value in params.items()})
 

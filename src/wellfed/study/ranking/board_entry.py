@@ -68,7 +68,7 @@ class Entry:
     confirms_failed: tuple[str, ...] = ()
     """Statuses of the runs that should have confirmed it and gave no score."""
     on_front: bool = False
-    """No other point is as good with less memory, or better with as little (`Objective.beside_memory`)."""
+    """No other point is as good with less memory, or better with as little (`Objective.against_memory`)."""
     marks: tuple[str, ...] = ()
     """Differences from most others: version of the code, device or machine."""
     curve: tuple[CurvePoint, ...] = ()

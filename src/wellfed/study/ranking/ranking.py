@@ -100,7 +100,7 @@ def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequ
             "One training a point: how much the metric differs between seeds is not known. Train the best again with "
             "other seeds before a small difference is believed."
         )
-    return [*notes, *found.says_left_out((entry.point for entry in entries), "search")]
+    return [*notes, *found.left_out_notes((entry.point for entry in entries), "search")]
 
 
 # -- timed trials ------------------------------------------------------------------------------------------------------
@@ -239,12 +239,12 @@ def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
 
 def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
     """Returns the entries with the figures that compare them to each other."""
-    upright = objective.beside_memory
+    vertical = objective.against_memory
     points = {frozenset(entry.values.items()): entry.point for entry in ranked}
     places = {
-        entry.point: (upright.goodness(figure), -entry.peak_memory_gib)
+        entry.point: (vertical.goodness(figure), -entry.peak_memory_gib)
         for entry in ranked
-        if (figure := upright(entry)) is not None and entry.peak_memory_gib is not None
+        if (figure := vertical(entry)) is not None and entry.peak_memory_gib is not None
     }
     front: list[tuple[float, float]] = []
     for place in sorted(set(places.values()), reverse=True):
@@ -254,11 +254,11 @@ def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Obj
     halves = {entry.point: _relative_half(entry) for entry in ranked}
     compared = []
     for entry in ranked:
-        mine, sister = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
-        of_baseline = mine / good[sister] if "loader" in entry.values and sister is not None else None
+        mine, baseline = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
+        of_baseline = mine / good[baseline] if "loader" in entry.values and baseline is not None else None
         ci95 = None
-        if of_baseline is not None and sister is not None and sister != entry.point:
-            own, its = halves[entry.point], halves[sister]
+        if of_baseline is not None and baseline is not None and baseline != entry.point:
+            own, its = halves[entry.point], halves[baseline]
             if own is not None and its is not None:
                 width = math.exp(math.hypot(own, its))
                 ci95 = (of_baseline / width, of_baseline * width)
@@ -328,4 +328,4 @@ def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise 
     silent = sum(entry.status == "ok" and entry.rank is None for entry in entries)
     if silent:
         notes.append(f"{counted(silent, 'point')} ended well without {objective.a_noun}: {objective.missing}.")
-    return [*notes, *found.says_left_out((entry.point for entry in entries), "sweep")]
+    return [*notes, *found.left_out_notes((entry.point for entry in entries), "sweep")]

@@ -46,7 +46,7 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
     return entry
 
 
-def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
+def tie_text(board: Leaderboard, entry: Entry) -> str | None:
     """Returns a sentence on the points that tie with it, and which of them to prefer; None without ties.
 
     Preferred is the least memory, or the fastest where memory ranks.
@@ -71,7 +71,7 @@ def _unit(board: Leaderboard) -> str:
     return board.file.sample_unit if isinstance(board.file, SweepFile) else ""
 
 
-def in_words(board: Leaderboard, entry: Entry) -> str:
+def score_text(board: Leaderboard, entry: Entry) -> str:
     """Returns its score, interval and rank."""
     assert entry.score is not None
     objective = board.objective

@@ -26,8 +26,6 @@ class Proposal:
     number: int
     """Number of the trial."""
     point: GridPoint
-    asked: AskedTrial | None = None
-    """Optuna's trial; None for a grid."""
 
 
 class Points(Protocol):
@@ -94,10 +92,13 @@ class AskedPoints:
             if row is None:
                 study.give_up(asked)
             else:
-                self._tell(asked, row)
-        for values in map(self._values, _to_retry(ledger)):
-            self._again.add(self._point(values).id)
-            study.ask_later(values)
+                self._study.end(asked.number, row.outcome, row.value)
+        for row in ledger.latest.values():
+            if row.status in ledger.retry:
+                typed = dict(text.partition("=")[::2] for text in row.overrides)
+                values = {axis: typed[axis] for axis in space}
+                self._again.add(point_of(values, self._fixed).id)
+                study.ask_later(values)
 
     @property
     def has_more(self) -> bool:
@@ -112,11 +113,8 @@ class AskedPoints:
         known, untried = self._ledger.latest, self._untried()
         proposal = self._proposal(self._study.ask())
         while self._is_taken(proposal.point.id):
-            assert proposal.asked is not None
-            if proposal.point.id in known:
-                self._tell(proposal.asked, known[proposal.point.id])
-            else:
-                self._study.fail(proposal.asked)
+            row = known.get(proposal.point.id)
+            self._study.end(proposal.number, *(("failed", None) if row is None else (row.outcome, row.value)))
             if untried:  # once: Optuna's queue comes before it
                 self._study.ask_later(random.Random(proposal.number).choice(untried))
                 untried = None
@@ -138,26 +136,10 @@ class AskedPoints:
     def ended(self, proposal: Proposal, row: Row) -> None:
         """Gives Optuna the result; the ledger has it already."""
         self._running.pop(proposal.point.id, None)
-        assert proposal.asked is not None
-        self._tell(proposal.asked, row)
-
-    def _tell(self, asked: AskedTrial, row: Row) -> None:
-        if row.outcome == "complete" and row.value is not None:
-            self._study.complete(asked, row.value)
-        elif row.outcome == "pruned":
-            self._study.prune(asked)
-        else:
-            self._study.fail(asked)
+        self._study.end(proposal.number, row.outcome, row.value)
 
     def _proposal(self, asked: AskedTrial) -> Proposal:
-        return Proposal(asked.number, self._point(asked.values), asked)
-
-    def _point(self, values: dict[str, str]) -> GridPoint:
-        return point_of(values, self._fixed)
-
-    def _values(self, row: Row) -> dict[str, str]:
-        typed = dict(text.partition("=")[::2] for text in row.overrides)
-        return {axis: typed[axis] for axis in self._space}
+        return Proposal(asked.number, point_of(asked.values, self._fixed))
 
     def _untried(self) -> list[dict[str, str]] | None:
         """Returns the values of all untried points; None where the space is too large to list."""
@@ -167,8 +149,3 @@ class AskedPoints:
         taken = {*self._ledger.latest, *self._running}
         points = Grid(grid_values(self._space), self._fixed).points()
         return [dict(point.values) for point in points if point.id not in taken]
-
-
-def _to_retry(ledger: Ledger) -> list[Row]:
-    """Returns the rows whose status is to be tried again."""
-    return [row for row in ledger.latest.values() if row.status in ledger.retry]

@@ -108,7 +108,7 @@ class SearchStudy(MultirunStudy):
                     _check_same(earlier, self.file, self._another())
                 points = self.propose(trials, parallel=len(here.gpus) // max(1, self.config.trainer.devices))
                 self.file.write(self.folder)
-                self._say_begin(trials)
+                self._report_begin(trials)
                 if options.max_minutes is not None:
                     self.until_s = time.monotonic() + 60 * options.max_minutes
                 if self.launcher is None:
@@ -205,10 +205,10 @@ class SearchStudy(MultirunStudy):
         most, pruner = options.max_trials, options.pruner.value
         return AskedPoints(study, asked.space, asked.fixed, trials.ledger, most=most, pruner=pruner)
 
-    def _say_begin(self, trials: Trials) -> None:
+    def _report_begin(self, trials: Trials) -> None:
         """Reports what a ledger that is there holds, then what is searched."""
         options, say, file, latest = self.config.search, self.screen.say, self.file, trials.ledger.found.latest
-        trials.say_damaged()
+        trials.report_damaged()
         if latest:
             outcomes = Counter(row.outcome for row in latest.values())
             listed = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
@@ -219,7 +219,7 @@ class SearchStudy(MultirunStudy):
                     f"The code has changed since ({', '.join(changed)} -> {file.code}): what was trained before is "
                     "kept. To train all again: another search.name."
                 )
-            trials.say_kept("search")
+            trials.report_kept("search")
         best = "most" if file.ranked_by.higher_is_better else "least"
         say(f"Search {file.name} by val/{file.metric}, {best} is best, in {self.folder}")
         if file.space:
@@ -310,7 +310,7 @@ class SearchStudy(MultirunStudy):
                 self._curves[row.folder] = read_curve(self.folder / row.folder, self.file.metric)
         return search_board(self.file, found, self._curves)
 
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         """Returns the message after a signal."""
         return f"Stopped. {self.way_on} goes on; trials that ran begin anew."
 

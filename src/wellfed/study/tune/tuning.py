@@ -40,7 +40,7 @@ from wellfed.study.ledger import Ledger
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured, gain_in_turns
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.propose import TuneSearch
+from wellfed.study.points.guided.propose import GuidedPoints
 from wellfed.study.points.guided.steps import Step, TuneBudget
 from wellfed.study.row import Row
 from wellfed.study.study import Study, Trials, scratch_folder
@@ -106,7 +106,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     screen = TuneScreen(file.ranked_by, sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     budget = TuneBudget(composed.config.tune.max_trials, 60 * composed.config.tune.max_minutes)
-    search = TuneSearch(screen.objective, budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
+    search = GuidedPoints(screen.objective, budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
     return TuneStudy(folder, screen, composed.config, start, file, options, search, stop=stop)
 
 
@@ -184,7 +184,7 @@ class TuneStudy(Study):
     start: Composed[RunConfig]
     file: TuneFile
     options: TuneOptions
-    search: TuneSearch
+    search: GuidedPoints
     screen: TuneScreen
     _trials: TuneTrials | None = field(default=None, init=False)
     _comparison: TurnsMeasured | None = field(default=None, init=False)
@@ -219,8 +219,8 @@ class TuneStudy(Study):
                 of_all = of_trials(self.start.overrides, self.start.config)
                 trials = Trials(kept, self.screen, compose_point)
                 self._trials = TuneTrials(of_all, trials, executor)
-                trials.say_kept("sweep", but=[self._trials.point(()).id])
-                self._seek(self._trials)
+                trials.report_kept("sweep", but=[self._trials.point(()).id])
+                self._run_steps(self._trials)
                 self._comparison = self._compare(self._trials)
 
     def _begin(self, kept: Ledger) -> None:
@@ -243,7 +243,7 @@ class TuneStudy(Study):
             f"result in turn. What looks better is measured again, to learn the noise between runs. In {self.folder}"
         )
 
-    def _seek(self, trials: TuneTrials) -> None:
+    def _run_steps(self, trials: TuneTrials) -> None:
         """Runs trials until the search proposes nothing more."""
         search = self.search
 
@@ -259,7 +259,7 @@ class TuneStudy(Study):
             # A trial of an earlier command takes no time now, and counts as it did then.
             beside_s = max(time.monotonic() - began_at_s - row.seconds, self._beside_s.get(change.overrides, 0.0))
             trial = replace(TuneTrial.of(row, trials.record(row), self.search.objective), beside_seconds=beside_s)
-            step = search.tell(change, trial)
+            step = search.ended(change, trial)
             self.screen.step(len(search.steps), step)
             self._write(status="running")
         if search.best is None:
@@ -269,7 +269,7 @@ class TuneStudy(Study):
     def _proposed(self) -> Change | None:
         """Returns the next change; reports it if the search goes on with a change that it had dropped."""
         search, before = self.search, self.search.best
-        change = search.propose()
+        change = search.next()
         if before is not None and search.best is not None and search.best is not before:
             number, step = search.steps.index(search.best) + 1, search.best
             self.screen.say(f"Going on with {number}. {' '.join(step.change.turned)}: {show_line(step.why)}")
@@ -277,15 +277,17 @@ class TuneStudy(Study):
 
     def _start_failed(self, row: Row) -> _StartFailedError:
         error = row.error or {"kind": "code", "message": self.search.objective.missing, "advice": ""}
-        told = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
+        message = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
         nothing_run = row.exit_code is None and error.get("kind") in ("config", "data")
         code = EXIT_NOTHING_RUN if nothing_run else row.exit_code
         if row.status == "timeout":
-            told += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
+            message += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
         if code != EXIT_NOTHING_RUN and row.folder:
-            told += f"\nIts folder: {self.folder / row.folder}"
+            message += f"\nIts folder: {self.folder / row.folder}"
         retried = " ".join([command("train"), *map(masked_override, self.start.overrides)])
-        message = f"The start can't be measured, so there is nothing to tune ({row.status}): {told}\nIt is: {retried}"
+        message = (
+            f"The start can't be measured, so there is nothing to tune ({row.status}): {message}\nIt is: {retried}"
+        )
         return _StartFailedError(message, code if code is not None and code > 0 else EXIT_FAILED)
 
     def _compare(self, trials: TuneTrials) -> TurnsMeasured | None:
@@ -360,11 +362,11 @@ class TuneStudy(Study):
         """Returns the heading of the option files; ``gain`` is that of their content, None = they hold the start."""
         figure = self.search.objective(row)
         shown = "" if figure is None else self.search.objective.show(figure, self.file.sample_unit)
-        told = "the start." if gain is None else step_table.gain_in_words(gain, self.search.objective)
+        message = "the start." if gain is None else step_table.gain_text(gain, self.search.objective)
         typed = shlex.join(map(masked_override, self.start.overrides))
         return (
             f"{command('tune')} {typed}\nTrial {self.folder / row.folder} of {row.started_at}\n"
-            f"{shown}; {told} On {self.file.machine}."
+            f"{shown}; {message} On {self.file.machine}."
         )
 
     def interrupted(self) -> int:
@@ -373,7 +375,7 @@ class TuneStudy(Study):
             self._write(status="stopped")
         return EXIT_FAILED
 
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         """Returns the message after a signal."""
         return f"Stopped. {self.way_on} again goes on."
 
@@ -385,7 +387,7 @@ class TuneStudy(Study):
             ended_because=search.ended_because,
             steps=[step.to_dict() for step in search.steps],
             trial_seconds=round(search.spent_seconds, 3),
-            noise=search.noise_in_words,
+            noise=search.noise_text,
             **known,
         )
         self.file.write(self.folder)

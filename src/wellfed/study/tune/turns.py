@@ -12,7 +12,7 @@ from wellfed.study import ledger
 from wellfed.study.executors.executor import Executor
 from wellfed.study.ledger import Ledger, in_turn
 from wellfed.study.points.grid import GridPoint, point_id
-from wellfed.study.points.guided.change import typed_behind
+from wellfed.study.points.guided.change import with_overrides
 from wellfed.study.row import Row, RowKind
 from wellfed.study.study import Trials
 
@@ -21,7 +21,7 @@ from wellfed.study.study import Trials
 class TuneTrials:
     """Runs what a tune proposes."""
 
-    words: tuple[str, ...]
+    start: tuple[str, ...]
     """Overrides of the start."""
     trials: Trials
     executor: Executor
@@ -33,8 +33,8 @@ class TuneTrials:
 
     def point(self, overrides: Sequence[str]) -> GridPoint:
         """Returns the configuration with these overrides behind those of the start."""
-        words = typed_behind(self.words, overrides)
-        return GridPoint(point_id(words), {}, words)
+        whole = with_overrides(self.start, overrides)
+        return GridPoint(point_id(whole), {}, whole)
 
     def measure(self, overrides: Sequence[str]) -> Row:
         """Returns the row of a configuration's trial; runs it if need be."""

@@ -21,7 +21,7 @@ from wellfed.errors import ConfigError
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.record import RunRecord, plain
 from wellfed.study.points.grid import OF_THE_SWEEP, group_of
-from wellfed.study.points.guided.change import knob_of, typed_behind
+from wellfed.study.points.guided.change import knob_of, with_overrides
 from wellfed.study.points.guided.gain import TuneGain
 from wellfed.study.points.guided.steps import Step
 
@@ -108,7 +108,7 @@ def _is_set(value: Value) -> bool:
     return value.because.startswith(("set:", _AS_CONFIGURED))
 
 
-def words_beside(overrides: Sequence[str], groups: Sequence[str]) -> list[str]:
+def other_overrides(overrides: Sequence[str], groups: Sequence[str]) -> list[str]:
     """Returns the overrides that have to be typed beside the options of ``groups``."""
     return [
         text
@@ -121,9 +121,9 @@ def name_of(config: RunConfig, facts: MachineFacts, *, on_gpu: bool) -> str:
     """Returns a name for options of this workload on this machine: ``recsys_rtx_4090``, ``recsys_cpu_8``."""
     cores = f"cpu_{facts.cpu_quota_cores:g}"
     where = facts.training_gpus[0].name if on_gpu and facts.training_gpus else cores
-    words = [word for word in in_ascii(where).lower().split("_") if word not in _VENDORS]
+    settings = [setting for setting in in_ascii(where).lower().split("_") if setting not in _VENDORS]
     devices = [f"{config.trainer.devices}x"] if config.trainer.devices > 1 else []
-    name = "_".join(filter(None, [in_ascii(config.workload.name), *devices, *words]))
+    name = "_".join(filter(None, [in_ascii(config.workload.name), *devices, *settings]))
     return name if name[0].isalpha() else f"tune_{name}"
 
 
@@ -207,18 +207,18 @@ class TuneOptions:
             heading: what was measured.
         """
         turned = result.change.overrides
-        beside = words_beside(self.start.overrides, ())
-        plainly = WrittenOptions((), None, (*self.flags, *typed_behind(beside, turned)))
+        beside = other_overrides(self.start.overrides, ())
+        plainly = WrittenOptions((), None, (*self.flags, *with_overrides(beside, turned)))
         if turned and not (gain is not None and gain.is_beyond_noise):
             plainly = replace(plainly, use=(*self.flags, *beside), unproven=plainly.use)
         if (why_not := self._why_not(result, gain)) is not None or record is None:
             return replace(plainly, why_not=why_not or "its run.json can't be read")
         found: Mapping[str, Any] = plain(asdict(record))
         because = {
-            knob_of(word): f"turned by tune ({step.why}): {step.change.because}"
+            knob_of(setting): f"turned by tune ({step.why}): {step.change.because}"
             for step in kept
-            for word in step.change.turned
-            if word in turned
+            for setting in step.change.turned
+            if setting in turned
         }
         texts = {
             self._config_dir / group / f"{self.name}.yaml": option_text(group, found, f"{MARK}\n{heading}", because)
@@ -229,9 +229,9 @@ class TuneOptions:
         except ConfigError as error:
             return replace(plainly, why_not=str(error.faults[0]), has_failed=True)
         options = [f"{group}={self.name}" for group in _GROUPS]
-        others = [word for word in turned if knob_of(word).partition(".")[0] not in _GROUPS]
-        words = [*typed_behind(words_beside(self.start.overrides, _GROUPS), others), *options]
-        return WrittenOptions(tuple(texts), None, (*self.flags, *self._exact(words, found)))
+        others = [setting for setting in turned if knob_of(setting).partition(".")[0] not in _GROUPS]
+        settings = [*with_overrides(other_overrides(self.start.overrides, _GROUPS), others), *options]
+        return WrittenOptions(tuple(texts), None, (*self.flags, *self._exact(settings, found)))
 
     def _why_not(self, result: Step, gain: TuneGain | None) -> str | None:
         write = self.asked.write
@@ -244,23 +244,23 @@ class TuneOptions:
             return f"nothing is better than the start{more}"
         return None if gain.is_beyond_noise else f"the gain is within noise{more}"
 
-    def _exact(self, words: Sequence[str], record: Mapping[str, Any]) -> list[str]:
+    def _exact(self, settings: Sequence[str], record: Mapping[str, Any]) -> list[str]:
         """Returns the overrides, and what an experiment among them would set differently from the options."""
         wanted: dict[str, Any] = {
             f"{group}.{knob}": value.value for group in _GROUPS for knob, value in option_values(group, record).items()
         }
         of_data = {name: record["config"].get("loader", {}).get(name.partition(".")[2]) for name in OF_THE_DATA}
-        wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, words)}
+        wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, settings)}
         try:
-            found = compose(words, "train", **self.where).resolved
+            found = compose(settings, "train", **self.where).resolved
         except ConfigError:  # the mixture breaks a rule
-            return [*words, *(_assigned(name, value) for name, value in wanted.items())]
+            return [*settings, *(_assigned(name, value) for name, value in wanted.items())]
         differing = {
             name: value
             for name, value in wanted.items()
             if plain(found[name.partition(".")[0]].get(name.partition(".")[2])) != value
         }
-        return [*words, *(_assigned(name, value) for name, value in differing.items())]
+        return [*settings, *(_assigned(name, value) for name, value in differing.items())]
 
 
 def _assigned(knob: str, value: Any) -> str:

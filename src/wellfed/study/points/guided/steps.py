@@ -81,12 +81,12 @@ class Step:
 
 
 @dataclass
-class TuneSteps:
+class GuidedSteps:
     """Steps of a tune so far: compared with the best, measured again against noise, kept or dropped."""
 
     objective: Objective
     budget: TuneBudget
-    around: TuneMachine
+    machine: TuneMachine
     fixed: frozenset[str] = frozenset()
     """Knobs and groups that are never turned: ``loader.num_workers``, ``memory``."""
     again: Callable[[Change, int], TuneTrial] | None = None
@@ -114,7 +114,7 @@ class TuneSteps:
         return pooled_noise(runs)
 
     @property
-    def noise_in_words(self) -> str:
+    def noise_text(self) -> str:
         """A sentence on what repeated runs show."""
         if (noise := self.noise()) is None:
             return "Noise between runs: unknown, since no configuration was measured twice."
@@ -134,7 +134,7 @@ class TuneSteps:
         wanted = same_plan(plan)
         return next((step for step in self.steps if step.trial.plan and _plan_of(step.trial) == wanted), None)
 
-    def _judged(self, change: Change, trial: TuneTrial, best: Step | None) -> Step:
+    def _first_step(self, change: Change, trial: TuneTrial, best: Step | None) -> Step:
         if not trial.is_measured:
             why = f"{trial.status}: {trial.error}" if trial.error else f"ended as {trial.status}"
             return Step(change, trial, False, None if best is None else best.trial.figure, None, why)
@@ -155,11 +155,11 @@ class TuneSteps:
             return step
         return replace(step, is_kept=False, why=why, is_out=True)
 
-    def _sure(self, step: Step, best: Step) -> Step:
+    def _repeated(self, step: Step, best: Step) -> Step:
         """Returns the compared step, after it and the best were measured again as often as it takes."""
-        place = self.steps.index(best)
+        index = self.steps.index(best)
         while self.again is not None:
-            best = self.steps[place]
+            best = self.steps[index]
             noise = self._noise_of(step, best)
             gain = math.log(step.gain or 1.0)
             is_hopeless = gain < _HOPELESS_FRAC * noise < math.inf and len(step.figures) > 1
@@ -175,12 +175,12 @@ class TuneSteps:
             if more is None:
                 break
             if is_bests_turn:
-                self._replace_best(place, more)
+                self._replace_best(index, more)
                 best = more
             else:
                 step = more
             step = self._compared(step, best)
-        return self._compared(step, self.steps[place])
+        return self._compared(step, self.steps[index])
 
     def _measured_again(self, step: Step) -> Step | None:
         """Returns the step with one run more; None where that did not end well."""
@@ -195,10 +195,10 @@ class TuneSteps:
         seconds = step.again_seconds + trial.seconds
         return replace(step, figures=figures, again_seconds=seconds, trial=replace(step.trial, figure=mean, ci95=ci95))
 
-    def _replace_best(self, place: int, best: Step) -> None:
+    def _replace_best(self, index: int, best: Step) -> None:
         """Replaces the best by its new figure; compares again what was compared with the old one."""
-        old = self.steps[place].trial.figure
-        self.steps[place] = best
+        old = self.steps[index].trial.figure
+        self.steps[index] = best
         for at, step in enumerate(self.steps):
             if step.before == old and not step.is_kept and step.trial.figure is not None:
                 self.steps[at] = replace(step, before=best.trial.figure, gain=self._gain(step.trial, best))
@@ -253,4 +253,4 @@ def _plan_of(trial: TuneTrial) -> Knobs:
 
 def _unplanned(change: Change) -> Iterator[str]:
     """Yields overrides of knobs that no plan has, in which two equal plans may differ."""
-    return (word for word in change.overrides if knob_of(word) in ("gpu.channels_last", "gpu.cudnn_benchmark"))
+    return (setting for setting in change.overrides if knob_of(setting) in ("gpu.channels_last", "gpu.cudnn_benchmark"))
