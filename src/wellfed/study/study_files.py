@@ -175,12 +175,17 @@ class SearchFile(PointsFile):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Facts that all trials share beside the axes; others make another search.
+        """Facts of which another value makes another search.
 
-        Overrides about watching trials or where they write don't count.
+        Overrides about watching trials or where they write don't count. A grid may get other values of its axes.
         """
         shared = sorted(text for text in self.fixed if group_of(text) not in NO_AXES)
-        return {"metric": f"val/{self.metric} ({self.mode})", "overrides": " ".join(shared)}
+        axes = dict(sorted(self.space.items()))
+        return {
+            "metric": f"val/{self.metric} ({self.mode})",
+            "overrides": " ".join(shared),
+            **({"axes": " ".join(axes)} if self.sampler == "grid" else {"space": spaces.describe(axes)}),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what is written."""

@@ -24,7 +24,7 @@ SPACE: Space = {
 
 
 def study(folder: Path, space: Space = SPACE, **more: Any) -> OptunaStudy:
-    options = {"mode": "max", "identity": {"metric": "val/score (max)", "overrides": ""}, "sampler": "tpe"}
+    options = {"mode": "max", "sampler": "tpe"}
     return OptunaStudy(folder, space, **{**options, "pruner": "none", "seed": 1, **more})  # type: ignore[arg-type]
 
 
@@ -120,25 +120,6 @@ def test_values_can_be_asked_for_and_come_in_turn(tmp_path):
     asked_for.ask_later(first)
     asked_for.ask_later(second)
     assert [asked_for.ask().values, asked_for.ask().values] == [first, second]
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"identity": {"metric": "val/loss (min)"}}, "metric val/score (max); this one has metric val/loss (min)"),
-        ({"identity": {"metric": "val/score (max)", "overrides": "a=1"}}, "overrides none; this one has overrides a=1"),
-        ({"space": {"lr": Numbers(0.1, 1)}}, "in steps of 2; dim: 32, 64; this one has space lr: 0.1 to 1."),
-    ],
-)  # fmt: skip
-def test_another_study_is_refused_with_both_and_nothing_is_touched(tmp_path, more, words):
-    begun = study(tmp_path)
-    begun.end(begun.ask().number, "complete", 0.5)
-    before = (tmp_path / JOURNAL).read_bytes()
-    with pytest.raises(ConfigError) as caught:
-        study(tmp_path, **more)
-    assert words in str(caught.value)
-    assert f"search.name={tmp_path.name}_2" in str(caught.value)
-    assert (tmp_path / JOURNAL).read_bytes() == before
 
 
 def test_sampler_pruner_seed_and_the_order_of_axes_may_change(tmp_path):

@@ -37,7 +37,7 @@ def opened(
 ) -> tuple[AskedPoints, Ledger]:
     """As a command opens the search of a folder."""
     ledger = kept(folder, retry)
-    study = OptunaStudy(folder, space, mode="max", identity={}, sampler="tpe", pruner="none", seed=seed)
+    study = OptunaStudy(folder, space, mode="max", sampler="tpe", pruner="none", seed=seed)
     return AskedPoints(study, space, ("seed=1",), ledger, **{"most": 99, "pruner": "none", **more}), ledger
 
 

@@ -75,6 +75,8 @@ class Searching:
         composing: Composing | None = None,
         space: dict[str, Axis] | None = None,
         best_metric: str | None = None,
+        shared: Sequence[str] = ("seed=1",),
+        metric: str = "score",
         **options: Any,
     ) -> None:
         is_grid = space is None
@@ -82,12 +84,13 @@ class Searching:
         sampler = SearchSampler.grid if is_grid else SearchSampler.random
         search = SearchConfig(**{"sampler": sampler, "pruner": SearchPruner.none, "max_trials": 20, **options})
         config = RunConfig(search=search, trainer=TrainerConfig(best_metric=best_metric))
-        asked = StudyRequest("mine", folder, space, ("seed=1",))
+        asked = StudyRequest("mine", folder, space, tuple(shared))
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
         self.study = SearchStudy(folder, screen, multirun, config, asked, None, None)
         self.study.__dict__["code"] = "abc"
-        self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+        earlier = self.study.earlier()
+        self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen(metric, "max", True), earlier)
         self.played = PlayedTrials(play, curve)
         self.points = self.study.propose(self.trials, parallel=1)
 
@@ -270,6 +273,43 @@ def test_a_search_that_was_killed_trains_what_ran_then_first(tmp_path: Path) -> 
     assert len({row.point for row in ledger.read(tmp_path).rows}) == 4
 
 
+@pytest.mark.parametrize(
+    ("space", "options", "told"),
+    [
+        ({LR: Numbers(0.1, 0.8)}, {}, f"space {LR}: 0.1 to 0.9; this one has space {LR}: 0.1 to 0.8."),
+        ({LR: Numbers(0.1, 0.9)}, {"shared": ("seed=2",)}, "overrides seed=1; this one has overrides seed=2."),
+        ({LR: Numbers(0.1, 0.9)}, {"metric": "loss"}, "metric val/score (max); this one has metric val/loss (max)."),
+        (None, {}, "search.sampler=random; this one has search.sampler=grid."),
+    ],
+)  # fmt: skip
+def test_another_search_in_the_folder_is_refused_with_both_and_nothing_is_touched(
+    tmp_path: Path, space: dict[str, Axis] | None, options: dict[str, Any], told: str
+) -> None:
+    assert Searching(tmp_path, space={LR: Numbers(0.1, 0.9)}, max_trials=2).run() == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError) as caught:
+        Searching(tmp_path, values=("0.1", "0.2"), space=space, max_trials=3, **options)
+    assert told in str(caught.value)
+    assert "search.name=mine_2" in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_sampler_pruner_and_the_most_trials_may_change(tmp_path: Path) -> None:
+    space: dict[str, Axis] = {LR: Numbers(0.1, 0.9)}
+    assert Searching(tmp_path, space=space, max_trials=2).run() == 0
+    options = {"sampler": SearchSampler.tpe, "pruner": SearchPruner.asha, "max_trials": 3}
+    longer = Searching(tmp_path, space=space, **options)
+    assert longer.run() == 0
+    assert len(longer.played.ran) == 1
+
+
+def test_a_grid_with_more_values_goes_on(tmp_path: Path) -> None:
+    assert Searching(tmp_path, values=("0.1", "0.2")).run() == 0
+    grown = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
+    assert grown.run() == 0
+    assert [row.overrides[-1] for row in grown.played.ran] == [f"{LR}=0.3"]
+
+
 def test_equal_metrics_share_a_rank_on_every_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def equal(trial: Trial) -> Row:
         return replace(good(trial), value=0.25) if trial.overrides[-1].endswith(("0.2", "0.3")) else good(trial)
@@ -330,7 +370,7 @@ def test_machines_that_are_lost_end_the_search_with_what_is_there(
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:
     searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
     searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
-    searching.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+    searching.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True), None)
     file = searching.study.file
     file.write(tmp_path)
     assert "hunter" not in (tmp_path / "search.json").read_text()

@@ -48,12 +48,10 @@ class OptunaStudy:
     """One study of Optuna, in a folder that only this process writes to.
 
     Args:
-        identity: what all trials share beside the space: metric, direction, overrides. A journal with another one is
-            refused.
         parallel: trials that run at a time.
 
     Raises:
-        ConfigError: the journal is of another study, or is none.
+        ConfigError: the file is no journal.
     """
 
     def __init__(
@@ -62,7 +60,6 @@ class OptunaStudy:
         space: Space,
         *,
         mode: str,
-        identity: Mapping[str, str],
         sampler: str,
         pruner: str,
         seed: int,
@@ -73,26 +70,19 @@ class OptunaStudy:
         self._distributions = {name: _distribution(axis) for name, axis in space.items()}
         self._path = folder / JOURNAL
         self._running: dict[int, Trial] = {}
-        mine = {**identity, "space": json.dumps(spaces.to_dict(space))}
         try:
             _mend(self._path)
             storage = JournalStorage(JournalFileBackend(str(self._path)))
             names = [study.study_name for study in storage.get_all_studies()]
         except (ValueError, KeyError, TypeError) as error:
             problem = f"can't be read as a journal of Optuna: {error}."
-            raise ConfigError.of(str(self._path), problem, _another(folder)) from error
+            way_out = f"Give this one a folder of its own: search.name={folder.name}_2. What is there stays as it is."
+            raise ConfigError.of(str(self._path), problem, way_out) from error
         direction: Literal["minimize", "maximize"] = "maximize" if mode == "max" else "minimize"
-        found = optuna.load_study(study_name=_NAME, storage=storage) if _NAME in names else None
-        if found is not None and not (found.get_trials(deepcopy=False) or mine.keys() <= found.user_attrs.keys()):
-            optuna.delete_study(study_name=_NAME, storage=storage)  # a kill came while it was made
-            found = None
-        if found is None:
-            self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
-            for name, value in mine.items():
-                self._study.set_user_attr(name, value)
+        if _NAME in names:
+            self._study = optuna.load_study(study_name=_NAME, storage=storage)
         else:
-            self._study = found
-            _check_same(folder, found.user_attrs, mine)
+            self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
         known = len(self._study.get_trials(deepcopy=False))
         # The same seed would draw the same values once more after a restart.
         self._study.sampler = _sampler(sampler, seed + known, parallel)
@@ -195,27 +185,3 @@ def _mend(path: Path) -> None:
         for line in content[:end].splitlines():
             json.loads(line)
         stream.truncate(end)
-
-
-def _check_same(folder: Path, found: Mapping[str, Any], mine: Mapping[str, str]) -> None:
-    for name, value in mine.items():
-        was, now = str(found.get(name, "")), value
-        if name == "space":
-            before, after = _space(was), _space(now)
-            if before == after:  # axes may be named in another order
-                continue
-            was, now = spaces.describe(before), spaces.describe(after)
-        if was != now:
-            problem = f"holds a search with {name} {was or 'none'}; this one has {name} {now or 'none'}."
-            raise ConfigError.of(str(folder), problem, _another(folder))
-
-
-def _space(text: str) -> dict[str, spaces.Axis]:
-    try:
-        return spaces.from_dict(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _another(folder: Path) -> str:
-    return f"Give this one a folder of its own: search.name={folder.name}_2. What is there stays as it is."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import Grid, GridPoint, point_of
@@ -26,23 +26,6 @@ class Proposal:
     number: int
     """Number of the trial."""
     point: GridPoint
-
-
-class Points(Protocol):
-    """Source of points."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something is left to try."""
-
-    def next(self) -> Proposal | None:
-        """Returns what to try now; None = nothing, at least until a running trial has ended."""
-
-    def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
-        """Returns why a trial is to end after a validation; None = it goes on."""
-
-    def ended(self, proposal: Proposal, row: Row) -> None:
-        """Takes the row of a trial that has ended."""
 
 
 class GridPoints:
@@ -149,3 +132,7 @@ class AskedPoints:
         taken = {*self._ledger.latest, *self._running}
         points = Grid(grid_values(self._space), self._fixed).points()
         return [dict(point.values) for point in points if point.id not in taken]
+
+
+Points = GridPoints | AskedPoints
+"""Source of points."""

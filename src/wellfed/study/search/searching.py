@@ -94,7 +94,7 @@ class SearchStudy(MultirunStudy):
 
     def run(self) -> None:
         """Runs trials until nothing is left to try, the time is over, or nothing can be won any more."""
-        earlier, options = self._earlier(), self.config.search
+        earlier, options = self.earlier(), self.config.search
         prepare_to_fork(self.config)
         announce("Search: importing PyTorch, reading data, building the model")
         with scratch_folder(self.folder / ".scratch") as scratch:
@@ -102,12 +102,9 @@ class SearchStudy(MultirunStudy):
             settings = self.settings(scratch, options.timeout_s, self.code, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
                 machine, seen = self._see(here)
-                trials = self.begin(machine, seen)
+                trials = self.begin(machine, seen, earlier)
                 maker.metric = trials.ledger.metric
-                if earlier is not None and self.is_grid:
-                    _check_same(earlier, self.file, self._another())
                 points = self.propose(trials, parallel=len(here.gpus) // max(1, self.config.trainer.devices))
-                self.file.write(self.folder)
                 self._report_begin(trials)
                 if options.max_minutes is not None:
                     self.until_s = time.monotonic() + 60 * options.max_minutes
@@ -142,8 +139,8 @@ class SearchStudy(MultirunStudy):
         assert first is not None
         raise first
 
-    def _earlier(self) -> SearchFile | None:
-        """Returns what the folder holds.
+    def earlier(self) -> SearchFile | None:
+        """Returns what the folder holds; None if that is nothing, or unknown.
 
         Raises:
             ConfigError: a grid, and this is a sampler's, or the other way round.
@@ -155,17 +152,22 @@ class SearchStudy(MultirunStudy):
         except (OSError, ValueError) as error:
             self.screen.say(f"{error} It is written anew.")
             return None
-        sampler = self.config.search.sampler.value
         if (earlier.sampler == "grid") != self.is_grid:
-            problem = f"holds a search with search.sampler={earlier.sampler}; this one has search.sampler={sampler}."
-            raise ConfigError.of(str(self.folder), problem, self._another())
+            raise self._another(
+                f"search.sampler={earlier.sampler}", f"search.sampler={self.config.search.sampler.value}"
+            )
         return earlier
 
-    def _another(self) -> str:
-        return f"Give this one a folder of its own: search.name={self.asked.name}_2."
+    def _another(self, was: str, now: str) -> ConfigError:
+        way_out = f"Give this one a folder of its own: search.name={self.asked.name}_2. What is there stays as it is."
+        return ConfigError.of(str(self.folder), f"holds a search with {was}; this one has {now}.", way_out)
 
-    def begin(self, machine: MachineSeen, metric: MetricSeen) -> Trials:
-        """Returns the trials, ranked by this metric, with the rows of earlier commands."""
+    def begin(self, machine: MachineSeen, metric: MetricSeen, earlier: SearchFile | None) -> Trials:
+        """Returns the trials, ranked by this metric, with the rows of earlier commands; writes ``search.json``.
+
+        Raises:
+            ConfigError: the folder holds another search, which is more than other values of a grid.
+        """
         options, asked = self.config.search, self.asked
         self._file = file = SearchFile(
             **self.facts,
@@ -178,6 +180,10 @@ class SearchStudy(MultirunStudy):
             machine="" if self.launcher is not None else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
         )
+        for name, was in earlier.identity.items() if earlier is not None else ():
+            if was != (now := file.identity[name]):
+                raise self._another(f"{name} {was or 'none'}", f"{name} {now or 'none'}")
+        file.write(self.folder)  # before the journal, which does not hold what is searched
         self.screen.objective = file.ranked_by
         retry = [status.value for status in options.retry]
         ranked_by = TrialMetric(metric.name, metric.mode)
@@ -196,7 +202,6 @@ class SearchStudy(MultirunStudy):
             self.folder,
             file.space,
             mode=file.mode,
-            identity=file.identity,
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             seed=options.seed,
@@ -313,12 +318,3 @@ class SearchStudy(MultirunStudy):
     def stop_message(self) -> str:
         """Returns the message after a signal."""
         return f"Stopped. {self.way_on} goes on; trials that ran begin anew."
-
-
-def _check_same(earlier: SearchFile, file: SearchFile, way_out: str) -> None:
-    """Raises ConfigError: the grid of a folder was another one, not this one with other values."""
-    was_and_is = [{**each.identity, "axes": " ".join(sorted(each.space))} for each in (earlier, file)]
-    for name, was in was_and_is[0].items():
-        if was != (now := was_and_is[1][name]):
-            problem = f"holds a search with {name} {was or 'none'}; this one has {name} {now or 'none'}."
-            raise ConfigError.of(f"search.name={file.name}", problem, way_out)

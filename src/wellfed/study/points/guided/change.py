@@ -50,7 +50,6 @@ class TuneTrial:
     """Configuration by group, as in run.json."""
     time: TimeEntry | None = None
     loading: LoadingEntry = field(default_factory=LoadingEntry)
-    readiness_frac: float | None = None
     ceiling_factor: float | None = None
     """Ceiling over rate."""
     beside_seconds: float = 0.0
@@ -81,7 +80,6 @@ class TuneTrial:
             record.config,
             record.time,
             record.loading,
-            row.readiness_frac,
             ceiling / rate if ceiling and rate else None,
         )
 
