@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from wellfed.study.board import files, terminal
 from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.request import StudyRequest
-from wellfed.study.study import Study, Trials
+from wellfed.study.study import Study
 from wellfed.study.study_files import SearchFile, SweepFile
 from wellfed.study.trial_end import code_version
 
@@ -40,8 +40,6 @@ class MultirunStudy(Study):
     asked: StudyRequest
     launcher: Mapping[str, Any] | None
     launch: Launch | None
-    trials: Trials | None = field(default=None, init=False)
-    """Trials and their rows; there once the study runs."""
 
     def __post_init__(self) -> None:
         self.way_on = self.asked.way_on

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_FAILED, ConfigError, WellfedError
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError, WellfedError
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder.lock import made, only_one
 from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
@@ -43,6 +43,8 @@ class Study(ABC):
     stop: StopRequest = field(default_factory=StopRequest, kw_only=True)
     way_on: str = field(default=SAME_COMMAND, init=False)
     """Command that goes on where this one has stopped."""
+    trials: Trials | None = field(default=None, init=False)
+    """Trials and their rows; there once the study runs."""
     _is_finished: bool = field(default=False, init=False)
 
     @abstractmethod
@@ -92,8 +94,9 @@ class Study(ABC):
 
     @property
     def has_nothing(self) -> bool:
-        """Whether the folder may go with a configuration that was refused."""
-        return True
+        """Whether no trial got as far as its first batch, so that a new folder may go with a refused configuration."""
+        rows = () if self.trials is None else self.trials.ledger.found.rows
+        return all(row.exit_code in (None, EXIT_NOTHING_RUN) and row.status != "ok" for row in rows)
 
     def go(self) -> int:
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.

@@ -86,7 +86,7 @@ def found(folder: Path) -> dict[str, Any]:
 def tuned(folder: Path, play: Played, **asked: Any) -> int:
     tune = made(folder, **asked)
     tune._run_steps(play)  # type: ignore[arg-type]
-    tune._trials = play  # type: ignore[assignment]
+    tune.measured = play  # type: ignore[assignment]
     tune._comparison = tune._compare(play)  # type: ignore[arg-type]
     return tune.finish()
 

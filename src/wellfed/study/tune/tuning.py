@@ -186,22 +186,11 @@ class TuneStudy(Study):
     options: TuneOptions
     search: GuidedPoints
     screen: TuneScreen
-    _trials: TuneTrials | None = field(default=None, init=False)
+    measured: TuneTrials | None = field(default=None, init=False)
+    """Measures the configurations; there once the tune runs."""
     _comparison: TurnsMeasured | None = field(default=None, init=False)
     _beside_s: dict[tuple[str, ...], float] = field(default_factory=dict, init=False)
     """Seconds that an earlier command needed beside each trial, by its overrides."""
-
-    @property
-    def trials(self) -> TuneTrials:
-        """Trials of the tune; there once it runs."""
-        assert self._trials is not None
-        return self._trials
-
-    @property
-    def has_nothing(self) -> bool:
-        """Whether no trial got as far as its first batch."""
-        rows = () if self._trials is None else self._trials.ledger.found.rows
-        return all(row.exit_code in (None, EXIT_NOTHING_RUN) for row in rows)
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
@@ -217,11 +206,11 @@ class TuneStudy(Study):
             settings = self.settings(scratch, self.config.sweep.timeout_s, self.file.code, RowMaker())
             with LocalExecutor(settings) as executor:
                 of_all = of_trials(self.start.overrides, self.start.config)
-                trials = Trials(kept, self.screen, compose_point)
-                self._trials = TuneTrials(of_all, trials, executor)
-                trials.report_kept("sweep", but=[self._trials.point(()).id])
-                self._run_steps(self._trials)
-                self._comparison = self._compare(self._trials)
+                self.trials = trials = Trials(kept, self.screen, compose_point)
+                self.measured = TuneTrials(of_all, trials, executor)
+                trials.report_kept("sweep", but=[self.measured.point(()).id])
+                self._run_steps(self.measured)
+                self._comparison = self._compare(self.measured)
 
     def _begin(self, kept: Ledger) -> None:
         """Goes on with what was measured alike before, and moves the rest aside."""
@@ -316,20 +305,21 @@ class TuneStudy(Study):
 
     def finish(self) -> int:
         """Writes and shows what was found; returns the exit code."""
-        search, comparison, trials = self.search, self._comparison, self.trials
+        search, comparison, measured = self.search, self._comparison, self.measured
         best, start = search.best, search.start
         assert best is not None
         assert start is not None
+        assert measured is not None
         if (too_little := self._too_little()) is not None:
             self.interrupted()
             self.screen.say(f"Stopped. {too_little}")
             return EXIT_FAILED
         gain = None if comparison is None else comparison.gain
         result = best if comparison is None or comparison.result_holds else start
-        row = trials.latest(result.change.overrides)
+        row = measured.latest(result.change.overrides)
         kept = [step for step in search.steps if step.is_kept]
         heading = self._heading(row, gain if result.change.overrides else None)
-        written = self.options.write(result, kept, gain, trials.record(row), heading)
+        written = self.options.write(result, kept, gain, measured.record(row), heading)
         self._write(
             status="done",
             result=tuple(result.change.overrides),
