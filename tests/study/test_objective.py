@@ -22,7 +22,7 @@ from wellfed.study.ledger import Read, append, read
 from wellfed.study.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import chosen, in_words, tie_text
+from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
@@ -130,7 +130,7 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
     assert heads[0] == head
     assert {"triplets/s", "triplets/J", "peak"} <= set(heads)
     assert len(heads) == len(set(heads))
-    assert in_words(found, found.ranked[0]).startswith(words)
+    assert score_text(found, found.ranked[0]).startswith(words)
     page = to_html(found)
     assert f"{best.capitalize()}:" in page
     assert "<strong>" + words.split()[0] in page
