@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from wellfed.command_line import announce
@@ -101,7 +102,7 @@ class SearchStudy(MultirunStudy):
             maker = RowMaker("search")
             settings = self.settings(scratch, options.timeout_s, self.code, maker, options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
-                machine, seen = self._see(here)
+                machine, seen = _seen_by(here, self.probes, self.folder)
                 trials = self.begin(machine, seen, earlier)
                 maker.metric = trials.ledger.metric
                 points = self.propose(trials, parallel=len(here.gpus) // max(1, self.config.trainer.devices))
@@ -113,31 +114,6 @@ class SearchStudy(MultirunStudy):
             if self.launcher is not None and points.has_more:
                 with executor_of(self.launcher, self.launch, settings) as self._remote:
                     self.serve(self._remote, points, trials)
-
-    def _see(self, here: LocalExecutor) -> tuple[MachineSeen, MetricSeen]:
-        """Returns the machine, and the metric that ranks, from data and model of the first point that has some.
-
-        Raises:
-            ConfigError: no data and model could be made; the fault of the first.
-        """
-        first: ConfigError | None = None
-        for probe in self.probes:
-            try:
-                answers = here.ask(probe.config, SeeMetric(probe.config))
-            except ForkServerFailed as failed:
-                first = first or ConfigError.of("data and model", str(failed), "")
-                continue
-            if len(answers) != 1 or here.machine is None:
-                way_out = f"See the files in {self.folder}."
-                raise ConfigError.of("data and model", "could not be looked at.", way_out)
-            metric: MetricSeen = answers[0]
-            if not metric.is_validated:
-                problem = "has no validation split: there is no metric to rank trainings by."
-                way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
-                raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
-            return here.machine, metric
-        assert first is not None
-        raise first
 
     def earlier(self) -> SearchFile | None:
         """Returns what the folder holds; None if that is nothing, or unknown.
@@ -318,3 +294,31 @@ class SearchStudy(MultirunStudy):
     def stop_message(self) -> str:
         """Returns the message after a signal."""
         return f"Stopped. {self.way_on} goes on; trials that ran begin anew."
+
+
+def _seen_by(
+    here: LocalExecutor, probes: Iterator[Composed[RunConfig]], folder: Path
+) -> tuple[MachineSeen, MetricSeen]:
+    """Returns the machine, and the metric that ranks, from data and model of the first point that has some.
+
+    Raises:
+        ConfigError: no data and model could be made; the fault of the first.
+    """
+    first: ConfigError | None = None
+    for probe in probes:
+        try:
+            answers = here.ask(probe.config, SeeMetric(probe.config))
+        except ForkServerFailed as failed:
+            first = first or ConfigError.of("data and model", str(failed), "")
+            continue
+        if len(answers) != 1 or here.machine is None:
+            way_out = f"See the files in {folder}."
+            raise ConfigError.of("data and model", "could not be looked at.", way_out)
+        metric: MetricSeen = answers[0]
+        if not metric.is_validated:
+            problem = "has no validation split: there is no metric to rank trainings by."
+            way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
+            raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
+        return here.machine, metric
+    assert first is not None
+    raise first
