@@ -40,8 +40,8 @@ from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
+from wellfed.study.points.guided.change import with_overrides  # noqa: E402
 from wellfed.study.points.guided.gain import gain_in_turns  # noqa: E402
-from wellfed.study.points.guided.tune_trial import typed_behind  # noqa: E402
 from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
 
@@ -183,7 +183,7 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
     rows = ledger.read(swept)
     board = leaderboard(SweepFile.read(swept), rows)
     best = board.ranked[0]
-    words = typed_behind(case.words, found["result"])
+    words = with_overrides(case.words, found["result"])
     grid_words = [f"{axis}={value}" for axis, value in best.values.items()]
     mine, its = bench.in_turns(words, grid_words, rounds)
     gain = gain_in_turns(its, mine, SAMPLES_PER_S)

@@ -47,7 +47,7 @@ class Swept:
 
     def row(self, *overrides: str) -> Row:
         """The last trial of the one point that has these."""
-        (found,) = [row for row in ledger.read(self.folder).latest().values() if {*overrides} <= {*row.overrides}]
+        (found,) = [row for row in ledger.read(self.folder).latest.values() if {*overrides} <= {*row.overrides}]
         return found
 
 

@@ -130,9 +130,9 @@ def patiently(cwd: Path, *more: str) -> Swept:
 def complete(swept: Swept) -> Counter[str]:
     """Statuses of the points' last trials; every point has one."""
     found = ledger.read(swept.folder)
-    assert set(found.latest()) == set(SweepFile.read(swept.folder).ids)
+    assert set(found.latest) == set(SweepFile.read(swept.folder).ids)
     assert found.damaged == ()
-    return Counter(row.status for row in found.latest().values())
+    return Counter(row.status for row in found.latest.values())
 
 
 def interrupted(process: subprocess.Popen[str], cwd: Path) -> str:

@@ -37,7 +37,7 @@ from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.points.guided.tune_trial import TuneTrial
+from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.row import Row
 
 SAMPLES = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +13,23 @@ from wellfed.study.trial_end import RowMaker
 
 
 class PlayedTrials(Executor):
-    """Each trial ends as ``play`` makes of its row; those that wait after `start_no_more` are dropped."""
+    """Each trial ends as ``play`` makes of its row; those that wait after `start_no_more` are dropped.
 
-    def __init__(self, play: Callable[[Trial], Row] = lambda trial: replace(trial.row, status="ok")) -> None:
+    ``curve`` gives the metric at the validations of a trial that may be pruned, until it is.
+    """
+
+    def __init__(
+        self,
+        play: Callable[[Trial], Row] = lambda trial: replace(trial.row, status="ok"),
+        curve: Callable[[Trial], Sequence[float]] = lambda trial: (),
+    ) -> None:
         none = Path()
         super().__init__(
             StudySettings(none, none, 1, 1, "sweep", "", RowMaker(), str, lambda: None, StopRequest())  # type: ignore[arg-type]
         )
-        self._play = play
+        self._play, self._curve = play, curve
+        self.pruned: dict[str, str] = {}
+        """Why a trial was pruned, by its key."""
         self.ran: list[Row] = []
         """Rows of the trials that were begun, in order."""
 
@@ -41,4 +50,9 @@ class PlayedTrials(Executor):
     def _wait(self) -> Ended:
         for key in list(self._running):
             trial = self._running.pop(key)
+            prune = self._prune if trial.may_be_pruned else None
+            for number, value in enumerate(self._curve(trial) if prune else (), start=1):
+                if why := prune(trial, number, value) if prune else None:
+                    self.pruned[key] = why
+                    break
             yield trial, self._play(trial)

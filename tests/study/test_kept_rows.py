@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from tests.kit import made
-from wellfed.config.schema import RunConfig
-from wellfed.process import StopRequest
+from wellfed.config.schema import RunConfig, SweepObjective
+from wellfed.errors import ConfigError
 from wellfed.study.ledger import Ledger, append, read
+from wellfed.study.points.space import Choices
+from wellfed.study.request import StudyRequest
 from wellfed.study.row import Row
+from wellfed.study.study import Trials
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.sweep import SweepStudy
 
@@ -34,8 +37,12 @@ def kept(
 ) -> Ledger:
     file = made.sweep_file(AXES, objective=objective)
     append(folder, rows)
-    screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
-    return Ledger(folder, screen, file.ranked_by, file.code, retry, file.ids)
+    return Ledger(folder, file.ranked_by, file.code, retry, file.ids)
+
+
+def shown(ledger: Ledger) -> Trials:
+    """The same rows, and a terminal that shows what is added."""
+    return Trials(ledger, StudyScreen(ledger.objective, [*AXES], "triplets"), ANY)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_the_end_of_a_trial_is_told_by_its_objective_and_written_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = kept(tmp_path, [], objective="peak_memory")
-    ledger.add(ROWS[0])
+    shown(ledger).add(ROWS[0])
     assert capsys.readouterr().out == "ok 1.00 GiB in 41.5 s: loader=baseline\n"
     assert read(tmp_path).rows == (ROWS[0],)
 
@@ -85,15 +92,18 @@ def test_a_refusal_takes_no_measured_row_away_and_is_written_once(tmp_path: Path
     ledger = kept(tmp_path, [ROWS[0]])
     for point in (SLOW, FAST):
         for _ in range(2):
-            ledger.refuse(point, "infeasible", "needs 20 GiB")
-    assert [(row.point, row.status) for row in read(tmp_path).rows] == [(SLOW.id, "ok"), (FAST.id, "infeasible")]
+            shown(ledger).refuse(point, ConfigError.of("gpu.memory_gib", "is too small", "Raise it."))
+    assert [(row.point, row.status) for row in read(tmp_path).rows] == [(SLOW.id, "ok"), (FAST.id, "invalid")]
 
 
 def test_without_the_figure_that_ranks_a_sweep_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = kept(tmp_path, [ROWS[3]], objective="samples_per_joule")
     file, config = made.sweep_file(AXES, objective="samples_per_joule"), RunConfig()
-    study = SweepStudy(tmp_path, ledger.screen, StopRequest(), ANY, config, file.grid, file, None, None)
-    study._ledger = ledger
+    config.sweep.objective = SweepObjective.samples_per_joule
+    trials = shown(ledger)
+    asked = StudyRequest("quick", tmp_path, {"loader": Choices(AXES["loader"])}, file.fixed)
+    study = SweepStudy(tmp_path, trials.screen, ANY, config, asked, None, None)
+    study.trials = trials
     assert study.finish() == 1
     assert "ended well, but without an efficiency" in capsys.readouterr().out
     assert (tmp_path / "leaderboard.html").is_file()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from wellfed.record import Status
 from wellfed.study import ledger
-from wellfed.study.ledger import Read, append, missing, read
+from wellfed.study.ledger import Read, append, read
 from wellfed.study.row import Row
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\n", "\r\n", "\u2028", "\udc80"])
@@ -132,8 +132,8 @@ def test_a_file_that_can_not_be_read_is_no_empty_one(tmp_path: Path) -> None:
 
 def test_the_last_row_of_a_point_counts() -> None:
     found = Read((row("a", "oom"), row("b"), row("a", attempt=2), row("b", kind="confirm", status="failed")), ())
-    assert {point: row.status for point, row in found.latest().items()} == {"a": "ok", "b": "ok"}
-    assert found.latest("confirm").keys() == {"b"}
+    assert {point: row.status for point, row in found.latest.items()} == {"a": "ok", "b": "ok"}
+    assert [each.status for each in found.of("b", "confirm")] == ["failed"]
     assert [row.attempt for row in found.of("a", "trial")] == [1, 2]
     assert found.of("a", "confirm") == []
 
@@ -142,16 +142,16 @@ def test_the_last_row_of_a_point_counts() -> None:
 def test_what_the_same_command_runs_again(status: Status) -> None:
     found = Read((row("a", status),), ())
     never_ran = status in ("invalid", "infeasible", "interrupted")
-    assert missing(["a"], found) == (["a"] if never_ran else [])
-    assert missing(["a"], found, [status]) == ["a"]
+    assert found.missing(["a"]) == (["a"] if never_ran else [])
+    assert found.missing(["a"], [status]) == ["a"]
 
 
 def test_what_is_missing_comes_in_the_grids_order() -> None:
     found = Read((row("d", "oom"), row("b"), row("a", "interrupted"), row("old")), ())
-    assert missing(["a", "b", "c", "d"], found) == ["a", "c"]
-    assert missing(["d", "c", "b", "a"], found, ["oom"]) == ["d", "c", "a"]
+    assert found.missing(["a", "b", "c", "d"]) == ["a", "c"]
+    assert found.missing(["d", "c", "b", "a"], ["oom"]) == ["d", "c", "a"]
     confirmed = Read((row("a", kind="confirm"),), ())
-    assert missing(["a"], confirmed) == ["a"]
+    assert confirmed.missing(["a"]) == ["a"]
 
 
 def test_a_row_is_on_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from wellfed.study.ledger import Read, append, read
 from wellfed.study.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
+from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
@@ -108,10 +108,10 @@ def test_peaks_that_overlap_share_a_rank_and_the_fastest_of_them_is_named() -> N
     again = [replace(row, kind="confirm", peak_memory_gib=row.peak_memory_gib * 1.02) for row in alike]
     found = board("peak_memory", [*alike, *again])
     assert [entry.label for entry in found.ranked] == ["1=", "1=", "3"]
-    told = tie_in_words(found, found.ranked[0])
+    told = tie_text(found, found.ranked[0])
     assert told is not None
     assert f"{THRIFTY.id} is the fastest of them, 200 triplets/s instead of 100 triplets/s" in told
-    assert tie_in_words(found, of(found, THRIFTY)) == (
+    assert tie_text(found, of(found, THRIFTY)) == (
         "1 other point can't be told apart from it (rank 1=); none is known to be faster."
     )
 
@@ -130,7 +130,7 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
     assert heads[0] == head
     assert {"triplets/s", "triplets/J", "peak"} <= set(heads)
     assert len(heads) == len(set(heads))
-    assert in_words(found, found.ranked[0]).startswith(words)
+    assert score_text(found, found.ranked[0]).startswith(words)
     page = to_html(found)
     assert f"{best.capitalize()}:" in page
     assert "<strong>" + words.split()[0] in page
@@ -147,8 +147,8 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
 
 
 def test_the_picture_is_of_the_objective_and_memory_or_of_rate_and_memory() -> None:
-    assert SAMPLES_PER_JOULE.beside_memory is SAMPLES_PER_JOULE
-    assert PEAK_MEMORY.beside_memory is SAMPLES_PER_S.beside_memory is SAMPLES_PER_S
+    assert SAMPLES_PER_JOULE.against_memory is SAMPLES_PER_JOULE
+    assert PEAK_MEMORY.against_memory is SAMPLES_PER_S.against_memory is SAMPLES_PER_S
     fronts = {name: {e.point for e in board(name).ranked if e.on_front} for name in OBJECTIVES}
     assert fronts["samples_per_s"] == fronts["peak_memory"] == {BASELINE.id, THRIFTY.id, FAST.id}
     assert fronts["samples_per_joule"] == {BASELINE.id, THRIFTY.id}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from wellfed.study import ledger
+from wellfed.study.board import step_table
 from wellfed.study.board.files import to_csv, to_html, to_markdown
 from wellfed.study.ranking.ranking import board_of
-from wellfed.study.tune import tune_file
+from wellfed.study.study_files import TuneFile
 
 OLD = Path(__file__).with_name("old")
 
@@ -48,7 +49,15 @@ def test_an_old_ledger_reads_and_its_lines_are_written_as_they_were(name: str, k
 
 
 def test_an_old_tune_goes_on_with_what_it_measured() -> None:
-    found = tune_file.read(OLD / "tune")
-    assert found is not None
-    assert found["status"] == "done"
-    assert len(tune_file.beside_of(found)) == len(found["steps"]) == 2
+    found = TuneFile.read(OLD / "tune")
+    assert found.status == "done"
+    assert len(found.beside_seconds) == len(found.steps) == 2
+
+
+def test_the_page_of_an_old_tune_is_that_of_then_but_for_what_its_file_lacks() -> None:
+    then = (OLD / "tune" / "tune.md").read_text().splitlines()
+    left_out = ("Noise between runs", "No options were written")
+    kept = "\n".join(line for line in then if not line.startswith(left_out))
+    while "\n\n\n" in kept:
+        kept = kept.replace("\n\n\n", "\n\n")
+    assert step_table.page(TuneFile.read(OLD / "tune")) == kept + "\n"

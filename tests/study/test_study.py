@@ -8,14 +8,19 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wellfed.errors import ConfigError
-from wellfed.process import STOPS, StopRequest
+from wellfed.process import STOPS
+from wellfed.study.ledger import Ledger
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.study import Study, scratch_folder
+from wellfed.study.row import Row
+from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_screen import StudyScreen
+
+ANY: Any = None
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +51,12 @@ class Tiny(Study):
     def publish(self) -> None:
         self.copy()
 
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         return f"Stopped. {self.way_on} again goes on."
 
 
 def tiny(folder: Path, work: Callable[[], None] = lambda: None, copy: Callable[[], None] = lambda: None) -> Tiny:
-    return Tiny(folder, StudyScreen(SAMPLES_PER_S), StopRequest(), work, copy)
+    return Tiny(folder, StudyScreen(SAMPLES_PER_S), work, copy)
 
 
 def raises(error: BaseException) -> Callable[[], None]:
@@ -102,6 +107,21 @@ def test_a_refused_configuration_leaves_no_new_folder_and_keeps_an_old_one(tmp_p
     with pytest.raises(ConfigError):
         tiny(tmp_path / "old", refused).go()
     assert (tmp_path / "old" / "ledger.jsonl").exists()
+
+
+def test_a_refusal_after_a_trial_ended_well_keeps_a_new_folder(tmp_path: Path) -> None:
+    study = tiny(tmp_path / "new")
+
+    def refused_late() -> None:
+        ledger = Ledger(study.folder, SAMPLES_PER_S, "abc")
+        study.trials = Trials(ledger, study.screen, lambda overrides, folder: ANY)
+        study.trials.add(Row("p", "trial", (), "ok", 1, samples_per_s=1.0, exit_code=0))
+        raise ConfigError.of("a=b", "is wrong.", "Leave it out.")
+
+    study.work = refused_late
+    with pytest.raises(ConfigError):
+        study.go()
+    assert (tmp_path / "new" / "ledger.jsonl").exists()
 
 
 def test_scratch_is_empty_and_goes_whatever_a_killed_sweep_has_left(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 from tests.kit import made
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SweepConfig
-from wellfed.process import StopRequest
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.ledger import Ledger
+from wellfed.study.points.space import Choices
+from wellfed.study.request import StudyRequest
 from wellfed.study.row import Row
-from wellfed.study.study import TimedTrials
+from wellfed.study.study import Trials
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.sweep import SweepStudy
 
@@ -34,11 +35,12 @@ def swept(folder: Path, play: Callable[[Trial], Row] = good, **options: Any) -> 
     file = made.sweep_file({"loader": tuple(RATES)})
     screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
     config = RunConfig(sweep=SweepConfig(**options))
-    study = SweepStudy(folder, screen, StopRequest(), ANY, config, file.grid, file, None, None)
-    kept = study._ledger = Ledger(folder, screen, file.ranked_by, file.code, (), file.ids)
-    trials, played = TimedTrials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
-    trials.compose(file.points)
-    study._measure(trials, played)
+    asked = StudyRequest("quick", folder, {"loader": Choices(tuple(RATES))}, file.fixed)
+    study = SweepStudy(folder, screen, ANY, config, asked, None, None)
+    kept = Ledger(folder, file.ranked_by, file.code, (), file.ids)
+    trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
+    study.compose(trials)
+    study.measure(trials, played)
     return played, kept
 
 

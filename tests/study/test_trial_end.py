@@ -18,7 +18,7 @@ from wellfed import record
 from wellfed.record import RunRecord
 from wellfed.study.ledger import append, read
 from wellfed.study.row import Row
-from wellfed.study.trial_end import ended_row, recorded_row, refused_row, why_of
+from wellfed.study.trial_end import RowMaker, recorded_row, refused_row, why_of
 
 BEGUN = Row("p", "trial", ("seed=1",), "failed", 1, folder="p", code="abc", predicted_peak_gib=1.5, device="a cpu")
 
@@ -40,7 +40,7 @@ def left(sweep: Path, *, stderr: str = "", **entries: Any) -> Path:
 
 
 def ended(sweep: Path, exit_code: int, *, seconds: float = 2.0, timed_out: bool = False) -> Row:
-    return ended_row(BEGUN, sweep, exit_code, seconds, timed_out=timed_out)
+    return RowMaker().ended(BEGUN, sweep, exit_code, seconds, timed_out=timed_out)
 
 
 def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:

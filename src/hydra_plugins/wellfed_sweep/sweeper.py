@@ -61,7 +61,7 @@ class WellfedSweeper(Sweeper):
             from wellfed.study.sweep import run_sweep
 
             return run_sweep(multirun, settings, launch)
-        from wellfed.study.search.search_study import run_search
+        from wellfed.study.search.searching import run_search
 
         return run_search(multirun, settings, launch)
 

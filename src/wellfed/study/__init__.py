@@ -1,6 +1,7 @@
 """Runs many trials: sweeps, searches and tunes are one loop, `study.Study`.
 
     sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
+    request.py  multirun_study.py          what sweep and search share
     points/                                proposes points: grid, Optuna, findings
     executors/                             runs trials: here, by Ray, by submitit
     row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,24 +22,23 @@ class CurvePoint:
 def read_curve(folder: Path, metric: str) -> list[CurvePoint]:
     """Returns the metric at each validation, in order; empty where nothing was validated or the file is unreadable."""
     found: dict[int, float] = {}
-    try:
-        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
-            for row in csv.DictReader(stream):
-                if row.get("split") == "val" and row.get("name") == metric:
-                    found[int(row["step"])] = float(row["value"])
-    except (OSError, ValueError, TypeError, KeyError, csv.Error):  # a line cut by a kill ends the curve
-        pass
+    with suppress(OSError, ValueError, TypeError, KeyError, csv.Error):  # a line cut by a kill ends the curve
+        for row in _validations(folder):
+            if row.get("name") == metric:
+                found[int(row["step"])] = float(row["value"])
     return [CurvePoint(step, value) for step, value in sorted(found.items())]
 
 
 def reported_metrics(folder: Path) -> list[str]:
     """Returns the names of all metrics of validation."""
-    try:
-        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
-            rows = csv.DictReader(stream)
-            return sorted({str(row["name"]) for row in rows if row.get("split") == "val"})
-    except (OSError, ValueError, KeyError, csv.Error):
-        return []
+    with suppress(OSError, ValueError, KeyError, csv.Error):
+        return sorted({str(row["name"]) for row in _validations(folder)})
+    return []
+
+
+def _validations(folder: Path) -> Iterator[dict[str, str]]:
+    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as stream:
+        yield from (row for row in csv.DictReader(stream) if row.get("split") == "val")
 
 
 def best_point(curve: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint | None:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 from wellfed.masking import masked_override
-from wellfed.record import Status, bounded
+from wellfed.record import bounded
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.row import Row, RowKind, TrialMetric
-from wellfed.study.trial_end import recorded_row, refused_row
+from wellfed.study.trial_end import recorded_row
 from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
+_Point = TypeVar("_Point")
 _LONGEST_LINE = 2**20
 """Characters of a row; a longer line is cut, and so no row."""
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
@@ -40,9 +42,17 @@ class Read:
     damaged: tuple[int, ...]
     """Numbers, from 1, of lines that hold no row: cut by a crash or a full disk."""
 
-    def latest(self, kind: str = "trial") -> dict[str, Row]:
-        """Returns the last row of each point."""
-        return {row.point: row for row in self.rows if row.kind == kind}
+    @cached_property
+    def _by_point(self) -> Mapping[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.point, []).append(row)
+        return found
+
+    @cached_property
+    def latest(self) -> Mapping[str, Row]:
+        """The last trial of each point."""
+        return {row.point: row for row in self.rows if row.kind == "trial"}
 
     def confirms(self, point: str) -> list[Row]:
         """Returns the rows that confirm the last trial of a point.
@@ -50,27 +60,32 @@ class Read:
         They come after it and have its code, its device and its kind of machine. A run that ended before its device
         was recorded counts as failed.
         """
-        own = [row for row in self.rows if row.point == point]
-        last = max((place for place, row in enumerate(own) if row.kind == "trial"), default=None)
-        if last is None:
-            return []
-        trial = own[last]
+        own = self._by_point.get(point, [])
+        last = max((number for number, row in enumerate(own) if row.kind == "trial"), default=len(own))
         return [
             row
             for row in own[last + 1 :]
             if row.kind == "confirm"
-            and row.code == trial.code
-            and (row.device == trial.device or (row.status != "ok" and not row.device))
-            and (row.machine == trial.machine or not (row.machine and trial.machine))
+            and row.code == own[last].code
+            and (row.device == own[last].device or (row.status != "ok" and not row.device))
+            and (row.machine == own[last].machine or not (row.machine and own[last].machine))
         ]
 
     def of(self, point: str, kind: str) -> list[Row]:
         """Returns all rows of a point, in order."""
-        return [row for row in self.rows if row.point == point and row.kind == kind]
+        return [row for row in self._by_point.get(point, ()) if row.kind == kind]
 
-    def says_left_out(self, shown: Iterable[str], noun: str) -> list[str]:
+    def missing(self, points: Iterable[str], retry: Sequence[str] = ()) -> list[str]:
+        """Returns the points that still have to be run, in order.
+
+        These have no row, were interrupted, were refused before they could run, or have a status that is to be retried.
+        """
+        again = {"invalid", "infeasible", "interrupted", *retry}
+        return [point for point in points if point not in self.latest or self.latest[point].status in again]
+
+    def left_out_notes(self, shown: Iterable[str], noun: str) -> list[str]:
         """Returns sentences on what a table of the points ``shown`` lacks: rows of other grids, damaged lines."""
-        says, others = [], {row.point for row in self.rows}.difference(shown)
+        says, others = [], self._by_point.keys() - set(shown)
         if others:
             says.append(f"{counted(len(others), 'point')} of earlier grids of this {noun} left out.")
         if self.damaged:
@@ -119,35 +134,11 @@ def append(folder: Path, rows: Iterable[Row]) -> None:
         os.fsync(stream.fileno())
 
 
-def missing(points: Iterable[str], found: Read, retry: Sequence[str] = ()) -> list[str]:
-    """Returns the points that still have to be run, in order.
-
-    These have no row, were interrupted, were refused before they could run, or have a status that is to be retried.
-    """
-    latest = found.latest()
-    again = {"invalid", "infeasible", "interrupted", *retry}
-    return [point for point in points if point not in latest or latest[point].status in again]
-
-
-class TrialScreen(Protocol):
-    """Screen that shows the rows of a ledger."""
-
-    def say(self, text: str) -> None:
-        """Prints one line."""
-
-    def refused(self, row: Row) -> None:
-        """Shows a point that will not be run."""
-
-    def ended(self, row: Row, best: Row | None) -> None:
-        """Shows the end of a trial, and the best so far."""
-
-
 @dataclass
 class Ledger:
     """The rows of one study in its folder, which no other process writes to."""
 
     folder: Path
-    screen: TrialScreen
     objective: Objective
     """Ranks the rows."""
     code: str
@@ -160,58 +151,43 @@ class Ledger:
     """Ranks whole trainings; None = trials are timed."""
     keeps_code: bool = False
     """Rows made of trials' own records get `code`, not that of their record."""
-    machine: str = ""
-    """Processor and GPUs that trials run on; empty until known."""
     found: Read = field(init=False)
 
     def __post_init__(self) -> None:
         self.found = read(self.folder)
 
-    # -- reading ---------------------------------------------------------------------------------------------------
-
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing was ever measured here."""
-        return not self.found.rows
-
-    def latest(self) -> dict[str, Row]:
-        """Returns the last trial of each point of the study."""
-        known = self.found.latest()
+    def latest(self) -> Mapping[str, Row]:
+        """The last trial of each point of the study."""
+        known = self.found.latest
         return known if self.ids is None else {point: known[point] for point in self.ids if point in known}
 
     def missing(self, points: Iterable[str]) -> list[str]:
         """Returns the points that still have to be run, in the given order."""
-        return missing(points, self.found, self.retry)
+        return self.found.missing(points, self.retry)
 
-    def best(self) -> Row | None:
-        """Returns the row that would be first."""
-        return next(iter(self._best_first()), None)
+    def not_retried(self, but: Collection[str] = ()) -> Counter[str]:
+        """Returns how many trials did not end well and are not run again, by status; without the points ``but``."""
+        statuses = [row.status for row in self.found.latest.values() if row.point not in but]
+        return Counter(each for each in statuses if each in _MAY_BE_RETRIED and each not in self.retry)
 
-    def best_among(self, points: Collection[str]) -> list[str]:
-        """Returns the points that are measured again, the best first."""
-        return [row.point for row in self._best_first() if row.point in points][:CONFIRMED]
-
-    def _best_first(self) -> list[Row]:
+    def best_first(self) -> list[Row]:
         """Returns the latest rows that rank, by their trial alone."""
-        found = [(self.objective(row), row) for row in self.latest().values() if row.status == "ok"]
+        found = [(self.objective(row), row) for row in self.latest.values() if row.status == "ok"]
         good = [(self.objective.goodness(figure), row) for figure, row in found if figure is not None]
         return [row for _, row in sorted(good, key=lambda each: -each[0])]
 
+    def best(self) -> Row | None:
+        """Returns the row that would be first."""
+        return next(iter(self.best_first()), None)
+
     def to_confirm(self, among: Collection[str]) -> list[str]:
         """Returns the best in turns, a round after the other; empty where there is nothing to compare."""
-        best = self.best_among(among)
+        best = [row.point for row in self.best_first() if row.point in among][:CONFIRMED]
         if len(best) < 2:
             return []
         done = min(len(self.found.confirms(point)) for point in best)
-        # Every other round runs backwards, so no point always follows the same one.
-        return [point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])]
-
-    def host_of(self, point: str) -> str:
-        """Returns the machine that a point was measured on; empty where unknown."""
-        row = self.found.latest().get(point)
-        return "" if row is None else row.host
-
-    # -- writing ---------------------------------------------------------------------------------------------------
+        return [point for number in range(done, CONFIRM_ROUNDS) for point in in_turn(best, number)]
 
     def begin(self, point: GridPoint, kind: RowKind = "trial", trial: int | None = None) -> Row:
         """Returns what is known of a trial before it starts; ``trial`` numbers a whole training."""
@@ -233,85 +209,26 @@ class Ledger:
         None where it had not ended, or has its row already.
         """
         begun = self.begin(point, "trial", trial)
-        row, last = recorded_row(begun, self.folder, self.metric), self.found.latest().get(point.id)
+        row, last = recorded_row(begun, self.folder, self.metric), self.found.latest.get(point.id)
         if row is None or (last is not None and last.started_at == row.started_at):  # that of an earlier attempt
             return None
         row = replace(row, overrides=begun.overrides, code=begun.code if self.keeps_code else row.code)
-        self.append([row])
+        self.append(row)
         return row
 
-    def refuse(
-        self,
-        point: GridPoint,
-        status: Status,
-        problem: str,
-        trial: int | None = None,
-    ) -> Row:
-        """Returns the row of a point that is not run.
-
-        It is written once, however often the command is given, and never in place of a measured row.
-        """
-        row = refused_row(self.begin(point, "trial", trial), status, problem)
-        row = replace(row, folder="")
-        self._add_refused(row)
-        return row
-
-    def _add_refused(self, row: Row) -> None:
-        last = self.found.latest().get(row.point)
+    def append_refused(self, row: Row) -> None:
+        """Writes the row of a point that is not run: once, and never in place of a measured row."""
+        last = self.found.latest.get(row.point)
         is_measured = last is not None and last.status == "ok" and "ok" not in self.retry
         if not is_measured and (last is None or (last.status, last.error) != (row.status, row.error)):
-            self.append([row])
-        self.screen.refused(row)
+            self.append(row)
 
-    def add(self, row: Row) -> None:
-        """Writes and shows the row of a trial that has ended, or was refused when it was planned."""
-        if row.status in ("invalid", "infeasible") and not row.folder:
-            self._add_refused(row)
-            return
-        self._compare_machine(row)
-        self.append([row])
-        self.screen.ended(row, self.best())
+    def append(self, row: Row) -> None:
+        """Writes a row."""
+        self.found = replace(self.found, rows=(*self.found.rows, row))  # known even if the write fails
+        append(self.folder, [row])
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Writes rows without showing them."""
-        rows = tuple(rows)
-        self.found = replace(self.found, rows=(*self.found.rows, *rows))  # known even if the write fails
-        append(self.folder, rows)
 
-    # -- messages --------------------------------------------------------------------------------------------------
-
-    def say_damaged(self) -> None:
-        """Reports lines that hold no row."""
-        for number in self.found.damaged:
-            text = "is cut or no row; its trial runs again unless its own record is whole."
-            self.screen.say(f"{FILE_NAME}: line {number} {text}")
-
-    def say_kept(self, group: str) -> None:
-        """Reports trials that did not end well and are not run again; ``group`` has the knob for retries."""
-        statuses = [row.status for row in self.found.latest().values()]
-        left = Counter(each for each in statuses if each in _MAY_BE_RETRIED and each not in self.retry)
-        if left:
-            listed = ", ".join(f"{number} {status}" for status, number in left.items())
-            self.screen.say(f"Kept as they are: {listed}; {group}.retry=[{','.join(left)}] runs them again.")
-
-    def note_machine(self, machine: str) -> None:
-        """Sets the machine that trials run on from now; reports another one than before."""
-        if self.machine not in ("", machine):
-            self.screen.say(
-                f"This is another machine than before ({self.machine} -> {machine}): rates of two machines are "
-                "no comparison. Take another sweep.name to keep them apart."
-            )
-        self.machine = machine
-
-    def _compare_machine(self, row: Row) -> None:
-        """Reports the first trial on another kind of machine."""
-        if row.status != "ok" or not row.machine or self.metric is not None:
-            return
-        self.machine = self.machine or f"{row.machine}; {row.device}"
-        known = [each for each in self.latest().values() if each.status == "ok" and each.machine]
-        is_new = row.host not in {each.host for each in known}
-        if known and is_new and (row.machine, row.device) not in {(each.machine, each.device) for each in known}:
-            self.screen.say(
-                f"{row.host} is another kind of machine than those before ({row.machine}; {row.device}): rates of two "
-                "kinds are no comparison, and the leaderboard marks them."
-            )
+def in_turn(points: Sequence[_Point], number: int) -> Sequence[_Point]:
+    """Returns the points in the order of a round; every other runs backwards, so none always follows the same one."""
+    return points if number % 2 == 0 else points[::-1]

@@ -59,7 +59,7 @@ class Objective:
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
 
     @property
-    def beside_memory(self) -> Objective:
+    def against_memory(self) -> Objective:
         """Objective drawn against memory: this one, or the rate where this one is memory."""
         return SAMPLES_PER_S if self is PEAK_MEMORY else self
 

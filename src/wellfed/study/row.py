@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -105,12 +106,7 @@ class Row:
         Raises:
             KeyError, TypeError, ValueError: it is no row.
         """
-        hints = get_type_hints(cls)
-        known = {
-            each.name: _checked(each.name, hints[each.name], found[each.name])
-            for each in fields(cls)
-            if each.name in found
-        }
+        known = {name: _checked(name, hint, found[name]) for name, hint in _hints().items() if name in found}
         low_high = known.get("ci95")
         return cls(
             **{
@@ -126,6 +122,11 @@ class Row:
 
 OF_WHOLE_TRAININGS = ("trial", "outcome", "value", "value_step", "last_value", "validations", "trained_steps")
 """Fields that only the rows of whole trainings write."""
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Row)
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:

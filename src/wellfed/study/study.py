@@ -2,7 +2,7 @@
 
     propose a point ── run a trial ── record a row ── rank
     sweep.py             executors/     ledger.py       ranking/, board/
-    search/search_study.py
+    search/searching.py
     tune/tuning.py
 
 Every trial leaves a row, however it ends. The same command again runs what is missing.
@@ -11,35 +11,27 @@ Every trial leaves a row, however it ends. The same command again runs what is m
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from wellfed.config.compose import Composed
-from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_FAILED, ConfigError
-from wellfed.masking import SECRET_SHOWN, masked_override
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError, WellfedError
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder.lock import made, only_one
 from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
 from wellfed.study.executors.tasks import MachineSeen
-from wellfed.study.ledger import Ledger
+from wellfed.study.ledger import FILE_NAME, Ledger
 from wellfed.study.points.grid import GridPoint
+from wellfed.study.request import SAME_COMMAND
 from wellfed.study.row import Row, RowKind
 from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial_end import RowMaker
-from wellfed.units import counted
-
-_MANY = 20
-"""Points that take seconds to compose."""
-_NAME = re.compile(r"\w[\w.-]*")
+from wellfed.study.trial_end import RowMaker, refused_row
 
 
 @dataclass
@@ -48,9 +40,11 @@ class Study(ABC):
 
     folder: Path
     screen: StudyScreen
-    stop: StopRequest
-    way_on: str = field(default="The same command", init=False)
+    stop: StopRequest = field(default_factory=StopRequest, kw_only=True)
+    way_on: str = field(default=SAME_COMMAND, init=False)
     """Command that goes on where this one has stopped."""
+    trials: Trials | None = field(default=None, init=False)
+    """Trials and their rows; there once the study runs."""
     _is_finished: bool = field(default=False, init=False)
 
     @abstractmethod
@@ -62,7 +56,7 @@ class Study(ABC):
         """Writes and shows what is made of the rows so far; returns the exit code."""
 
     @abstractmethod
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         """Returns the message after a signal."""
 
     def interrupted(self) -> int:
@@ -100,14 +94,15 @@ class Study(ABC):
 
     @property
     def has_nothing(self) -> bool:
-        """Whether the folder may go with a configuration that was refused."""
-        return True
+        """Whether no trial got as far as its first batch, so that a new folder may go with a refused configuration."""
+        rows = () if self.trials is None else self.trials.ledger.found.rows
+        return all(row.exit_code in (None, EXIT_NOTHING_RUN) and row.status != "ok" for row in rows)
 
     def go(self) -> int:
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.
 
         Raises:
-            ConfigError: no study can be made of the command; a folder made for it is removed.
+            WellfedError: no study can be made of the command; a folder made for it is removed.
         """
         is_new = not self.folder.exists()
         with only_one(made(self.folder)), self.stop.listening():
@@ -123,9 +118,9 @@ class Study(ABC):
                     self.screen.say(f"Stopped while putting the trials into wandb. {self.way_on} again does the rest.")
                 else:
                     self.interrupted()
-                    self.screen.say(self.says_stopped())
+                    self.screen.say(self.stop_message())
                 return exit_code_of(self.stop.signum or signal.SIGINT)
-            except ConfigError:
+            except WellfedError:
                 if is_new and self.has_nothing:
                     shutil.rmtree(self.folder, ignore_errors=True)
                 raise
@@ -138,51 +133,119 @@ class Study(ABC):
 
 
 @dataclass
-class TimedTrials:
-    """Timed trials of a sweep or a tune, and their rows."""
+class Trials:
+    """Trials of a study and their rows: the one loop of sweep, search and tune."""
 
     ledger: Ledger
     screen: StudyScreen
     compose_point: Callable[[Sequence[str], Path], Composed[RunConfig]]
     """Returns the configuration of a point, by its overrides and its folder."""
+    way_on: str = SAME_COMMAND
+    machine: str = ""
+    """Processor and GPUs that timed trials run on; empty until known."""
     ready: dict[str, tuple[GridPoint, Composed[RunConfig]]] = field(default_factory=dict, init=False)
     """Points that compose and were not found infeasible, by id."""
+    is_lost: bool = field(default=False, init=False)
+    """Whether no machine could run the rest."""
 
-    def compose(self, points: Sequence[GridPoint]) -> None:
-        """Composes each point's configuration, or writes a row with the reason why it can't be.
-
-        Raises:
-            ConfigError: all points share one fault, which no axis can cure.
-        """
-        if len(points) > _MANY:
-            self.screen.say(f"Composing {counted(len(points), 'point')}")
-        refused: list[tuple[GridPoint, ConfigError]] = []
-        for point in points:
-            try:
-                self.ready[point.id] = point, self.compose_point(point.overrides, self.ledger.folder / point.id)
-            except ConfigError as error:
-                refused.append((point, error))
-        if not self.ready and self.ledger.is_empty and len({refusal.faults for _, refusal in refused}) == 1:
-            raise refused[0][1]
-        for point, refusal in refused:
-            self.ledger.refuse(point, "invalid", " ".join(map(str, refusal.faults)))
-
-    def run(self, executor: Executor, points: Sequence[str], kind: RowKind = "trial") -> Iterator[Row]:
-        """Runs a trial of each point and yields its row, which is in the ledger by then."""
-        trials, again = [], kind != "trial"
-        for id_ in points:
-            point, composed = self.ready[id_]
-            row = self.ledger.begin(point, kind)
-            trials.append(Trial(composed, point.overrides, row, host=self.ledger.host_of(id_) if again else ""))
+    def compose(self, point: GridPoint) -> ConfigError | None:
+        """Composes a point's configuration; returns its faults if that is impossible."""
         try:
-            for trial, row in executor.run(trials, alone=again):
-                self.ledger.add(row)
+            self.ready[point.id] = point, self.compose_point(point.overrides, self.ledger.folder / point.id)
+        except ConfigError as error:
+            return error
+        return None
+
+    def refuse(self, point: GridPoint, error: ConfigError, number: int | None = None) -> Row:
+        """Writes and shows the row of a point that does not compose, and returns it."""
+        row = refused_row(self.ledger.begin(point, "trial", number), "invalid", " ".join(map(str, error.faults)))
+        row = replace(row, folder="")
+        self.add(row)
+        return row
+
+    def trial(self, point: str, kind: RowKind = "trial", number: int | None = None, **how: bool) -> Trial:
+        """Returns a trial of a composed point; ``how`` as `Trial` has it."""
+        known, composed = self.ready[point]
+        last = None if kind == "trial" else self.ledger.found.latest.get(point)
+        host = "" if last is None else last.host
+        return Trial(composed, known.overrides, self.ledger.begin(known, kind, number), host=host, **how)
+
+    def run(
+        self,
+        executor: Executor,
+        trials: Sequence[Trial] = (),
+        more: Callable[[], Trial | None] | None = None,
+        prune: Callable[[Trial, int, float], str | None] | None = None,
+    ) -> Iterator[tuple[Trial, Row]]:
+        """Yields each trial with its row, which is in the ledger by then; ends early where machines are lost.
+
+        Args:
+            executor: runs the trials.
+            trials: trials to run; those that measure a point again run one at a time.
+            more: as `Executor.run` has it.
+            prune: as `Executor.run` has it.
+        """
+        alone = any(trial.row.kind != "trial" for trial in trials)
+        try:
+            for trial, row in executor.run(trials, more, alone=alone, prune=prune):
+                self.add(row)
                 if row.status == "infeasible":
                     self.ready.pop(trial.row.point, None)
-                yield row
+                yield trial, row
         except ExecutorLost as lost:
-            self.screen.say(f"{lost} The same command again runs what is missing.")
-            raise
+            self.is_lost = True
+            self.screen.say(f"{lost} {self.way_on} again runs what is missing.")
+
+    def add(self, row: Row) -> None:
+        """Writes and shows the row of a trial that has ended, or was refused before it started."""
+        if row.status in ("invalid", "infeasible") and not row.folder:
+            self.ledger.append_refused(row)
+            self.screen.refused(row)
+            return
+        self._compare_machine(row)
+        self.ledger.append(row)
+        self.screen.ended(row, self.ledger.best())
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def report_kept(self, group: str, but: Collection[str] = ()) -> None:
+        """Reports trials, without those of points ``but``, that did not end well and are not run again.
+
+        Args:
+            group: has the knob for retries.
+            but: ids of points.
+        """
+        if left := self.ledger.not_retried(but):
+            listed = ", ".join(f"{number} {status}" for status, number in left.items())
+            self.screen.say(f"Kept as they are: {listed}; {group}.retry=[{','.join(left)}] runs them again.")
+
+    def report_damaged(self) -> None:
+        """Reports lines of the ledger that hold no row."""
+        for number in self.ledger.found.damaged:
+            text = "is cut or no row; its trial runs again unless its own record is whole."
+            self.screen.say(f"{FILE_NAME}: line {number} {text}")
+
+    def note_machine(self, machine: str) -> None:
+        """Sets the machine that trials run on from now; reports another one than before."""
+        if self.machine not in ("", machine):
+            self.screen.say(
+                f"This is another machine than before ({self.machine} -> {machine}): rates of two machines are "
+                "no comparison. Take another sweep.name to keep them apart."
+            )
+        self.machine = machine
+
+    def _compare_machine(self, row: Row) -> None:
+        """Reports the first timed trial on another kind of machine."""
+        if row.status != "ok" or not row.machine or row.trial is not None:
+            return
+        self.machine = self.machine or f"{row.machine}; {row.device}"
+        known = [each for each in self.ledger.latest.values() if each.status == "ok" and each.machine]
+        is_new = row.host not in {each.host for each in known}
+        if known and is_new and (row.machine, row.device) not in {(each.machine, each.device) for each in known}:
+            self.screen.say(
+                f"{row.host} is another kind of machine than those before ({row.machine}; {row.device}): rates of two "
+                "kinds are no comparison, and the leaderboard marks them."
+            )
 
 
 @contextmanager
@@ -194,31 +257,3 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def named_folder(multirun: Multirun, config: RunConfig, noun: Literal["sweep", "search"], name: str) -> Path:
-    """Returns the folder of the study of this name, unless another one was typed.
-
-    Raises:
-        ConfigError: it can't be the name of a folder.
-    """
-    if not _NAME.fullmatch(name):
-        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
-        raise ConfigError.of(f"{noun}.name={name}", problem, f"Write {noun}.name=my_{noun}.")
-    plural = {"sweep": "sweeps", "search": "searches"}[noun]
-    return multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / plural / name
-
-
-def check_one_machine(config: RunConfig) -> None:
-    """Raises ConfigError: a trial would be on several machines."""
-    if config.trainer.num_nodes > 1:
-        where = f"trainer.num_nodes={config.trainer.num_nodes}"
-        raise ConfigError.of(where, "a trial is on one machine.", "Set trainer.num_nodes=1.")
-
-
-def masked_values(axis: str, values: Sequence[str]) -> tuple[str, ...]:
-    """Returns the values of an axis; secrets as ``***`` with their number."""
-    return tuple(
-        value if masked_override(f"{axis}={value}") == f"{axis}={value}" else f"{SECRET_SHOWN}{number}"
-        for number, value in enumerate(values, start=1)
-    )

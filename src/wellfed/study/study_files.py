@@ -1,30 +1,31 @@
-"""Writes and reads ``sweep.json`` and ``search.json``: which study a folder holds.
+"""Writes and reads ``sweep.json``, ``search.json`` and ``tune.json``: which study a folder holds.
 
-`load` reads a whole folder: its file and its ledger.
+`load` reads a whole folder of a sweep or a search: its file and its ledger.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import FolderKind
 from wellfed.errors import ConfigError
-from wellfed.record import bounded, write_atomically
+from wellfed.record import bounded, plain, write_atomically
 from wellfed.study import ledger
 from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
 from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of
+from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
 from wellfed.study.points.space import Axis
-from wellfed.study.row import TrialMetric
 
 SCHEMA = 1
 SWEEP = FolderKind("sweep", "sweep.json", f"{command('train')} -m sweep=quick")
+TUNE = FolderKind("tune", "tune.json", command("tune"))
 SEARCH = FolderKind("search", "search.json", f"{command('train')} -m workload.optimizer.lr=0.01,0.001")
 
 
@@ -36,10 +37,6 @@ class StudyFile:
 
     name: str
     workload: str
-    fixed: tuple[str, ...]
-    """Overrides that all trials share, with secrets as ``***``."""
-    ids: tuple[str, ...] = ()
-    """Ids of the points of a grid, in its order; empty where a sampler picks the points."""
     code: str
     """Version of the code: see `wellfed.study.trial_end.code_version`."""
     machine: str = ""
@@ -53,7 +50,7 @@ class StudyFile:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what is written."""
-        return {"schema": SCHEMA, **vars(self)}
+        return {"schema": SCHEMA, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -73,7 +70,8 @@ class StudyFile:
                 value = known.get(name)
                 if name in known and hint in (str, int) and (not isinstance(value, hint) or isinstance(value, bool)):
                     raise ValueError(f"{name} is {str(value)[:40]!r}")
-            known |= {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")}
+                if hint == tuple[str, ...]:
+                    known[name] = tuple(map(str, value or ()))
             return cls.from_known(known)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not the file of a {cls.folder_kind.noun}: {error}.") from error
@@ -83,19 +81,19 @@ class StudyFile:
         """Returns the file of values as JSON has them. Raises what wrong content raises."""
         raise NotImplementedError
 
-    @property
-    def axis_names(self) -> list[str]:
-        """Knobs and groups that vary."""
-        raise NotImplementedError
+
+@dataclass(frozen=True, kw_only=True)
+class PointsFile(StudyFile):
+    """Facts that the trials of a sweep or a search share."""
+
+    fixed: tuple[str, ...]
+    """Overrides that all trials share, with secrets as ``***``."""
+    ids: tuple[str, ...] = ()
+    """Ids of the points of a grid, in its order; empty where a sampler picks the points."""
 
     @property
     def grid(self) -> Grid:
         """Grid of all points; a sampler's space may have none."""
-        raise NotImplementedError
-
-    @property
-    def ranked_by(self) -> Objective:
-        """Figure that ranks the points."""
         raise NotImplementedError
 
     @property
@@ -105,7 +103,7 @@ class StudyFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFile(StudyFile):
+class SweepFile(PointsFile):
     """``sweep.json``: facts that a sweep's timed trials share."""
 
     folder_kind = SWEEP
@@ -146,7 +144,7 @@ class SweepFile(StudyFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchFile(StudyFile):
+class SearchFile(PointsFile):
     """``search.json``: facts that a search's whole trainings share."""
 
     folder_kind = SEARCH
@@ -161,16 +159,6 @@ class SearchFile(StudyFile):
     max_trials: int
 
     @property
-    def higher_is_better(self) -> bool:
-        """Whether more of the metric is better."""
-        return self.mode == "max"
-
-    @property
-    def ranks_by_metric(self) -> TrialMetric:
-        """The metric with its direction."""
-        return TrialMetric(self.metric, self.mode)
-
-    @property
     def axis_names(self) -> list[str]:
         """Knobs and groups that vary."""
         return list(self.space)
@@ -183,16 +171,21 @@ class SearchFile(StudyFile):
     @property
     def ranked_by(self) -> Objective:
         """Figure that ranks the points."""
-        return of_metric(self.metric, higher_is_better=self.higher_is_better)
+        return of_metric(self.metric, higher_is_better=self.mode == "max")
 
     @property
     def identity(self) -> dict[str, str]:
-        """Facts that all trials share beside the axes; others make another search.
+        """Facts of which another value makes another search.
 
-        Overrides about watching trials or where they write don't count.
+        Overrides about watching trials or where they write don't count. A grid may get other values of its axes.
         """
         shared = sorted(text for text in self.fixed if group_of(text) not in NO_AXES)
-        return {"metric": f"val/{self.metric} ({self.mode})", "overrides": " ".join(shared)}
+        axes = dict(sorted(self.space.items()))
+        return {
+            "metric": f"val/{self.metric} ({self.mode})",
+            "overrides": " ".join(shared),
+            **({"axes": " ".join(axes)} if self.sampler == "grid" else {"space": spaces.describe(axes)}),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what is written."""
@@ -204,6 +197,82 @@ class SearchFile(StudyFile):
         if known["mode"] not in ("max", "min"):
             raise ValueError(f"mode is {str(known['mode'])[:40]!r}")
         return cls(**{**known, "space": spaces.from_dict(known["space"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneFile(StudyFile):
+    """``tune.json``: what a tune was asked, and what it has found so far."""
+
+    folder_kind = TUNE
+
+    sample_unit: str
+    start: tuple[str, ...]
+    """Overrides as typed, with secrets as ``***``."""
+    objective: str
+    trial_steps: int
+    status: Literal["running", "done", "stopped"] = "running"
+    """``running`` without a process: it was killed, and the same command goes on."""
+    ended_because: str | None = None
+    steps: Sequence[Mapping[str, Any]] = ()
+    """Steps in order, the start first."""
+    trial_seconds: float = 0.0
+    """Duration of these trials together."""
+    noise: str = ""
+    """A sentence on the noise between runs."""
+    result: tuple[str, ...] = ()
+    """Overrides behind those of the start; empty for the start itself."""
+    comparison: TurnsMeasured | None = None
+    """None where the start is the result, or the tune has not come to it."""
+    advice: Sequence[Mapping[str, Any]] = ()
+    written: tuple[str, ...] = ()
+    """Option files."""
+    why_not: str | None = None
+    """Why there are no option files."""
+    use: tuple[str, ...] = ()
+    """Overrides of the recommended command."""
+    unproven: tuple[str, ...] = ()
+    """Overrides that run the result, where its gain is within noise and the start is recommended."""
+
+    @property
+    def ranked_by(self) -> Objective:
+        """Figure that ranks the steps."""
+        return OBJECTIVES[self.objective]
+
+    @property
+    def beside_seconds(self) -> dict[tuple[str, ...], float]:
+        """Seconds of preparing each trial, by its overrides."""
+        return {tuple(step["overrides"]): float(step.get("beside_seconds", 0.0)) for step in self.steps}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what is written."""
+        comparison = None if self.comparison is None else asdict(self.comparison)
+        found: dict[str, Any] = plain({**super().to_dict(), "comparison": comparison})
+        return found
+
+    def differs_from(self, earlier: TuneFile) -> list[str]:
+        """Returns what differs from an earlier tune in the folder; empty where its figures can be used."""
+        told = {"code": "the version of the code", "machine": "the machine", "trial_steps": "sweep.trial_steps"}
+        return [
+            f"{words} ({getattr(earlier, name)} -> {getattr(self, name)})"
+            for name, words in told.items()
+            if getattr(earlier, name) != getattr(self, name)
+        ]
+
+    @classmethod
+    def from_known(cls, known: Mapping[str, Any]) -> Self:
+        """Returns the file of values as JSON has them. Raises what wrong content raises."""
+        if known["objective"] not in OBJECTIVES:
+            raise ValueError(f"has objective {known['objective']}; this version knows {', '.join(OBJECTIVES)}")
+        comparison = known.get("comparison")
+        if comparison is not None:
+            gain = comparison["gain"]
+            gain = (
+                None if gain is None else TuneGain(gain["factor"], gain["ci95"] and tuple(gain["ci95"]), gain["rounds"])
+            )
+            comparison = TurnsMeasured(**{**comparison, "gain": gain})
+        if not all("overrides" in step for step in known["steps"]):
+            raise ValueError("a step has no overrides")
+        return cls(**{**known, "comparison": comparison})
 
 
 def is_of_search(folder: Path) -> bool:

@@ -54,46 +54,29 @@ class RowMaker:
             row = replace(refused_row(row, end.not_started, end.message), folder="", seconds=round(end.seconds, 3))
         else:
             code = -signal.SIGKILL if end.is_lost else end.code
-            row = ended_row(
-                row, study, code, end.seconds, timed_out=end.is_timeout, group=self.group, metric=self.metric
-            )
+            row = self.ended(row, study, code, end.seconds, timed_out=end.is_timeout)
         if not end.is_lost:
             return row
         return replace(row, error=_error("code", end.message, f"{self.group}.retry=[killed] runs it again."))
 
-
-def ended_row(
-    row: Row,
-    study: Path,
-    exit_code: int,
-    seconds: float,
-    *,
-    timed_out: bool,
-    group: str = "sweep",
-    metric: TrialMetric | None = None,
-) -> Row:
-    """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing.
-
-    Args:
-        row: what was known before.
-        study: folder of the study.
-        group: has the knobs that advice names.
-        metric: ranks whole trainings; None = the trial was timed.
-    """
-    folder = study / row.folder
-    found = _read(folder)
-    status, error = _verdict(found, exit_code, seconds, timed_out, group)
-    stderr = () if status == "ok" else tuple(map(hidden, last_lines(folder / ERR, _STDERR_LINES)))
-    if error is not None and not error["message"]:
-        error = {**error, "message": _last_own_line(stderr) or f"ended with exit code {exit_code}"}
-    if found is not None and (found.status, found.exit_code) != (status, exit_code):
-        path = folder / record.FILE_NAME  # the process could not write its own end
-        with contextlib.suppress(OSError, ValueError):
-            entries = json.loads(path.read_text(encoding="utf-8"))
-            entries.update(status=status, error=error, exit_code=exit_code)
-            record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
-    ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
-    return ended if found is None else _with_curve(with_figures(ended, found), folder, found, metric)
+    def ended(self, row: Row, study: Path, exit_code: int, seconds: float, *, timed_out: bool) -> Row:
+        """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing."""
+        folder = study / row.folder
+        found = _read(folder)
+        status, error = _verdict(found, exit_code, seconds, timed_out, self.group)
+        stderr = () if status == "ok" else tuple(map(hidden, last_lines(folder / ERR, _STDERR_LINES)))
+        if error is not None and not error["message"]:
+            own, named = _error_lines(stderr)
+            last = (named or own or [""])[-1].strip().removeprefix("- ")
+            error = {**error, "message": last or f"ended with exit code {exit_code}"}
+        if found is not None and (found.status, found.exit_code) != (status, exit_code):
+            path = folder / record.FILE_NAME  # the process could not write its own end
+            with contextlib.suppress(OSError, ValueError):
+                entries = json.loads(path.read_text(encoding="utf-8"))
+                entries.update(status=status, error=error, exit_code=exit_code)
+                record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
+        ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
+        return ended if found is None else _with_curve(with_figures(ended, found), folder, found, self.metric)
 
 
 def _with_curve(row: Row, folder: Path, found: RunRecord, metric: TrialMetric | None) -> Row:
@@ -228,22 +211,19 @@ def why_of(error: Mapping[str, Any], folder: str) -> str:
 
 def message_of(error: Mapping[str, Any]) -> str:
     """Returns the message of a row's error in one line of bounded length; of a traceback the line with the error."""
-    lines = str(error.get("message") or "").splitlines()
-    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
-    named = [line for line in own if _ERROR_LINE.match(line)]
+    own, named = _error_lines(str(error.get("message") or "").splitlines())
     return _in_one_line(named[-1] if named else " ".join(own))
+
+
+def _error_lines(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the lines of a program's own, and those of them that name an error."""
+    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
+    return own, [line for line in own if _ERROR_LINE.match(line)]
 
 
 def _in_one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
-
-
-def _last_own_line(lines: Sequence[str]) -> str:
-    """Returns the last line of printed text that names an error, else the last line."""
-    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
-    named = [line for line in own if _ERROR_LINE.match(line)]
-    return (named or own or [""])[-1].strip().removeprefix("- ")
 
 
 def refused_row(row: Row, status: Status, message: str) -> Row:

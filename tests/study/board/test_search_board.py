@@ -74,8 +74,8 @@ def test_what_was_not_trained_to_its_end_has_no_rank_and_says_why():
     assert [(entry.status, entry.why) for entry in made.entries[1:]] == [
         ("pruned", "ended after 2 validations, 8 steps"),
         ("oom", "no room Less. Log: p2/stderr.txt"),
-        ("ok", "ended well, but validation gave no finite figure of the metric"),
-        ("killed", "exit code -9"),
+        ("ok", "ended well, but without a metric: validation gave no finite figure of the metric"),
+        ("killed", "ended by signal 9"),
     ]
     assert made.counts == {"complete": 1, "pruned": 1, "failed": 3}
 

@@ -24,7 +24,7 @@ SPACE: Space = {
 
 
 def study(folder: Path, space: Space = SPACE, **more: Any) -> OptunaStudy:
-    options = {"mode": "max", "identity": {"metric": "val/score (max)", "overrides": ""}, "sampler": "tpe"}
+    options = {"mode": "max", "sampler": "tpe"}
     return OptunaStudy(folder, space, **{**options, "pruner": "none", "seed": 1, **more})  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def test_what_is_asked_lies_in_the_space(tmp_path, sampler):
         assert values["width"] in ("1", "3", "5", "7", "9")
         assert values["dim"] in ("32", "64")
         seen.append(math.log10(float(values["lr"])))
-        asked_for.complete(asked, -abs(seen[-1] + 2))
+        asked_for.end(asked.number, "complete", -abs(seen[-1] + 2))
     assert min(seen) < -3 < max(seen)  # by powers: evenly it would be one in ninety
     if sampler == "tpe":
         assert sum(abs(power + 2) for power in seen[15:]) < sum(abs(power + 2) for power in seen[:10])
@@ -53,7 +53,7 @@ def test_it_nears_what_the_mode_calls_best(tmp_path, mode, best):
     for _ in range(35):
         asked = asked_for.ask()
         tried.append(float(asked.values["x"]))
-        asked_for.complete(asked, tried[-1])
+        asked_for.end(asked.number, "complete", tried[-1])
     assert abs(sum(tried[15:]) / 20 - best) < 0.2  # drawn evenly it would be 0.3
 
 
@@ -61,7 +61,7 @@ def values_of(asked_for: OptunaStudy, number: int) -> list[dict[str, str]]:
     found = []
     for _ in range(number):
         asked = asked_for.ask()
-        asked_for.complete(asked, 0.0)
+        asked_for.end(asked.number, "complete", 0.0)
         found.append(asked.values)
     return found
 
@@ -82,7 +82,7 @@ def test_a_journal_that_a_kill_has_cut_anywhere_goes_on(tmp_path, data):
     journal.unlink(missing_ok=True)
     begun = study(tmp_path)
     done = begun.ask()
-    begun.complete(done, 0.5)
+    begun.end(done.number, "complete", 0.5)
     begun.ask()
     content = journal.read_bytes()
     lines = content.splitlines(keepends=True)
@@ -95,7 +95,7 @@ def test_a_journal_that_a_kill_has_cut_anywhere_goes_on(tmp_path, data):
         again.give_up(each)
     asked = again.ask()
     assert asked.number >= (2 if number == len(lines) - 1 else 0)
-    again.complete(asked, 0.25)
+    again.end(asked.number, "complete", 0.25)
     assert study(tmp_path).unfinished() == []
 
 
@@ -122,28 +122,9 @@ def test_values_can_be_asked_for_and_come_in_turn(tmp_path):
     assert [asked_for.ask().values, asked_for.ask().values] == [first, second]
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"identity": {"metric": "val/loss (min)"}}, "metric val/score (max); this one has metric val/loss (min)"),
-        ({"identity": {"metric": "val/score (max)", "overrides": "a=1"}}, "overrides none; this one has overrides a=1"),
-        ({"space": {"lr": Numbers(0.1, 1)}}, "in steps of 2; dim: 32, 64; this one has space lr: 0.1 to 1."),
-    ],
-)  # fmt: skip
-def test_another_study_is_refused_with_both_and_nothing_is_touched(tmp_path, more, words):
-    begun = study(tmp_path)
-    begun.complete(begun.ask(), 0.5)
-    before = (tmp_path / JOURNAL).read_bytes()
-    with pytest.raises(ConfigError) as caught:
-        study(tmp_path, **more)
-    assert words in str(caught.value)
-    assert f"search.name={tmp_path.name}_2" in str(caught.value)
-    assert (tmp_path / JOURNAL).read_bytes() == before
-
-
 def test_sampler_pruner_seed_and_the_order_of_axes_may_change(tmp_path):
     begun = study(tmp_path)
-    begun.complete(begun.ask(), 0.5)
+    begun.end(begun.ask().number, "complete", 0.5)
     turned = dict(reversed(SPACE.items()))
     assert study(tmp_path, turned, sampler="random", pruner="asha", seed=9).ask().number == 1
 
@@ -162,9 +143,9 @@ def curve_of(asked_for: OptunaStudy, top: float, epochs: int = 9) -> int:
     for epoch in range(1, epochs + 1):
         value = top * epoch
         if asked_for.report(asked.number, epoch, value):
-            asked_for.prune(asked)
+            asked_for.end(asked.number, "pruned")
             return epoch
-    asked_for.complete(asked, value)
+    asked_for.end(asked.number, "complete", value)
     return epochs
 
 
@@ -190,5 +171,5 @@ def test_no_pruner_ends_nothing_and_nan_is_no_figure(tmp_path):
     asked_for = study(tmp_path, pruner="median")
     asked = asked_for.ask()
     assert not asked_for.report(asked.number, 2, math.nan)
-    asked_for.fail(asked)
+    asked_for.end(asked.number, "failed")
     assert asked_for.unfinished() == []

@@ -279,9 +279,13 @@ def test_a_trial_that_ended_well_without_a_usable_rate_has_no_rank(rate: float |
     assert told(found, "1 point ended well without a rate")
 
 
-def test_a_status_of_a_later_version_is_a_failure() -> None:
-    found = board(replace(rated(100)[0], status="melted", samples_per_s=None))
-    assert of(found, 0).status == "failed"
+def test_a_row_with_a_status_of_a_later_version_is_left_out_with_its_line(tmp_path: Path) -> None:
+    line = rated(100)[0].to_line().replace('"status": "ok"', '"status": "melted"')
+    (tmp_path / "ledger.jsonl").write_text(line + "\n")
+    file = made.sweep_file({"loader": ("baseline", "balanced")})
+    found = leaderboard(file, read(tmp_path))
+    assert {entry.status for entry in found.entries} == {"pending"}
+    assert told(found, "line 1")
 
 
 def test_a_factor_over_the_baseline_has_an_interval_and_is_not_claimed_among_ties() -> None:

@@ -9,7 +9,7 @@ from wellfed.errors import ConfigError
 from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import RecordedKnob, chosen, in_words, recorded_knobs, tie_in_words
+from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.row import Row
 from wellfed.study.study_files import SweepFile
 
@@ -70,7 +70,7 @@ def test_ok_without_a_rate_is_no_winner():
 
 def test_a_tie_names_the_one_that_needs_least_memory():
     board = three(99.8, 99.9, 100, peaks=(9.0, 5.0, 8.0))
-    told = tie_in_words(board, chosen(board))
+    told = tie_text(board, chosen(board))
     assert told is not None
     assert told.startswith("2 other points can't be told apart from it (rank 1=)")
     assert f"{MIDDLE.id} needs the least memory of them, 5.00 GiB instead of 8.00 GiB: --point {MIDDLE.id}." in told
@@ -79,47 +79,26 @@ def test_a_tie_names_the_one_that_needs_least_memory():
 @pytest.mark.parametrize("peaks", [(9.0, 8.0, 8.0), (None, None, 8.0), (5.0, 5.0, None), (None, None, None)])
 def test_a_tie_in_which_none_needs_less_memory(peaks: Sequence[float | None]):
     board = three(99.8, 99.9, 100, peaks=peaks)
-    assert tie_in_words(board, chosen(board)) == (
+    assert tie_text(board, chosen(board)) == (
         "2 other points can't be told apart from it (rank 1=); none is known to need less memory."
     )
 
 
 def test_no_tie_is_told_where_there_is_none():
     apart, unknown = three(100, 200, 300), three(99, 99.9, 100, own=None)
-    assert tie_in_words(apart, chosen(apart)) is None
-    assert tie_in_words(unknown, chosen(unknown)) is None
+    assert tie_text(apart, chosen(apart)) is None
+    assert tie_text(unknown, chosen(unknown)) is None
 
 
 def test_a_tie_below_the_first_rank_is_among_its_own():
     board = three(99.9, 100, 300)
-    told = tie_in_words(board, chosen(board, SLOW.id))
+    told = tie_text(board, chosen(board, SLOW.id))
     assert told is not None
     assert told.startswith("1 other point can't be told apart from it (rank 2=)")
 
 
-def test_a_knob_is_what_was_planned_else_what_was_configured():
-    record = {
-        "plan": {
-            "loader.num_workers": {"value": 6, "because": "16 cores", "source": "measured"},
-            "loader.worker_threads": {"value": None, "because": "torch's default", "source": "rule"},
-            "memory.micro_batch": {"value": 512, "because": "fits", "source": "rule"},
-        },
-        "config": {"loader": {"num_workers": None, "timeout_s": 60}, "memory": {"features": "cache"}},
-    }
-    assert recorded_knobs(record, "loader", ["num_workers", "worker_threads", "timeout_s", "device_prefetch"]) == {
-        "num_workers": RecordedKnob(6, "measured: 16 cores"),
-        "worker_threads": RecordedKnob(None, "rule: torch's default"),
-        "timeout_s": RecordedKnob(60, "as configured"),
-    }
-
-
-@pytest.mark.parametrize("record", [{}, {"plan": None, "config": None}, {"plan": {}, "config": {"loader": None}}])
-def test_a_record_that_tells_nothing_gives_nothing(record: dict[str, object]):
-    assert recorded_knobs(record, "loader", ["num_workers"]) == {}
-
-
 def test_rate_interval_and_place_in_words():
     board = three(10_000, 20_000, 30_000)
-    assert in_words(board, chosen(board)) == ("30,000 triplets/s (95 % interval 29,700 to 30,300), rank 1 of 3")
+    assert score_text(board, chosen(board)) == ("30,000 triplets/s (95 % interval 29,700 to 30,300), rank 1 of 3")
     board = three(10_000, 20_000, 30_000, own=None)
-    assert in_words(board, chosen(board)) == "30,000 triplets/s, rank 1? of 3"
+    assert score_text(board, chosen(board)) == "30,000 triplets/s, rank 1? of 3"

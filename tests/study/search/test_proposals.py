@@ -19,7 +19,6 @@ from wellfed.study.points.optuna_study import JOURNAL, OptunaStudy
 from wellfed.study.points.space import Choices, Numbers, Space
 from wellfed.study.row import Row, TrialMetric
 from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
-from wellfed.study.study_screen import StudyScreen
 
 FINITE: Space = {"dim": Choices(("1", "2", "3")), "loader": Choices(("a", "b"))}
 ENDLESS: Space = {"lr": Numbers(0.1, 0.9)}
@@ -30,7 +29,7 @@ SCORE = TrialMetric("score", "max")
 
 def kept(folder: Path, retry: tuple[str, ...] = ()) -> Ledger:
     ranked_by = of_metric("score", higher_is_better=True)
-    return Ledger(folder, StudyScreen(ranked_by), ranked_by, "abc", retry, metric=SCORE)
+    return Ledger(folder, ranked_by, "abc", retry, metric=SCORE)
 
 
 def opened(
@@ -38,7 +37,7 @@ def opened(
 ) -> tuple[AskedPoints, Ledger]:
     """As a command opens the search of a folder."""
     ledger = kept(folder, retry)
-    study = OptunaStudy(folder, space, mode="max", identity={}, sampler="tpe", pruner="none", seed=seed)
+    study = OptunaStudy(folder, space, mode="max", sampler="tpe", pruner="none", seed=seed)
     return AskedPoints(study, space, ("seed=1",), ledger, **{"most": 99, "pruner": "none", **more}), ledger
 
 
@@ -46,7 +45,7 @@ def ended(points: Points, ledger: Ledger, proposal: Proposal, **more: Any) -> Ro
     """The trial has ended, and well unless said otherwise."""
     good = {"status": "ok", "outcome": "complete", "value": 0.5}
     row = replace(ledger.begin(proposal.point, "trial", proposal.number), **{**good, **more})
-    ledger.add(row)
+    ledger.append(row)
     points.ended(proposal, row)
     return row
 
@@ -113,7 +112,7 @@ def test_a_row_that_was_written_just_before_the_kill_is_told(tmp_path: Path) -> 
     proposal = points.next()
     assert proposal is not None
     row = replace(ledger.begin(proposal.point, "trial", 0), status="ok", outcome="complete", value=0.5)
-    ledger.add(row)  # and Optuna was not told
+    ledger.append(row)  # and Optuna was not told
     points, ledger = opened(tmp_path, ENDLESS)
     following = points.next()
     assert following is not None
@@ -146,7 +145,7 @@ def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: P
     points, ledger = opened(tmp_path, ENDLESS, retry=("killed",), most=3)
     again = all_of(points, ledger)
     assert sorted(map(str, again)) == sorted(str(each.point.values) for each in (failed, lost, other))
-    assert [row.status for row in ledger.latest().values()] == ["ok"] * 3
+    assert [row.status for row in ledger.latest.values()] == ["ok"] * 3
     points, ledger = opened(tmp_path, ENDLESS, most=4)
     assert len(all_of(points, ledger)) == 1
 

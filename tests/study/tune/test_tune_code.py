@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.project import VARIABLE
-from wellfed.study.tune.tune_code import tune_code
+from wellfed.study.tune.start import tune_code
 
 
 @pytest.fixture

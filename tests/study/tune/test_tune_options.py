@@ -18,10 +18,11 @@ from wellfed.config.files.option_file import check_name
 from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrite, WorkloadConfig
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
+from wellfed.study.board.step_table import train_command
+from wellfed.study.points.guided.change import Change, TuneTrial, with_overrides
 from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.points.guided.tune_steps import Step
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial, typed_behind
-from wellfed.study.tune.tune_options import MARK, TuneOptions, WrittenOptions, name_of, train_command
+from wellfed.study.points.guided.steps import Step
+from wellfed.study.tune.written_options import MARK, TuneOptions, WrittenOptions, name_of
 
 SURE, DOUBTFUL = TuneGain(1.5, (1.4, 1.6), 5), TuneGain(1.5, (0.9, 2.1), 5)
 TURNED = ("loader.backend=inline", "loader.num_workers=0")
@@ -56,7 +57,7 @@ def written(
     where = {"config_dir": configs, "extra_dirs": []}
     options = TuneOptions("mine", TuneConfig(**asked), composed, where, [f"--config-path={configs}"])
     options.check()
-    record = record_of(typed_behind(start, turned), configs)
+    record = record_of(with_overrides(start, turned), configs)
     return options.write(step(*turned), [step(*turned)], gain, record, "a heading")
 
 
@@ -153,7 +154,7 @@ def test_the_command_runs_what_was_measured(
     if beside is not None:
         assert words == [*beside, *options]
     again = compose(words, "train", config_dir=configs).resolved
-    wanted = compose(typed_behind(start, turned), "train", config_dir=configs).resolved
+    wanted = compose(with_overrides(start, turned), "train", config_dir=configs).resolved
     for group in ("gpu", "loader", "memory", "workload"):
         assert again[group] == wanted[group]
     assert shlex.split(train_command(found.use)) == ["python", "src/train.py", *found.use]

@@ -12,18 +12,16 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
-from wellfed.process import StopRequest
 from wellfed.record import RunRecord
 from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
+from wellfed.study.points.guided.propose import GuidedPoints
+from wellfed.study.points.guided.steps import TuneBudget
 from wellfed.study.row import Row
-from wellfed.study.tune.tune_file import TuneFile
-from wellfed.study.tune.tune_options import TuneOptions
-from wellfed.study.tune.tune_report import TuneScreen
-from wellfed.study.tune.tuning import TuneStudy, _StartFailedError
+from wellfed.study.study_files import TuneFile
+from wellfed.study.tune.tuning import TuneScreen, TuneStudy, _StartFailedError
+from wellfed.study.tune.written_options import TuneOptions
 
 FASTER = ("memory.features=cache",)
 """What the table of moves tries where features are computed anew."""
@@ -62,14 +60,23 @@ class Played:
 def made(folder: Path, **asked: Any) -> TuneStudy:
     start = compose(["loader=baseline"], "train")
     config = TuneRunConfig(tune=TuneConfig(rounds=3, **asked))
-    file = TuneFile("mine", "recsys", "triplets", ("loader=baseline",), "samples_per_s", 200, "abc", "2 cores; no GPU")
+    file = TuneFile(
+        name="mine",
+        workload="recsys",
+        sample_unit="triplets",
+        start=("loader=baseline",),
+        objective="samples_per_s",
+        trial_steps=200,
+        code="abc",
+        machine="2 cores; no GPU",
+    )
     where = {"config_dir": folder / "configs", "extra_dirs": []}
     (folder / "configs").mkdir(exist_ok=True)
     options = TuneOptions("mine", config.tune, start, where, [])
     screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
     budget = TuneBudget(config.tune.max_trials, 60 * config.tune.max_minutes)
-    search = TuneSearch(SAMPLES_PER_S, budget, TuneMachine(2, False))
-    return TuneStudy(folder, screen, StopRequest(), config, start, file, options, search)
+    search = GuidedPoints(SAMPLES_PER_S, budget, TuneMachine(2, False))
+    return TuneStudy(folder, screen, config, start, file, options, search)
 
 
 def found(folder: Path) -> dict[str, Any]:
@@ -78,8 +85,8 @@ def found(folder: Path) -> dict[str, Any]:
 
 def tuned(folder: Path, play: Played, **asked: Any) -> int:
     tune = made(folder, **asked)
-    tune._seek(play)  # type: ignore[arg-type]
-    tune._trials = play  # type: ignore[assignment]
+    tune._run_steps(play)  # type: ignore[arg-type]
+    tune.measured = play  # type: ignore[assignment]
     tune._comparison = tune._compare(play)  # type: ignore[arg-type]
     return tune.finish()
 
@@ -139,7 +146,7 @@ def test_a_gain_within_noise_is_told_beside_the_start(tmp_path: Path, capsys: py
 
 def test_what_had_been_dropped_and_is_gone_on_with_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     play = Played(lambda overrides: ended(130.0 if FASTER[0] in overrides else 100.0, half=0.5))
-    made(tmp_path)._seek(play)  # type: ignore[arg-type]
+    made(tmp_path)._run_steps(play)  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     (dropped,) = [place for place, line in enumerate(lines) if line.startswith("2. memory.features=cache: 130")]
     assert "dropped: within noise" in lines[dropped]
@@ -149,7 +156,7 @@ def test_what_had_been_dropped_and_is_gone_on_with_is_said(tmp_path: Path, capsy
 
 def test_a_start_that_failed_is_stopped_in_its_file(tmp_path: Path) -> None:
     with pytest.raises(_StartFailedError, match=r"\(failed\): boom"):
-        made(tmp_path)._seek(Played(lambda _: BROKEN))  # type: ignore[arg-type]
+        made(tmp_path)._run_steps(Played(lambda _: BROKEN))  # type: ignore[arg-type]
     file = found(tmp_path)
     assert (file["status"], file["ended_because"]) == ("stopped", "the start could not be measured: failed: boom")
     assert file["steps"][0]["status"] == "failed"
@@ -158,7 +165,7 @@ def test_a_start_that_failed_is_stopped_in_its_file(tmp_path: Path) -> None:
 def test_a_start_that_is_too_slow_may_be_measured_for_fewer_steps(tmp_path: Path) -> None:
     slow = ended(None, status="timeout", error={"kind": "code", "message": "had not ended", "advice": "Raise it."})
     with pytest.raises(_StartFailedError, match=r"Raise it\. Or measure fewer steps: sweep.trial_steps=50\."):
-        made(tmp_path)._seek(Played(lambda _: slow))  # type: ignore[arg-type]
+        made(tmp_path)._run_steps(Played(lambda _: slow))  # type: ignore[arg-type]
 
 
 def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +177,7 @@ def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         {"id": "x", "message": "more", "change": [f"loader.num_workers={number}"], "changes_learning": False}
         for number in range(1, 9)
     ]
-    tune._seek(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
+    tune._run_steps(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
     assert len(tune.search.steps) == 3
     assert [step["beside_seconds"] for step in found(tmp_path)["steps"]] == [60.0] * 3
     assert "another trial would not end within" in str(tune.search.ended_because)
@@ -178,6 +185,6 @@ def test_preparing_is_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("wellfed.study.tune.tuning.time.monotonic", lambda: 0.0)
     again = made(tmp_path, max_minutes=3.0)
     append(tmp_path, [ended()])
-    again._begin(Ledger(tmp_path, again.screen, SAMPLES_PER_S, "abc"))
-    again._seek(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
+    again._begin(Ledger(tmp_path, SAMPLES_PER_S, "abc"))
+    again._run_steps(Played(lambda _: ended(), findings=many))  # type: ignore[arg-type]
     assert len(again.search.steps) == 3

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from wellfed import project
+from wellfed.config.files.option_file import Value
 from wellfed.errors import ConfigError
 from wellfed.study.tune import written_options
-from wellfed.study.tune.written_options import free_paths, option_text, words_beside
+from wellfed.study.tune.written_options import free_paths, option_text, option_values, other_overrides
 
 RECORD: dict[str, Any] = {
     "plan": {
@@ -45,7 +46,7 @@ def test_words_of_the_options_and_of_the_sweep_are_left_out_those_of_the_data_st
         *("hydra.job.chdir=false", "hydra/launcher=basic", "loader.skip_ids=[3]"),
     ]
     kept = ["workload=recsys", "+workload.data.scale=0.5", "gpu.precision=bf16-mixed", "loader.skip_ids=[3]"]
-    assert words_beside(overrides, ["loader", "memory"]) == kept
+    assert other_overrides(overrides, ["loader", "memory"]) == kept
 
 
 @pytest.mark.parametrize(
@@ -76,3 +77,24 @@ def test_all_shipped_options_are_known():
     assert set(written_options._SHIPPED) == {"loader", "memory"}
     for group, names in written_options._SHIPPED.items():
         assert {path.stem for path in (project.configs() / group).glob("*.yaml")} == set(names)
+
+
+def test_a_knob_is_what_was_planned_else_what_was_configured():
+    record = {
+        "plan": {
+            "loader.num_workers": {"value": 6, "because": "16 cores", "source": "measured"},
+            "loader.worker_threads": {"value": None, "because": "torch's default", "source": "rule"},
+            "memory.micro_batch": {"value": 512, "because": "fits", "source": "rule"},
+        },
+        "config": {"loader": {"num_workers": None, "timeout_s": 60}, "memory": {"features": "cache"}},
+    }
+    assert option_values("loader", record) == {
+        "num_workers": Value(6, "measured: 16 cores"),
+        "worker_threads": Value(None, "rule: torch's default"),
+        "timeout_s": Value(60, "as configured"),
+    }
+
+
+@pytest.mark.parametrize("record", [{}, {"plan": None, "config": None}, {"plan": {}, "config": {"loader": None}}])
+def test_a_record_that_tells_nothing_gives_nothing(record: dict[str, object]):
+    assert option_values("loader", record) == {}

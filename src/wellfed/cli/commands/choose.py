@@ -19,9 +19,9 @@ from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.record import RunRecord
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import board_of
-from wellfed.study.ranking.winner import chosen, in_words, tie_in_words
+from wellfed.study.ranking.winner import chosen, score_text, tie_text
 from wellfed.study.study_files import SWEEP
-from wellfed.study.tune.written_options import free_paths, option_text, words_beside
+from wellfed.study.tune.written_options import free_paths, option_text, other_overrides
 
 _GROUPS = ("loader", "memory")
 
@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
     heading = _heading(asked.name, board, entry, found, folder)
     texts = {path: option_text(group, found, heading) for group, path in paths.items()}
     write_files(texts, f"--name {asked.name}", "Free space, or make configs/ writable.")
-    shown = [f"{entry.point}: {in_words(board, entry)}", tie_in_words(board, entry)]
+    shown = [f"{entry.point}: {score_text(board, entry)}", tie_text(board, entry)]
     shown.append(f"Written: {', '.join(map(str, texts))}")
     options = [f"{group}={asked.name}" for group in _GROUPS]
-    of_run = [*board.file.flags, *options, *words_beside(entry.overrides, _GROUPS)]
+    of_run = [*board.file.flags, *options, *other_overrides(entry.overrides, _GROUPS)]
     shown.append(f"Use it: {command('train')} {shlex.join(of_run)}")
     Answer().print("\n".join(filter(None, shown)), soft_wrap=True)
     return EXIT_OK
@@ -64,6 +64,6 @@ def _heading(name: str, board: Leaderboard, entry: Entry, found: Mapping[str, An
         [
             f"{command('choose')} {shlex.quote(str(folder))} --name {name}",
             f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-            f"{in_words(board, entry)}, on {board.file.machine or entry.row.device}.",
+            f"{score_text(board, entry)}, on {board.file.machine or entry.row.device}.",
         ]
     )

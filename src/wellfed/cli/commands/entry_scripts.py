@@ -32,9 +32,9 @@ def tune(argv: Sequence[str]) -> int:
     if "--force" in argv:
         argv = ["tune.replace=true" if word == "--force" else word for word in argv]
         set_arguments(argv)
-    from wellfed.study.tune import tune_words  # `train` does not need it
+    from wellfed.study.tune import start  # `train` starts without it
 
-    return entry.main("tune", _tune, [*argv], expand=tune_words.expand, not_many=tune_words.NOT_MANY)
+    return entry.main("tune", _tune, [*argv], expand=start.expand, not_many=start.NOT_MANY)
 
 
 def _tune(composed: Composed[TuneRunConfig]) -> int:

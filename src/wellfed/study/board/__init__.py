@@ -1,4 +1,4 @@
-"""Shows and writes a leaderboard: terminal, csv, md and html, with columns by the kind of study.
+"""Shows and writes what a study found: terminal, csv, md and html, with columns by the kind of study.
 
-Start at `files`; `columns` has the figures, the templates have the words.
+Start at `files`; `columns` has the figures, the templates have the texts. `step_table` shows a tune.
 """

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import BASELINE
-from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile
 from wellfed.units import show_count, show_duration, show_gib, show_percent
+
+_TOOK = "the trial, from the start of its process to its end"
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,12 @@ class Column:
 
     head: str
     meaning: str
-    text: Callable[[Entry], str]
-    """Empty where it was not measured."""
+    text: Callable[[Any], str]
+    """Cell of an entry; empty where it was not measured."""
     in_files_alone: bool = False
     """Left out of the terminal, which is too narrow."""
+    is_number: bool = False
+    """Written to the right of its column."""
 
 
 def columns(board: Leaderboard) -> list[Column]:
@@ -80,7 +84,7 @@ def _of_timed(file: SweepFile) -> list[Column]:
         Column("runs", f"measurements that the {objective.noun} is the mean of", lambda e: str(e.runs)),
         Column(
             "took",
-            "the trial, from the start of its process to its end",
+            _TOOK,
             lambda e: "" if e.seconds is None else show_duration(e.seconds),
             in_files_alone=True,
         ),
@@ -88,30 +92,21 @@ def _of_timed(file: SweepFile) -> list[Column]:
 
 
 def _of_trainings(file: SearchFile) -> list[Column]:
-    def of(show: Callable[[Row], str]) -> Callable[[Entry], str]:
-        return lambda entry: "" if entry.status == "pending" else show(entry.row)
+    def column(head: str, meaning: str, figure: str, show: Callable[[Any], str]) -> Column:
+        def text(entry: Entry) -> str:
+            value = None if entry.status == "pending" else getattr(entry.row, figure)
+            return "" if value is None else show(value)
 
-    def optional(show: Callable[[float], str], figure: float | None) -> str:
-        return "" if figure is None else show(figure)
+        return Column(head, meaning, text)
 
     return [
-        Column(f"val/{file.metric}", file.ranked_by.meaning, of(lambda row: optional(figure_text, row.value))),
-        Column("at step", "optimizer steps until then", of(lambda row: optional(show_count, row.value_step))),
-        Column("last", "the same metric at the last validation", of(lambda row: optional(figure_text, row.last_value))),
-        Column("steps", "optimizer steps of the whole training", of(lambda row: show_count(row.trained_steps))),
-        Column(
-            "samples/s",
-            "trained on in a second, after the warm-up",
-            of(lambda row: optional(show_count, row.samples_per_s)),
-        ),
-        Column(
-            "memory",
-            "peak: reserved on the GPU; on a CPU growth",
-            of(lambda row: optional(show_gib, row.peak_memory_gib)),
-        ),
-        Column(
-            "took", "the trial, from the start of its process to its end", of(lambda row: show_duration(row.seconds))
-        ),
+        column(f"val/{file.metric}", file.ranked_by.meaning, "value", figure_text),
+        column("at step", "optimizer steps until then", "value_step", show_count),
+        column("last", "the same metric at the last validation", "last_value", figure_text),
+        column("steps", "optimizer steps of the whole training", "trained_steps", show_count),
+        column("samples/s", "trained on in a second, after the warm-up", "samples_per_s", show_count),
+        column("memory", "peak: reserved on the GPU; on a CPU growth", "peak_memory_gib", show_gib),
+        column("took", _TOOK, "seconds", show_duration),
     ]
 
 

@@ -47,7 +47,7 @@ def figures(board: Leaderboard) -> dict[str, Any]:
     ranked, front = board.ranked, [entry for entry in board.ranked if entry.on_front]
     front.sort(key=lambda entry: entry.peak_memory_gib or 0)
     return {
-        "upright": board.objective.beside_memory,
+        "vertical": board.objective.against_memory,
         "ranked": ranked,
         "tied": sum(entry.rank == 1 for entry in ranked) - 1,
         "top": max((figure for entry in ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
@@ -95,11 +95,11 @@ def _memory_picture(board: Leaderboard) -> Markup | None:
     Intervals are bars; the Pareto front is joined and labelled with ranks. The picture holds no text of the user's, is
     coloured by ``currentColor`` and ``var(--accent)``, and lists the front as text.
     """
-    upright = board.objective.beside_memory
+    vertical = board.objective.against_memory
     shown = [
         (entry.peak_memory_gib, height, entry)
         for entry in board.ranked
-        if entry.peak_memory_gib is not None and (height := upright(entry)) is not None
+        if entry.peak_memory_gib is not None and (height := vertical(entry)) is not None
     ]
     if not shown:
         return None
@@ -111,7 +111,7 @@ def _memory_picture(board: Leaderboard) -> Markup | None:
         axes = drawn.figure.add_subplot()
         for peak, height, entry in shown:
             x = factor * peak
-            if entry.ci95 is not None and upright is board.objective:
+            if entry.ci95 is not None and vertical is board.objective:
                 axes.plot([x, x], entry.ci95, color=INK, alpha=0.45, linewidth=1, zorder=1)
             if not entry.on_front:
                 axes.plot([x], [height], "o", color=INK, markerfacecolor="none", markersize=6, zorder=2)
@@ -127,14 +127,14 @@ def _memory_picture(board: Leaderboard) -> Markup | None:
         axes.set_ylim(bottom=0)
         axes.margins(x=0.08)
         axes.set_xlabel(f"peak memory, {unit}")
-        axes.set_ylabel(f"{upright.noun}, {upright.unit.format(1)}")
+        axes.set_ylabel(f"{vertical.noun}, {vertical.unit.format(1)}")
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         axes.grid(color=INK, alpha=0.12, linewidth=0.7)
         axes.set_axisbelow(True)
         points = "; ".join(
-            f"rank {entry.label}, {show_gib(peak)}, {upright.number(height)}{upright.unit.format('')}"
+            f"rank {entry.label}, {show_gib(peak)}, {vertical.number(height)}{vertical.unit.format('')}"
             for peak, height, entry in front
         )
-        drawn.told = f"{upright.noun.capitalize()} against peak memory. On the front: {points}."
+        drawn.told = f"{vertical.noun.capitalize()} against peak memory. On the front: {points}."
     return drawn.svg

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from wellfed.errors import ConfigError
 from wellfed.study.points import space as spaces
 from wellfed.study.points.space import Choices, Space
+from wellfed.study.row import Outcome
 
 JOURNAL = "optuna.journal"
 _NAME = "search"
@@ -47,12 +48,10 @@ class OptunaStudy:
     """One study of Optuna, in a folder that only this process writes to.
 
     Args:
-        identity: what all trials share beside the space: metric, direction, overrides. A journal with another one is
-            refused.
         parallel: trials that run at a time.
 
     Raises:
-        ConfigError: the journal is of another study, or is none.
+        ConfigError: the file is no journal.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class OptunaStudy:
         space: Space,
         *,
         mode: str,
-        identity: Mapping[str, str],
         sampler: str,
         pruner: str,
         seed: int,
@@ -72,26 +70,19 @@ class OptunaStudy:
         self._distributions = {name: _distribution(axis) for name, axis in space.items()}
         self._path = folder / JOURNAL
         self._running: dict[int, Trial] = {}
-        mine = {**identity, "space": json.dumps(spaces.to_dict(space))}
         try:
             _mend(self._path)
             storage = JournalStorage(JournalFileBackend(str(self._path)))
             names = [study.study_name for study in storage.get_all_studies()]
         except (ValueError, KeyError, TypeError) as error:
             problem = f"can't be read as a journal of Optuna: {error}."
-            raise ConfigError.of(str(self._path), problem, _another(folder)) from error
+            way_out = f"Give this one a folder of its own: search.name={folder.name}_2. What is there stays as it is."
+            raise ConfigError.of(str(self._path), problem, way_out) from error
         direction: Literal["minimize", "maximize"] = "maximize" if mode == "max" else "minimize"
-        found = optuna.load_study(study_name=_NAME, storage=storage) if _NAME in names else None
-        if found is not None and not (found.get_trials(deepcopy=False) or mine.keys() <= found.user_attrs.keys()):
-            optuna.delete_study(study_name=_NAME, storage=storage)  # a kill came while it was made
-            found = None
-        if found is None:
-            self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
-            for name, value in mine.items():
-                self._study.set_user_attr(name, value)
+        if _NAME in names:
+            self._study = optuna.load_study(study_name=_NAME, storage=storage)
         else:
-            self._study = found
-            _check_same(folder, found.user_attrs, mine)
+            self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
         known = len(self._study.get_trials(deepcopy=False))
         # The same seed would draw the same values once more after a restart.
         self._study.sampler = _sampler(sampler, seed + known, parallel)
@@ -105,7 +96,7 @@ class OptunaStudy:
     def give_up(self, asked: AskedTrial) -> None:
         """Marks a killed trial as failed and queues its values again."""
         self.ask_later(asked.values)  # first, so that a kill between the two loses no values
-        self.fail(asked)
+        self.end(asked.number, "failed")
 
     def ask(self) -> AskedTrial:
         """Returns the next trial; queued values come first."""
@@ -128,23 +119,19 @@ class OptunaStudy:
         trial.report(value, validation)
         return trial.should_prune()
 
-    def complete(self, asked: AskedTrial, value: float) -> None:
-        """Gives the result of a trial that trained to its end."""
-        self._study.tell(asked.number, value, skip_if_finished=True)
-
-    def prune(self, asked: AskedTrial) -> None:
-        """Marks a trial as ended early; its last report counts."""
-        self._study.tell(asked.number, state=TrialState.PRUNED, skip_if_finished=True)
-
-    def fail(self, asked: AskedTrial) -> None:
-        """Marks a trial as ended without a figure."""
-        self._study.tell(asked.number, state=TrialState.FAIL, skip_if_finished=True)
+    def end(self, number: int, outcome: Outcome, value: float | None = None) -> None:
+        """Gives the result of a trial; of a pruned one the last report counts. A result that is known stays."""
+        if outcome == "complete" and value is not None:
+            self._study.tell(number, value, skip_if_finished=True)
+        else:
+            state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
+            self._study.tell(number, state=state, skip_if_finished=True)
 
     def _of(self, trial: FrozenTrial) -> AskedTrial | None:
         """Returns the trial; None if a kill came before all its values were written, so nothing was run."""
         params = trial.params
         if set(params) != set(self._space):
-            self._study.tell(trial.number, state=TrialState.FAIL)
+            self.end(trial.number, "failed")
             return None
         return AskedTrial(trial.number, {name: self._text(name, value) for name, value in params.items()})
 
@@ -198,27 +185,3 @@ def _mend(path: Path) -> None:
         for line in content[:end].splitlines():
             json.loads(line)
         stream.truncate(end)
-
-
-def _check_same(folder: Path, found: Mapping[str, Any], mine: Mapping[str, str]) -> None:
-    for name, value in mine.items():
-        was, now = str(found.get(name, "")), value
-        if name == "space":
-            before, after = _space(was), _space(now)
-            if before == after:  # axes may be named in another order
-                continue
-            was, now = spaces.describe(before), spaces.describe(after)
-        if was != now:
-            problem = f"holds a search with {name} {was or 'none'}; this one has {name} {now or 'none'}."
-            raise ConfigError.of(str(folder), problem, _another(folder))
-
-
-def _space(text: str) -> dict[str, spaces.Axis]:
-    try:
-        return spaces.from_dict(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _another(folder: Path) -> str:
-    return f"Give this one a folder of its own: search.name={folder.name}_2. What is there stays as it is."

@@ -68,7 +68,7 @@ class Entry:
     confirms_failed: tuple[str, ...] = ()
     """Statuses of the runs that should have confirmed it and gave no score."""
     on_front: bool = False
-    """No other point is as good with less memory, or better with as little (`Objective.beside_memory`)."""
+    """No other point is as good with less memory, or better with as little (`Objective.against_memory`)."""
     marks: tuple[str, ...] = ()
     """Differences from most others: version of the code, device or machine."""
     curve: tuple[CurvePoint, ...] = ()
@@ -97,9 +97,10 @@ class Entry:
         return {**own, "seconds": self.seconds, **{name: getattr(self.row, name) for name in _OF_LAST_TRIAL}}
 
 
-def empty_row(point: GridPoint) -> Row:
-    """Returns the row of a point that has none yet."""
-    return Row(point.id, "trial", point.overrides, "running", 0)
+def pending(point: GridPoint) -> Entry:
+    """Returns the entry of a point that has no row yet."""
+    empty = Row(point.id, "trial", point.overrides, "running", 0)
+    return Entry(point.id, point.values, point.overrides, "pending", empty, why="no trial has ended yet")
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ A pure function of a study's file, its ``ledger.jsonl`` and learning curves: eve
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import get_args
 
-from wellfed.record import Status
 from wellfed.study import repeats
 from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, empty_row
+from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, pending
 from wellfed.study.ranking.knob_effects import knob_effects
 from wellfed.study.row import Row
 from wellfed.study.study_files import SearchFile, SweepFile, load
@@ -39,7 +39,7 @@ def board_of(folder: Path) -> Leaderboard:
     file, found = load(folder)
     if isinstance(file, SweepFile):
         return leaderboard(file, found)
-    curves = {row.folder: read_curve(folder / row.folder, file.metric) for row in found.latest().values() if row.folder}
+    curves = {row.folder: read_curve(folder / row.folder, file.metric) for row in found.latest.values() if row.folder}
     return search_board(file, found, curves)
 
 
@@ -52,24 +52,19 @@ def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[Cu
     Whole trainings rank first, by the best value of the metric; equal values share a rank. Pruned ones follow, the
     longest first. Every point of a grid has an entry, and rows of earlier grids are left out.
     """
-    latest = found.latest()
-    if file.ids:
-        pairs = [(point, latest.get(point.id)) for point in file.points]
-    else:
-        pairs = [(_point_of(file, row), row) for row in latest.values()]
-    entries = [_training(point, row, curves) for point, row in pairs]
-    done = sorted((each for each in entries if each.score is not None), key=lambda each: -_good(file, each))
-    scores = [entry.score for entry in done]
-    ranked = [replace(entry, rank=1 + scores.index(entry.score)) for entry in done]
+    latest = found.latest
+    points = file.points if file.ids else [_point_of(file, row) for row in latest.values()]
+    entries = [_training(point, latest.get(point.id), file.ranked_by, curves) for point in points]
+    good = {entry.point: file.ranked_by.goodness(entry.score) for entry in entries if entry.score is not None}
+    done = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
+    ranked: list[Entry] = []
+    for place, entry in enumerate(done, start=1):
+        is_tied = bool(ranked) and ranked[-1].score == entry.score
+        ranked.append(replace(entry, rank=ranked[-1].rank if is_tied else place))
     rest = [entry for entry in entries if entry.score is None]
     states = ("pruned", "failed", "pending")
     rest.sort(key=lambda entry: (states.index(entry.state), -entry.row.validations))
     return Leaderboard(file, (*ranked, *rest), tuple(_notes_on_trainings(file, ranked, entries, found)))
-
-
-def _good(file: SearchFile, entry: Entry) -> float:
-    assert entry.score is not None
-    return file.ranked_by.goodness(entry.score)
 
 
 def _point_of(file: SearchFile, row: Row) -> GridPoint:
@@ -77,23 +72,20 @@ def _point_of(file: SearchFile, row: Row) -> GridPoint:
     return GridPoint(row.point, {axis: typed.get(axis, "") for axis in file.space}, row.overrides)
 
 
-def _training(point: GridPoint, row: Row | None, curves: Mapping[str, Sequence[CurvePoint]]) -> Entry:
-    entry = Entry(point.id, point.values, point.overrides, "pending", empty_row(point), why="no trial has ended yet")
+def _training(
+    point: GridPoint, row: Row | None, objective: Objective, curves: Mapping[str, Sequence[CurvePoint]]
+) -> Entry:
+    """Returns an entry without its rank."""
+    entry = pending(point)
     if row is None:
         return entry
-    entry = replace(entry, row=row, curve=tuple(curves.get(row.folder, ())))
-    if row.outcome == "complete" and row.value is not None:
-        return replace(entry, status="complete", score=row.value, why="")
+    entry = replace(entry, row=row, status=row.status, curve=tuple(curves.get(row.folder, ())))
+    if (score := objective(row)) is not None:
+        return replace(entry, status="complete", score=score, why="")
     if row.outcome == "pruned":
         why = f"ended after {counted(row.validations, 'validation')}, {counted(row.trained_steps, 'step')}"
         return replace(entry, status="pruned", why=why)
-    if row.error:
-        why = why_of(row.error, row.folder)
-    elif row.status == "ok":
-        why = "ended well, but validation gave no finite figure of the metric"
-    else:
-        why = "nothing is known of its end" if row.exit_code is None else f"exit code {row.exit_code}"
-    return replace(entry, status=row.status, why=why)
+    return replace(entry, why=_why_unranked(row, objective))
 
 
 def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequence[Entry], found: Read) -> list[str]:
@@ -108,7 +100,7 @@ def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry], entries: Sequ
             "One training a point: how much the metric differs between seeds is not known. Train the best again with "
             "other seeds before a small difference is believed."
         )
-    return [*notes, *found.says_left_out((entry.point for entry in entries), "search")]
+    return [*notes, *found.left_out_notes((entry.point for entry in entries), "search")]
 
 
 # -- timed trials ------------------------------------------------------------------------------------------------------
@@ -147,7 +139,7 @@ def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
 
 def _counted(point: GridPoint, found: Read, objective: Objective) -> list[Row]:
     """Returns the rows whose figures are averaged: the last trial's, if it has a figure, then those that confirm it."""
-    trial = found.latest().get(point.id)
+    trial = found.latest.get(point.id)
     if trial is None or trial.status != "ok" or objective(trial) is None:
         return []
     return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and objective(row) is not None)]
@@ -166,12 +158,10 @@ def _entry(
     point: GridPoint, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
 ) -> Entry:
     """Returns an entry without its rank; ``rows`` are those that count."""
-    entry = Entry(point.id, point.values, point.overrides, "pending", empty_row(point), why="no trial has ended yet")
-    trial = found.latest().get(point.id)
+    entry, trial = pending(point), found.latest.get(point.id)
     if trial is None:
         return entry
-    status = trial.status if trial.status in get_args(Status) else "failed"
-    entry = replace(entry, status=status, row=trial, peak_memory_gib=trial.peak_memory_gib)
+    entry = replace(entry, status=trial.status, row=trial, peak_memory_gib=trial.peak_memory_gib)
     if not rows:
         return replace(entry, why=_why_unranked(trial, objective))
 
@@ -214,16 +204,19 @@ def _why_unranked(trial: Row, objective: Objective) -> str:
 def _in_order(entries: Sequence[Entry], good: Mapping[str, float], first: Mapping[str, float]) -> list[Entry]:
     """Returns the entries with a score, sorted as `leaderboard` describes: by ``good``, and by the ``first`` trial."""
     rated = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
-    order = [entry for entry in rated if entry.runs > 1]
-    for entry in (entry for entry in rated if entry.runs <= 1):
-        better_then = [
-            at for at, other in enumerate(order, 1) if other.runs > 1 and first[other.point] > first[entry.point]
-        ]
-        place = max(better_then, default=0)
-        while place < len(order) and good[order[place].point] >= good[entry.point]:
-            place += 1
-        order.insert(place, entry)
-    return order
+    confirmed = [entry for entry in rated if entry.runs > 1]
+
+    # Both ascend. A lead is that of the first trials of an entry and of all confirmed ones after it.
+    goods = [-good[entry.point] for entry in confirmed]
+    leads = [*accumulate((-first[entry.point] for entry in reversed(confirmed)), min)][::-1]
+
+    def place(entry: Entry) -> float:
+        """Returns the place among the confirmed entries of one that was measured once."""
+        mine = -good[entry.point]
+        return max(bisect_right(goods, mine), bisect_left(leads, mine)) - 0.5
+
+    placed = [*((place(entry), entry) for entry in rated if entry.runs <= 1), *enumerate(confirmed)]
+    return [entry for _, entry in sorted(placed, key=lambda each: each[0])]
 
 
 def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
@@ -246,34 +239,38 @@ def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
 
 def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
     """Returns the entries with the figures that compare them to each other."""
-    upright = objective.beside_memory
+    vertical = objective.against_memory
     points = {frozenset(entry.values.items()): entry.point for entry in ranked}
     places = {
-        entry.point: (upright.goodness(figure), -entry.peak_memory_gib)
+        entry.point: (vertical.goodness(figure), -entry.peak_memory_gib)
         for entry in ranked
-        if (figure := upright(entry)) is not None and entry.peak_memory_gib is not None
+        if (figure := vertical(entry)) is not None and entry.peak_memory_gib is not None
     }
-
-    def is_on_front(point: str) -> bool:
-        if point not in places:
-            return False
-        good_there, spare = mine = places[point]
-        return not any(other != mine and other[0] >= good_there and other[1] >= spare for other in places.values())
-
+    front: list[tuple[float, float]] = []
+    for place in sorted(set(places.values()), reverse=True):
+        if not front or place[1] > front[-1][1]:
+            front.append(place)
+    on_front = set(front)
     halves = {entry.point: _relative_half(entry) for entry in ranked}
     compared = []
     for entry in ranked:
-        mine, sister = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
-        of_baseline = mine / good[sister] if "loader" in entry.values and sister is not None else None
+        mine, baseline = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
+        of_baseline = mine / good[baseline] if "loader" in entry.values and baseline is not None else None
         ci95 = None
-        if of_baseline is not None and sister is not None and sister != entry.point:
-            own, its = halves[entry.point], halves[sister]
+        if of_baseline is not None and baseline is not None and baseline != entry.point:
+            own, its = halves[entry.point], halves[baseline]
             if own is not None and its is not None:
                 width = math.exp(math.hypot(own, its))
                 ci95 = (of_baseline / width, of_baseline * width)
-        of_best, on_front = mine / good[ranked[0].point], is_on_front(entry.point)
-        with_baseline = replace(entry, of_baseline=of_baseline, of_baseline_ci95=ci95)
-        compared.append(replace(with_baseline, of_best=of_best, on_front=on_front))
+        compared.append(
+            replace(
+                entry,
+                of_best=mine / good[ranked[0].point],
+                of_baseline=of_baseline,
+                of_baseline_ci95=ci95,
+                on_front=places.get(entry.point) in on_front,
+            )
+        )
     return compared
 
 
@@ -331,4 +328,4 @@ def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise 
     silent = sum(entry.status == "ok" and entry.rank is None for entry in entries)
     if silent:
         notes.append(f"{counted(silent, 'point')} ended well without {objective.a_noun}: {objective.missing}.")
-    return [*notes, *found.says_left_out((entry.point for entry in entries), "sweep")]
+    return [*notes, *found.left_out_notes((entry.point for entry in entries), "sweep")]

@@ -1,10 +1,8 @@
-"""Picks the point of a sweep to go on with, and reads from its record what the knobs of a group were."""
+"""Picks the point of a sweep to go on with."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from wellfed.command_line import command
 from wellfed.errors import ConfigError, Fault
@@ -14,15 +12,6 @@ from wellfed.study.study_files import SweepFile
 from wellfed.units import counted
 
 _LISTED = 5
-AS_CONFIGURED = "as configured"
-"""Why a knob had its value where no plan decides it."""
-
-
-class RecordedKnob(NamedTuple):
-    """A knob's value in a run that is over, and why it had it."""
-
-    value: Any
-    because: str
 
 
 def chosen(board: Leaderboard, point: str | None = None) -> Entry:
@@ -57,7 +46,7 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
     return entry
 
 
-def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
+def tie_text(board: Leaderboard, entry: Entry) -> str | None:
     """Returns a sentence on the points that tie with it, and which of them to prefer; None without ties.
 
     Preferred is the least memory, or the fastest where memory ranks.
@@ -78,27 +67,11 @@ def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
     return f"{tied_with}; {best.point} {least} of them, {shown}: --point {best.point}."
 
 
-def recorded_knobs(record: Mapping[str, Any], group: str, knobs: Sequence[str]) -> dict[str, RecordedKnob]:
-    """Returns the knobs of a group as a finished run had them: by its plan where that decided them, else as configured.
-
-    Knobs that neither has are left out.
-    """
-    plan, config = record.get("plan") or {}, (record.get("config") or {}).get(group) or {}
-    known = {}
-    for knob in knobs:
-        planned = plan.get(f"{group}.{knob}")
-        if planned is not None:
-            known[knob] = RecordedKnob(planned["value"], f"{planned['source']}: {planned['because']}")
-        elif knob in config:
-            known[knob] = RecordedKnob(config[knob], AS_CONFIGURED)
-    return known
-
-
 def _unit(board: Leaderboard) -> str:
     return board.file.sample_unit if isinstance(board.file, SweepFile) else ""
 
 
-def in_words(board: Leaderboard, entry: Entry) -> str:
+def score_text(board: Leaderboard, entry: Entry) -> str:
     """Returns its score, interval and rank."""
     assert entry.score is not None
     objective = board.objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wellfed.study.ledger import Ledger
 from wellfed.study.points.grid import Grid, GridPoint, point_of
@@ -26,25 +26,6 @@ class Proposal:
     number: int
     """Number of the trial."""
     point: GridPoint
-    asked: AskedTrial | None = None
-    """Optuna's trial; None for a grid."""
-
-
-class Points(Protocol):
-    """Source of points."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something is left to try."""
-
-    def next(self) -> Proposal | None:
-        """Returns what to try now; None = nothing, at least until a running trial has ended."""
-
-    def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
-        """Returns why a trial is to end after a validation; None = it goes on."""
-
-    def ended(self, proposal: Proposal, row: Row) -> None:
-        """Takes the row of a trial that has ended."""
 
 
 class GridPoints:
@@ -52,7 +33,7 @@ class GridPoints:
 
     def __init__(self, points: Sequence[GridPoint], ledger: Ledger) -> None:
         for number, point in enumerate(points):
-            if point.id not in ledger.latest():  # it may have ended just when the search was killed
+            if point.id not in ledger.found.latest:  # it may have ended just when the search was killed
                 ledger.adopt(point, number)
         missing = set(ledger.missing([point.id for point in points]))
         self._left = [Proposal(number, point) for number, point in enumerate(points) if point.id in missing]
@@ -94,29 +75,29 @@ class AskedPoints:
             if row is None:
                 study.give_up(asked)
             else:
-                self._tell(asked, row)
-        for values in map(self._values, _to_retry(ledger)):
-            self._again.add(self._point(values).id)
-            study.ask_later(values)
+                self._study.end(asked.number, row.outcome, row.value)
+        for row in ledger.latest.values():
+            if row.status in ledger.retry:
+                typed = dict(text.partition("=")[::2] for text in row.overrides)
+                values = {axis: typed[axis] for axis in space}
+                self._again.add(point_of(values, self._fixed).id)
+                study.ask_later(values)
 
     @property
     def has_more(self) -> bool:
         """Whether points are to be run again, or new ones are allowed and left."""
-        number = len(self._ledger.latest().keys() | self._running.keys())
+        number = len(self._ledger.latest.keys() | self._running.keys())
         return bool(self._again) or (number < self._most and self._untried() != [])
 
     def next(self) -> Proposal | None:
         """Returns an untried point; a point that Optuna asks for twice is answered with its row."""
         if not self.has_more:
             return None
-        known, untried = self._ledger.latest(), self._untried()
+        known, untried = self._ledger.latest, self._untried()
         proposal = self._proposal(self._study.ask())
         while self._is_taken(proposal.point.id):
-            assert proposal.asked is not None
-            if proposal.point.id in known:
-                self._tell(proposal.asked, known[proposal.point.id])
-            else:
-                self._study.fail(proposal.asked)
+            row = known.get(proposal.point.id)
+            self._study.end(proposal.number, *(("failed", None) if row is None else (row.outcome, row.value)))
             if untried:  # once: Optuna's queue comes before it
                 self._study.ask_later(random.Random(proposal.number).choice(untried))
                 untried = None
@@ -127,7 +108,7 @@ class AskedPoints:
 
     def _is_taken(self, point: str) -> bool:
         """Returns whether a point runs, or has run and is not to be run again."""
-        return point in self._running or (point in self._ledger.latest() and point not in self._again)
+        return point in self._running or (point in self._ledger.latest and point not in self._again)
 
     def prune(self, proposal: Proposal, validation: int, value: float) -> str | None:
         """Returns the pruner's reason to end a trial."""
@@ -138,37 +119,20 @@ class AskedPoints:
     def ended(self, proposal: Proposal, row: Row) -> None:
         """Gives Optuna the result; the ledger has it already."""
         self._running.pop(proposal.point.id, None)
-        assert proposal.asked is not None
-        self._tell(proposal.asked, row)
-
-    def _tell(self, asked: AskedTrial, row: Row) -> None:
-        if row.outcome == "complete" and row.value is not None:
-            self._study.complete(asked, row.value)
-        elif row.outcome == "pruned":
-            self._study.prune(asked)
-        else:
-            self._study.fail(asked)
+        self._study.end(proposal.number, row.outcome, row.value)
 
     def _proposal(self, asked: AskedTrial) -> Proposal:
-        return Proposal(asked.number, self._point(asked.values), asked)
-
-    def _point(self, values: dict[str, str]) -> GridPoint:
-        return point_of(values, self._fixed)
-
-    def _values(self, row: Row) -> dict[str, str]:
-        typed = dict(text.partition("=")[::2] for text in row.overrides)
-        return {axis: typed[axis] for axis in self._space}
+        return Proposal(asked.number, point_of(asked.values, self._fixed))
 
     def _untried(self) -> list[dict[str, str]] | None:
         """Returns the values of all untried points; None where the space is too large to list."""
         number = size(self._space)
         if number is None or number > _MOST_LISTED:
             return None
-        taken = {*self._ledger.latest(), *self._running}
+        taken = {*self._ledger.latest, *self._running}
         points = Grid(grid_values(self._space), self._fixed).points()
         return [dict(point.values) for point in points if point.id not in taken]
 
 
-def _to_retry(ledger: Ledger) -> list[Row]:
-    """Returns the rows whose status is to be tried again."""
-    return [row for row in ledger.latest().values() if row.status in ledger.retry]
+Points = GridPoints | AskedPoints
+"""Source of points."""

@@ -1,6 +1,6 @@
 """Runs ``python src/tune.py``: measures the start, then what the search proposes, then start and result in turns.
 
-The search itself is `points.guided.tune_search`; `tune_trials` measures, `tune_options` writes what was found.
+`points.guided` decides what is tried; `turns` measures it, `written_options` writes what was found.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -32,28 +31,26 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record import differences, write_atomically
+from wellfed.study.board import step_table
 from wellfed.study.energy import check_energy
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.executors.tasks import in_words
 from wellfed.study.ledger import Ledger
-from wellfed.study.objective import OBJECTIVES
-from wellfed.study.points.guided.gain import TuneGain, gain_in_turns
+from wellfed.study.points.guided.change import Change, TuneTrial
+from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured, gain_in_turns
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial
+from wellfed.study.points.guided.propose import GuidedPoints
+from wellfed.study.points.guided.steps import Step, TuneBudget
 from wellfed.study.row import Row
-from wellfed.study.study import Study, TimedTrials, scratch_folder
+from wellfed.study.study import Study, Trials, scratch_folder
+from wellfed.study.study_files import TuneFile
+from wellfed.study.study_screen import StudyScreen
 from wellfed.study.trial_end import RowMaker
-from wellfed.study.tune import tune_file
-from wellfed.study.tune.tune_code import tune_code
-from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured, steps_of
-from wellfed.study.tune.tune_options import TuneOptions, name_of
-from wellfed.study.tune.tune_report import PAGE, TuneReport, TuneScreen, gain_in_words
-from wellfed.study.tune.tune_trials import TuneTrials, set_aside
-from wellfed.study.tune.tune_words import fixed_knobs, of_the_start, of_trials
-from wellfed.units import counted, show_duration, show_text
+from wellfed.study.tune.start import fixed_knobs, of_the_start, of_trials, tune_code
+from wellfed.study.tune.turns import TuneTrials, set_aside
+from wellfed.study.tune.written_options import TuneOptions, name_of
+from wellfed.units import counted, show_duration, show_line, show_text
 
 _LOOK_S = 60
 """Seconds that asking for the machine may take."""
@@ -65,14 +62,14 @@ def tune(composed: Composed[TuneRunConfig]) -> int:
     try:
         with stop.listening():
             return _study(composed, stop).go()
+    except _StartFailedError as failed:
+        print(show_text(str(failed)), file=sys.stderr)
+        return failed.exit_code
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         print(show_text(str(error)), file=sys.stderr)
         return EXIT_NOTHING_RUN
-    except _StartFailedError as failed:
-        print(show_text(str(failed)), file=sys.stderr)
-        return failed.exit_code
     except (Stopped, KeyboardInterrupt):  # before anything was measured
         return exit_code_of(stop.signum or signal.SIGINT)
 
@@ -108,11 +105,11 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         machine=in_words(facts),
         flags=tuple(config_flags(typed_arguments())),
     )
-    screen = TuneScreen(OBJECTIVES[file.objective], sample_unit=file.sample_unit)
+    screen = TuneScreen(file.ranked_by, sample_unit=file.sample_unit)
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     budget = TuneBudget(composed.config.tune.max_trials, 60 * composed.config.tune.max_minutes)
-    search = TuneSearch(screen.objective, budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
-    return TuneStudy(folder, screen, stop, composed.config, start, file, options, search)
+    search = GuidedPoints(screen.objective, budget, TuneMachine(facts.cpu_quota_cores, on_gpu), fixed)
+    return TuneStudy(folder, screen, composed.config, start, file, options, search, stop=stop)
 
 
 def _start(composed: Composed[Any]) -> Composed[RunConfig]:
@@ -145,13 +142,35 @@ def _machine() -> MachineFacts:
     return answers[0] if answers else machine()
 
 
-class _StartFailedError(Exception):
+class _StartFailedError(WellfedError):
     """Raised when the start could not be measured."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
         """Exit code of a run of the start."""
+
+
+class TuneScreen(StudyScreen):
+    """A line for each trial, when it is compared with the best."""
+
+    def refused(self, row: Row) -> None:
+        """Shows nothing: the step's line has the reason."""
+
+    def ended(self, row: Row, best: Row | None) -> None:
+        """Shows nothing: the step's line has the figure."""
+
+    def step(self, number: int, step: Step) -> None:
+        """Shows a trial that was compared with the best."""
+        trial, shown = step.trial, list[str]()
+        if trial.figure is not None:
+            shown.append(self.objective.show(trial.figure, self.sample_unit))
+        if step.before is not None:
+            shown.append(f"{'kept' if step.is_kept else 'dropped'}: {show_line(step.why)}")
+        elif not step.is_kept:
+            shown.append(show_line(step.why))
+        turned = " ".join(step.change.turned) or "the start"
+        self.say(f"{number}. {turned}: {', '.join([*shown, show_duration(trial.seconds)])}")
 
 
 @dataclass
@@ -162,39 +181,19 @@ class TuneStudy(Study):
     start: Composed[RunConfig]
     file: TuneFile
     options: TuneOptions
-    search: TuneSearch
+    search: GuidedPoints
     screen: TuneScreen
-    _trials: TuneTrials | None = field(default=None, init=False)
+    measured: TuneTrials | None = field(default=None, init=False)
+    """Measures the configurations; there once the tune runs."""
     _comparison: TurnsMeasured | None = field(default=None, init=False)
     _beside_s: dict[tuple[str, ...], float] = field(default_factory=dict, init=False)
     """Seconds that an earlier command needed beside each trial, by its overrides."""
-
-    @property
-    def trials(self) -> TuneTrials:
-        """Trials of the tune; there once it runs."""
-        assert self._trials is not None
-        return self._trials
-
-    @property
-    def has_nothing(self) -> bool:
-        """Whether nothing was measured yet."""
-        return self._trials is None or self._trials.ledger.is_empty
-
-    def go(self) -> int:
-        """Runs the tune in its folder; returns the exit code."""
-        is_new = not self.folder.exists()
-        try:
-            return super().go()
-        except _StartFailedError as failed:
-            if is_new and failed.exit_code == EXIT_NOTHING_RUN:
-                shutil.rmtree(self.folder, ignore_errors=True)
-            raise
 
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
         extra, objective = config_folders(typed_arguments()), self.search.objective
         retry = [status.value for status in self.config.sweep.retry]
-        kept = Ledger(self.folder, self.screen, objective, self.file.code, retry, keeps_code=True)
+        kept = Ledger(self.folder, objective, self.file.code, retry, keeps_code=True)
         self._begin(kept)
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
@@ -204,23 +203,24 @@ class TuneStudy(Study):
             settings = self.settings(scratch, self.config.sweep.timeout_s, self.file.code, RowMaker())
             with LocalExecutor(settings) as executor:
                 of_all = of_trials(self.start.overrides, self.start.config)
-                self._trials = TuneTrials(of_all, TimedTrials(kept, self.screen, compose_point), executor)
-                if left := self._trials.kept_as_they_are():
-                    listed = ", ".join(f"{number} {status}" for status, number in left.items())
-                    self.screen.say(f"Kept as they are: {listed}; sweep.retry=[{','.join(left)}] runs them again.")
-                self._seek(self._trials)
-                self._comparison = self._compare(self._trials)
+                self.trials = trials = Trials(kept, self.screen, compose_point)
+                self.measured = TuneTrials(of_all, trials, executor)
+                trials.report_kept("sweep", but=[self.measured.point(()).id])
+                self._run_steps(self.measured)
+                self._comparison = self._compare(self.measured)
 
     def _begin(self, kept: Ledger) -> None:
         """Goes on with what was measured alike before, and moves the rest aside."""
         say, config = self.screen.say, self.config.tune
-        earlier = tune_file.read(self.folder)
-        if not kept.is_empty:
+        if kept.found.rows:
+            earlier: TuneFile | None = None
+            with contextlib.suppress(OSError, ValueError):
+                earlier = TuneFile.read(self.folder)
             if changed := ["what it was asked can't be read"] if earlier is None else self.file.differs_from(earlier):
                 aside = set_aside(kept)
                 say(f"Measured anew, since {', '.join(changed)}; what was measured before is in {self.folder / aside}.")
             else:
-                self._beside_s = tune_file.beside_of(earlier or {"steps": ()})
+                self._beside_s = {} if earlier is None else earlier.beside_seconds
                 say(f"Going on in {self.folder}: what it has measured is not measured again.")
         self.file.write(self.folder)
         say(
@@ -229,7 +229,7 @@ class TuneStudy(Study):
             f"result in turn. What looks better is measured again, to learn the noise between runs. In {self.folder}"
         )
 
-    def _seek(self, trials: TuneTrials) -> None:
+    def _run_steps(self, trials: TuneTrials) -> None:
         """Runs trials until the search proposes nothing more."""
         search = self.search
 
@@ -245,7 +245,7 @@ class TuneStudy(Study):
             # A trial of an earlier command takes no time now, and counts as it did then.
             beside_s = max(time.monotonic() - began_at_s - row.seconds, self._beside_s.get(change.overrides, 0.0))
             trial = replace(TuneTrial.of(row, trials.record(row), self.search.objective), beside_seconds=beside_s)
-            step = search.tell(change, trial)
+            step = search.ended(change, trial)
             self.screen.step(len(search.steps), step)
             self._write(status="running")
         if search.best is None:
@@ -255,22 +255,25 @@ class TuneStudy(Study):
     def _proposed(self) -> Change | None:
         """Returns the next change; reports it if the search goes on with a change that it had dropped."""
         search, before = self.search, self.search.best
-        change = search.propose()
+        change = search.next()
         if before is not None and search.best is not None and search.best is not before:
-            self.screen.goes_on(search.steps.index(search.best) + 1, search.best)
+            number, step = search.steps.index(search.best) + 1, search.best
+            self.screen.say(f"Going on with {number}. {' '.join(step.change.turned)}: {show_line(step.why)}")
         return change
 
     def _start_failed(self, row: Row) -> _StartFailedError:
         error = row.error or {"kind": "code", "message": self.search.objective.missing, "advice": ""}
-        told = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
+        message = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
         nothing_run = row.exit_code is None and error.get("kind") in ("config", "data")
         code = EXIT_NOTHING_RUN if nothing_run else row.exit_code
         if row.status == "timeout":
-            told += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
-        if not nothing_run and row.folder:
-            told += f"\nIts folder: {self.folder / row.folder}"
+            message += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
+        if code != EXIT_NOTHING_RUN and row.folder:
+            message += f"\nIts folder: {self.folder / row.folder}"
         retried = " ".join([command("train"), *map(masked_override, self.start.overrides)])
-        message = f"The start can't be measured, so there is nothing to tune ({row.status}): {told}\nIt is: {retried}"
+        message = (
+            f"The start can't be measured, so there is nothing to tune ({row.status}): {message}\nIt is: {retried}"
+        )
         return _StartFailedError(message, code if code is not None and code > 0 else EXIT_FAILED)
 
     def _compare(self, trials: TuneTrials) -> TurnsMeasured | None:
@@ -299,32 +302,33 @@ class TuneStudy(Study):
 
     def finish(self) -> int:
         """Writes and shows what was found; returns the exit code."""
-        search, comparison, trials = self.search, self._comparison, self.trials
+        search, comparison, measured = self.search, self._comparison, self.measured
         best, start = search.best, search.start
         assert best is not None
         assert start is not None
+        assert measured is not None
         if (too_little := self._too_little()) is not None:
             self.interrupted()
             self.screen.say(f"Stopped. {too_little}")
             return EXIT_FAILED
         gain = None if comparison is None else comparison.gain
         result = best if comparison is None or comparison.result_holds else start
-        row = trials.latest(result.change.overrides)
+        row = measured.latest(result.change.overrides)
         kept = [step for step in search.steps if step.is_kept]
         heading = self._heading(row, gain if result.change.overrides else None)
-        written = self.options.write(result, kept, gain, trials.record(row), heading)
+        written = self.options.write(result, kept, gain, measured.record(row), heading)
         self._write(
             status="done",
             result=tuple(result.change.overrides),
             comparison=comparison,
             advice=[asdict(each) for each in search.advice],
             written=tuple(map(str, written.files)),
+            why_not=written.why_not,
             use=tuple(map(masked_override, written.use)),
             unproven=tuple(map(masked_override, written.unproven)),
         )
-        report = TuneReport(self.file, search, result, comparison, written)
-        write_atomically(self.folder / PAGE, report.page())
-        for line in report.lines():
+        write_atomically(self.folder / step_table.PAGE, step_table.page(self.file))
+        for line in step_table.lines(self.file):
             self.screen.say(line)
         return EXIT_FAILED if written.has_failed else EXIT_OK
 
@@ -345,11 +349,11 @@ class TuneStudy(Study):
         """Returns the heading of the option files; ``gain`` is that of their content, None = they hold the start."""
         figure = self.search.objective(row)
         shown = "" if figure is None else self.search.objective.show(figure, self.file.sample_unit)
-        told = "the start." if gain is None else gain_in_words(gain, self.search.objective)
+        message = "the start." if gain is None else step_table.gain_text(gain, self.search.objective)
         typed = shlex.join(map(masked_override, self.start.overrides))
         return (
             f"{command('tune')} {typed}\nTrial {self.folder / row.folder} of {row.started_at}\n"
-            f"{shown}; {told} On {self.file.machine}."
+            f"{shown}; {message} On {self.file.machine}."
         )
 
     def interrupted(self) -> int:
@@ -358,7 +362,7 @@ class TuneStudy(Study):
             self._write(status="stopped")
         return EXIT_FAILED
 
-    def says_stopped(self) -> str:
+    def stop_message(self) -> str:
         """Returns the message after a signal."""
         return f"Stopped. {self.way_on} again goes on."
 
@@ -368,8 +372,9 @@ class TuneStudy(Study):
         self.file = replace(
             self.file,
             ended_because=search.ended_because,
-            steps=steps_of(search),
+            steps=[step.to_dict() for step in search.steps],
             trial_seconds=round(search.spent_seconds, 3),
+            noise=search.noise_text,
             **known,
         )
         self.file.write(self.folder)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.study.points.guided.change import TuneTrial
 from wellfed.study.points.guided.moves import Move, TuneMachine, moves
-from wellfed.study.points.guided.tune_trial import TuneTrial
 
 CPU, CARD = TuneMachine(4, on_gpu=False), TuneMachine(8, on_gpu=True)
 
@@ -32,17 +32,17 @@ def test_the_largest_share_of_the_time_decides_what_comes_first_and_compiling_co
     knobs = {"memory.accumulate": 4}
     assert listed(trial(0.8, 0.2, **knobs))[0].kind == "data"
     assert listed(trial(0.2, 0.8, **knobs))[0].kind == "step"
-    assert listed(trial(0.2, 0.8, **knobs))[-1].words == ("gpu.compile=default",)
+    assert listed(trial(0.2, 0.8, **knobs))[-1].settings == ("gpu.compile=default",)
 
 
 def test_features_that_are_not_kept_come_first_whatever_takes_the_time() -> None:
     for wait in (0.05, 0.95):
         found = trial(wait, 1 - wait, **{"memory.features": "dynamic"})
-        assert listed(found)[0].words == ("memory.features=cache",)
+        assert listed(found)[0].settings == ("memory.features=cache",)
         found.plan["memory.features"]["source"] = "set"
-        assert listed(found)[0].words == ("memory.features=null",)
+        assert listed(found)[0].settings == ("memory.features=null",)
         assert listed(found)[0].bound >= 2
-    assert not any("features" in move.words[0] for move in listed(trial(0.5, 0.5, **{"memory.features": "cache"})))
+    assert not any("features" in move.settings[0] for move in listed(trial(0.5, 0.5, **{"memory.features": "cache"})))
 
 
 def test_feeding_can_win_no_more_than_the_time_that_data_takes() -> None:
@@ -55,14 +55,16 @@ def test_feeding_can_win_no_more_than_the_time_that_data_takes() -> None:
 def test_where_nothing_waits_more_ahead_wins_nothing() -> None:
     """The ceiling may be higher for want of cores, which fewer workers would leave to the step."""
     knobs = {"loader.backend": "threads", "loader.num_workers": 2, "loader.prefetch_factor": 2}
-    fed = {move.words: move.bound for move in listed(trial(0.0, 1.0, ceiling=1.5, **knobs), CARD)}
+    fed = {move.settings: move.bound for move in listed(trial(0.0, 1.0, ceiling=1.5, **knobs), CARD)}
     assert fed["loader.num_workers=1",] == 1.5
     assert {fed[word,] for word in ("loader.num_workers=7", "loader.prefetch_factor=8")} == {1.0}
     assert fed["loader.device_prefetch=4",] == 1.0
 
 
 def test_a_step_that_only_computes_is_not_expected_to_win_without_end() -> None:
-    found = {move.words[0]: move.bound for move in listed(trial(0.0, 1.0, **{"memory.checkpoint_activations": True}))}
+    found = {
+        move.settings[0]: move.bound for move in listed(trial(0.0, 1.0, **{"memory.checkpoint_activations": True}))
+    }
     assert found["memory.checkpoint_activations=null"] == 1.5
     assert found["memory.accumulate=4"] == 2.0
 
@@ -70,7 +72,7 @@ def test_a_step_that_only_computes_is_not_expected_to_win_without_end() -> None:
 def test_of_backends_that_a_plan_has_timed_one_other_is_tried() -> None:
     def others(**known: bool) -> list[str]:
         found = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 2})
-        return [move.words[0] for move in listed(found, **known) if move.words[0].startswith("loader.backend=")]
+        return [move.settings[0] for move in listed(found, **known) if move.settings[0].startswith("loader.backend=")]
 
     assert others() == ["loader.backend=inline", "loader.backend=processes"]
     assert others(backends_are_timed=True) == ["loader.backend=inline"]
@@ -78,7 +80,7 @@ def test_of_backends_that_a_plan_has_timed_one_other_is_tried() -> None:
 
 def test_workers_are_tried_around_the_number_of_cores_and_beyond_where_batches_wait_for_a_disk() -> None:
     def counts(found: TuneTrial) -> list[str]:
-        return [word for move in listed(found) for word in move.words if word.startswith("loader.num_workers=")]
+        return [word for move in listed(found) for word in move.settings if word.startswith("loader.num_workers=")]
 
     fed = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 2, "loader.prefetch_factor": 2})
     assert [word for word in counts(fed) if len(word) == 20] == [
@@ -100,9 +102,9 @@ def test_a_loader_of_the_users_own_is_left_alone() -> None:
 
 def test_only_a_card_is_copied_to() -> None:
     knobs = {"loader.backend": "threads", "loader.num_workers": 2, "loader.pin_memory": False}
-    on_card = {word for move in listed(trial(0.1, 0.5, copy=0.4, **knobs), CARD) for word in move.words}
+    on_card = {word for move in listed(trial(0.1, 0.5, copy=0.4, **knobs), CARD) for word in move.settings}
     assert {"loader.pin_memory=true", "loader.device_prefetch=4"} <= on_card
-    on_cpu = {word for move in listed(trial(0.1, 0.9, **knobs)) for word in move.words}
+    on_cpu = {word for move in listed(trial(0.1, 0.9, **knobs)) for word in move.settings}
     assert not {"loader.pin_memory=true", "loader.device_prefetch=4"} & on_cpu
 
 
@@ -111,6 +113,6 @@ def test_less_memory_is_asked_for_where_memory_counts() -> None:
         **{"memory.features": "cache", "memory.micro_batch": 8, "memory.accumulate": 2},
         **{"memory.checkpoint_activations": False, "loader.device_prefetch": 2},
     }
-    words = {move.words[0] for move in moves(trial(0.1, 0.9, copy=0.0, **knobs), CARD, PEAK_MEMORY)}
+    words = {move.settings[0] for move in moves(trial(0.1, 0.9, copy=0.0, **knobs), CARD, PEAK_MEMORY)}
     assert words >= {"memory.features=dynamic", "memory.accumulate=4", "memory.checkpoint_activations=true"}
     assert "loader.device_prefetch=0" in words

@@ -11,10 +11,10 @@ import pytest
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial
+from wellfed.study.points.guided.propose import GuidedPoints
+from wellfed.study.points.guided.steps import TuneBudget
 
 TRACES = Path(__file__).parents[3] / "traces"
 LEADS = {
@@ -35,7 +35,7 @@ ADVICE = {
 }
 
 
-def begun_with(name: str, tmp_path: Path) -> TuneSearch:
+def begun_with(name: str, tmp_path: Path) -> GuidedPoints:
     trace = json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
     for file, text in trace["files"].items():
         (tmp_path / file).write_text(text)
@@ -46,14 +46,14 @@ def begun_with(name: str, tmp_path: Path) -> TuneSearch:
         [finding.entry() for finding in run_rules(evidence)],
         *(record.plan, record.config, record.time, record.loading),
     )
-    search = TuneSearch(SAMPLES_PER_S, TuneBudget(9, 99.0), TuneMachine(evidence.cores or 1.0, evidence.on_gpu))
-    search.tell(search.propose() or Change((), ""), start)
+    search = GuidedPoints(SAMPLES_PER_S, TuneBudget(9, 99.0), TuneMachine(evidence.cores or 1.0, evidence.on_gpu))
+    search.ended(search.next() or Change((), ""), start)
     return search
 
 
 @pytest.mark.parametrize("name", LEADS)
 def test_the_first_finding_leads(name: str, tmp_path: Path) -> None:
-    change = begun_with(name, tmp_path).propose()
+    change = begun_with(name, tmp_path).next()
     assert change is not None
     assert (change.finding, change.overrides[0]) == LEADS[name]
 
@@ -62,7 +62,7 @@ def test_the_first_finding_leads(name: str, tmp_path: Path) -> None:
 def test_what_tune_does_not_turn_is_advice(name: str, tmp_path: Path) -> None:
     search = begun_with(name, tmp_path)
     assert ADVICE[name] in [" ".join(advice.overrides) for advice in search.advice]
-    change = search.propose()
+    change = search.next()
     assert change is None or change.finding is None
 
 
@@ -71,6 +71,6 @@ def test_what_tune_does_not_turn_is_advice(name: str, tmp_path: Path) -> None:
 )
 def test_a_run_that_is_fed_is_asked_for_no_other_loader(name: str, tmp_path: Path) -> None:
     search = begun_with(name, tmp_path)
-    while (change := search.propose()) is not None:
+    while (change := search.next()) is not None:
         assert not any(word.startswith("loader.backend") for word in change.turned), change
-        search.tell(change, TuneTrial("failed", seconds=1.0))
+        search.ended(change, TuneTrial("failed", seconds=1.0))

@@ -36,6 +36,25 @@ class TuneGain:
         return self.ci95 is not None and self.ci95[1] < 1
 
 
+@dataclass(frozen=True)
+class TurnsMeasured:
+    """Start and result, measured in turns."""
+
+    before: Sequence[float | None]
+    """Figures of the start, one a round; None where it did not end well."""
+    after: Sequence[float | None]
+    gain: TuneGain | None
+    seconds: float
+    """Duration of all these trials."""
+    problem: str | None = None
+    """The first failure, in one line."""
+
+    @property
+    def result_holds(self) -> bool:
+        """Whether the result ran in every round and is not worse beyond noise; else the start stays."""
+        return None not in self.after and self.gain is not None and not self.gain.is_loss
+
+
 def gain_in_turns(
     before: Sequence[float | None], after: Sequence[float | None], objective: Objective
 ) -> TuneGain | None:

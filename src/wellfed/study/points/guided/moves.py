@@ -12,7 +12,7 @@ from typing import Literal
 
 from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
 from wellfed.study.objective import PEAK_MEMORY, Objective
-from wellfed.study.points.guided.tune_trial import TuneTrial
+from wellfed.study.points.guided.change import TuneTrial
 from wellfed.units import show_percent
 
 _MESSAGE_MS = 1.0
@@ -53,14 +53,14 @@ class Move:
 
     kind: Literal["data", "step", "compile", "memory"]
     """data: how batches are built; step: memory of a step; compile; memory: needing less memory."""
-    words: tuple[str, ...]
+    settings: tuple[str, ...]
     because: str
     bound: float
     """Largest factor by which it could be better."""
 
 
 def moves(
-    best: TuneTrial, around: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
+    best: TuneTrial, machine: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
 ) -> Iterator[Move]:
     """Yields what to try from the best configuration so far, the most promising first.
 
@@ -68,10 +68,10 @@ def moves(
         backends_are_timed: the plan of this trial or of another has timed the first batches with each backend.
     """
     if objective is PEAK_MEMORY:
-        yield from _smaller(best, around)
+        yield from _smaller(best, machine)
         return
     yield from _features(best)
-    of_data, of_steps = list(_loader(best, around, backends_are_timed)), list(_steps(best, around))
+    of_data, of_steps = list(_loader(best, machine, backends_are_timed)), list(_steps(best, machine))
     yield from (*of_data, *of_steps) if _data_frac(best) >= _step_frac(best) else (*of_steps, *of_data)
     yield from _compiled(best)
 
@@ -96,7 +96,7 @@ def _of_data(best: TuneTrial) -> float:
     return max(_of_waiting(best), ceiling if ceiling > CEILING_FACTOR else 1.0)
 
 
-def _loader(best: TuneTrial, around: TuneMachine, backends_are_timed: bool) -> Iterator[Move]:
+def _loader(best: TuneTrial, machine: TuneMachine, backends_are_timed: bool) -> Iterator[Move]:
     backend, workers = best.value("loader.backend"), int(best.value("loader.num_workers") or 0)
     if backend is None or backend == "own":
         return
@@ -105,7 +105,7 @@ def _loader(best: TuneTrial, around: TuneMachine, backends_are_timed: bool) -> I
     if best.ceiling_factor is not None:
         why += f", and the ceiling is {best.ceiling_factor:.2f} times the rate"
     has_fetch, most = best.loading.get("has_fetch", False), best.loading.get("most_workers") or 64
-    cores = max(1, int(around.cores / int(best.value("trainer.devices") or 1)))
+    cores = max(1, int(machine.cores / int(best.value("trainer.devices") or 1)))
     spare = min(max(1, cores - 1), most)
     if any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT)) or best.is_set(_BACKEND):
         yield Move("data", built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
@@ -114,7 +114,7 @@ def _loader(best: TuneTrial, around: TuneMachine, backends_are_timed: bool) -> I
         if other == "threads" and not has_fetch:
             continue
         is_cheap = best.loading.get("build_ms_p50", _MESSAGE_MS) < _MESSAGE_MS
-        if other == "processes" and is_cheap and not around.on_gpu:
+        if other == "processes" and is_cheap and not machine.on_gpu:
             continue
         by = "in the training process" if other == "inline" else f"by {other}"
         count = None if other == "inline" else workers or spare
@@ -127,13 +127,13 @@ def _loader(best: TuneTrial, around: TuneMachine, backends_are_timed: bool) -> I
                 yield Move("data", (f"loader.num_workers={count}",), f"{why}: another number of workers", win)
         if int(best.value("loader.prefetch_factor") or 2) < _PREFETCH:
             yield Move("data", (f"loader.prefetch_factor={_PREFETCH}",), f"{why}: more batches kept ready", of_waiting)
-    if around.on_gpu:
+    if machine.on_gpu:
         if best.value("loader.pin_memory") is False:
-            words = ("loader.pin_memory=true",)
-            yield Move("data", words, f"{why}: page-locked memory is copied beside it", of_waiting)
+            settings = ("loader.pin_memory=true",)
+            yield Move("data", settings, f"{why}: page-locked memory is copied beside it", of_waiting)
         if int(best.value("loader.device_prefetch") or 0) < _DEVICE_PREFETCH and (workers or has_fetch):
-            words = (f"loader.device_prefetch={_DEVICE_PREFETCH}",)
-            yield Move("data", words, f"{why}: more batches copied ahead", of_waiting)
+            settings = (f"loader.device_prefetch={_DEVICE_PREFETCH}",)
+            yield Move("data", settings, f"{why}: more batches copied ahead", of_waiting)
 
 
 def built_by(backend: str, workers: int | None) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def _features(best: TuneTrial) -> Iterator[Move]:
         yield Move("step", (f"memory.features={kept}",), why, _UNKNOWN_BOUND)
 
 
-def _steps(best: TuneTrial, around: TuneMachine) -> Iterator[Move]:
+def _steps(best: TuneTrial, machine: TuneMachine) -> Iterator[Move]:
     """Yields ways to spend memory for a faster step."""
     why = f"{show_percent(_step_frac(best))} of the time is in the step itself"
     bound = 1 / max(1 - _step_frac(best), 0.05)
@@ -163,9 +163,9 @@ def _steps(best: TuneTrial, around: TuneMachine) -> Iterator[Move]:
         yield Move(
             "step", ("memory.accumulate=1", "memory.micro_batch=null"), f"{why}: steps that are not split", bound
         )
-    elif not around.on_gpu:
-        words = (f"memory.accumulate={_MICRO_BATCHES}", "memory.micro_batch=null")
-        yield Move("step", words, f"{why}: parts that the caches of the CPU hold", min(bound, _UNKNOWN_BOUND))
+    elif not machine.on_gpu:
+        settings = (f"memory.accumulate={_MICRO_BATCHES}", "memory.micro_batch=null")
+        yield Move("step", settings, f"{why}: parts that the caches of the CPU hold", min(bound, _UNKNOWN_BOUND))
 
 
 def _compiled(best: TuneTrial) -> Iterator[Move]:
@@ -180,20 +180,20 @@ def _compiled(best: TuneTrial) -> Iterator[Move]:
         )
 
 
-def _smaller(best: TuneTrial, around: TuneMachine) -> Iterator[Move]:
+def _smaller(best: TuneTrial, machine: TuneMachine) -> Iterator[Move]:
     """Yields what needs less memory."""
     why, bound = "less memory is asked for", _UNKNOWN_BOUND
     if best.value("memory.features") in ("cache", "cache_host") and best.value("memory.stages") is None:
         yield Move("memory", ("memory.features=dynamic",), f"{why}: features are computed anew", bound)
-        if around.on_gpu and best.value("memory.features") == "cache":
+        if machine.on_gpu and best.value("memory.features") == "cache":
             yield Move("memory", ("memory.features=cache_host",), f"{why}: features are kept in host memory", bound)
     if int(best.value("memory.micro_batch") or 1) > 1:
         parts = 2 * int(best.value("memory.accumulate") or 1)
-        words = (f"memory.accumulate={parts}", "memory.micro_batch=null")
-        yield Move("memory", words, f"{why}: a step in {parts} parts", bound)
+        settings = (f"memory.accumulate={parts}", "memory.micro_batch=null")
+        yield Move("memory", settings, f"{why}: a step in {parts} parts", bound)
     if best.value("memory.checkpoint_activations") is False:
         yield Move("memory", ("memory.checkpoint_activations=true",), f"{why}: activations are computed twice", bound)
-    if around.on_gpu:
+    if machine.on_gpu:
         if int(best.value("loader.device_prefetch") or 0):
             yield Move("memory", ("loader.device_prefetch=0",), f"{why}: no batch is copied ahead", bound)
     elif int(best.value("loader.num_workers") or 0):

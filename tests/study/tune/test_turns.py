@@ -15,9 +15,9 @@ from wellfed.study.ledger import Ledger, append
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.points.grid import GridPoint, point_id
 from wellfed.study.row import Row
-from wellfed.study.study import TimedTrials
-from wellfed.study.tune.tune_report import TuneScreen
-from wellfed.study.tune.tune_trials import TuneTrials, rounds_of, set_aside
+from wellfed.study.study import Trials
+from wellfed.study.tune.tuning import TuneScreen
+from wellfed.study.tune.turns import TuneTrials, rounds_of, set_aside
 
 CODE = "abc"
 COMPOSED: Any = None
@@ -35,7 +35,7 @@ A, B = row("a", "trial"), row("b", "trial")
 
 def kept(folder: Path, *rows: Row, retry: tuple[str, ...] = ()) -> Ledger:
     append(folder, rows)
-    return Ledger(folder, SCREEN, SAMPLES_PER_S, CODE, retry, keeps_code=True)
+    return Ledger(folder, SAMPLES_PER_S, CODE, retry, keeps_code=True)
 
 
 def test_a_round_is_one_of_each_whichever_came_first(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) 
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "run.json").write_text(attempt)
         aside = set_aside(ledger)
-        assert ledger.is_empty
+        assert not ledger.found.rows
         assert (tmp_path / aside / "a" / "run.json").read_text() == attempt
         assert (tmp_path / aside / "ledger.jsonl").exists()
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "before1", "before2"}
@@ -91,7 +91,7 @@ def test_what_is_no_comparison_is_put_aside_and_nothing_is_lost(tmp_path: Path) 
 def tuned(
     folder: Path, played: PlayedTrials, retry: tuple[str, ...] = (), words: tuple[str, ...] = ("seed=2",)
 ) -> TuneTrials:
-    trials = TimedTrials(kept(folder, retry=retry), SCREEN, lambda overrides, own: COMPOSED)
+    trials = Trials(kept(folder, retry=retry), SCREEN, lambda overrides, own: COMPOSED)
     return TuneTrials(words, trials, played)
 
 
@@ -131,10 +131,10 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     first = [trials.measure(words).status for words in ((), (OTHER,))]
     assert first == [trials.measure(words).status for words in ((), (OTHER,))] == ["ok", "oom"]
     assert machine.ran == [("trial", START), ("trial", OTHER)]
-    assert trials.kept_as_they_are() == {"oom": 1}
+    assert trials.ledger.not_retried(but=[trials.point(()).id]) == {"oom": 1}
     again = Machine(tmp_path, retry=("oom",))
     assert again.trials.measure((OTHER,)).status == "ok"
-    assert not again.trials.kept_as_they_are()
+    assert not again.trials.ledger.not_retried()
 
 
 def test_a_start_that_failed_is_run_again(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_start_that_failed_is_run_again(tmp_path: Path) -> None:
     trials = machine.trials
     assert trials.measure(()).status == "killed"
     again = Machine(tmp_path).trials
-    assert not again.kept_as_they_are()
+    assert not again.ledger.not_retried(but=[again.point(()).id])
     assert again.measure(()).status == "ok"
 
 
@@ -189,6 +189,6 @@ def test_a_trial_that_ended_just_when_the_tune_was_killed_has_the_tunes_own_vers
     (tmp_path / "p").mkdir()
     record.write(tmp_path / "p")
     ledger.adopt(GridPoint("p", {}, ("seed=2",)))
-    adopted = ledger.latest().get("p")
+    adopted = ledger.latest.get("p")
     assert adopted is not None
     assert (adopted.status, adopted.code) == ("ok", CODE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -11,20 +10,20 @@ from wellfed.record import RunRecord
 from wellfed.run.folder import lock
 from wellfed.study import ledger
 from wellfed.study.executors.executor import Executor
-from wellfed.study.ledger import Ledger
+from wellfed.study.ledger import Ledger, in_turn
 from wellfed.study.points.grid import GridPoint, point_id
-from wellfed.study.points.guided.tune_trial import typed_behind
+from wellfed.study.points.guided.change import with_overrides
 from wellfed.study.row import Row, RowKind
-from wellfed.study.study import TimedTrials
+from wellfed.study.study import Trials
 
 
 @dataclass
 class TuneTrials:
     """Runs what a tune proposes."""
 
-    words: tuple[str, ...]
+    start: tuple[str, ...]
     """Overrides of the start."""
-    trials: TimedTrials
+    trials: Trials
     executor: Executor
 
     @property
@@ -34,8 +33,8 @@ class TuneTrials:
 
     def point(self, overrides: Sequence[str]) -> GridPoint:
         """Returns the configuration with these overrides behind those of the start."""
-        words = typed_behind(self.words, overrides)
-        return GridPoint(point_id(words), {}, words)
+        whole = with_overrides(self.start, overrides)
+        return GridPoint(point_id(whole), {}, whole)
 
     def measure(self, overrides: Sequence[str]) -> Row:
         """Returns the row of a configuration's trial; runs it if need be."""
@@ -58,18 +57,12 @@ class TuneTrials:
 
     def _known(self, point: GridPoint) -> Row | None:
         """Returns a trial that need not be run. A start that failed is always run again: the tune needs it."""
-        row = None if self.ledger.missing([point.id]) else self.ledger.latest().get(point.id)
+        row = None if self.ledger.missing([point.id]) else self.ledger.latest.get(point.id)
         return None if row is None or (row.status != "ok" and point.id == self.point(()).id) else row
-
-    def kept_as_they_are(self) -> Counter[str]:
-        """Returns trials that did not end well and are not run again, by status."""
-        points = set(self.ledger.latest()) - {self.point(()).id}
-        rows = [self.ledger.latest()[point] for point in points if not self.ledger.missing([point])]
-        return Counter(row.status for row in rows if row.status != "ok")
 
     def latest(self, overrides: Sequence[str]) -> Row:
         """Returns the last trial of what was measured before."""
-        return self.ledger.latest()[self.point(overrides).id]
+        return self.ledger.latest[self.point(overrides).id]
 
     def record(self, row: Row) -> RunRecord | None:
         """Returns the trial's record; None where it left none."""
@@ -85,8 +78,7 @@ class TuneTrials:
         start, result = self.point(()), self.point(overrides)
         found = rounds_of(self.ledger, start.id, result.id)
         for number in range(len(found), rounds if self.rounds_missing(overrides, rounds) else 0):
-            # Every other round runs backwards, so no point always follows the same one.
-            for point in (start, result) if number % 2 == 0 else (result, start):
+            for point in in_turn([start, result], number):
                 self._run(point, "confirm")
             found = rounds_of(self.ledger, start.id, result.id)
             if len(found) <= number or _has_failed(found):
@@ -100,11 +92,11 @@ class TuneTrials:
 
     def _run(self, point: GridPoint, kind: RowKind) -> None:
         """Runs a trial if the point composes; else its row has the reason."""
-        if point.id not in self.trials.ready:
-            self.trials.compose([point])
-        if point.id in self.trials.ready:
-            for _ in self.trials.run(self.executor, [point.id], kind):
-                pass
+        if point.id not in self.trials.ready and (error := self.trials.compose(point)) is not None:
+            self.trials.refuse(point, error)
+            return
+        for _ in self.trials.run(self.executor, [self.trials.trial(point.id, kind)]):
+            pass
 
 
 def rounds_of(kept: Ledger, first: str, second: str) -> list[tuple[Row, Row]]:

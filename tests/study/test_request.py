@@ -81,6 +81,6 @@ def test_where_nothing_can_be_forked_a_search_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("wellfed.study.search.search_request.MAY_FORK", False)
+    monkeypatch.setattr("wellfed.study.request.MAY_FORK", False)
     assert main("train", lambda composed: 0, ["-m", "search=grid", f"{LR}=0.1,1"]) == 2
     assert "Add hydra/launcher=basic" in capsys.readouterr().err

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from wellfed.observe.timing.interval import student_t
 from wellfed.study.objective import Objective
+from wellfed.study.points.guided.change import Change, Knobs, TuneTrial, knob_of, same_plan
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_trial import Change, Knobs, TuneTrial, knob_of, same_plan
 from wellfed.study.repeats import MeasuredRun, Noise, pooled_noise
 from wellfed.units import counted, show_factor
 
@@ -59,14 +60,33 @@ class Step:
         """Whether it looked better than the best of its time, within noise."""
         return self.gain is not None and self.gain >= LEAST_GAIN and not (self.is_kept or self.is_out)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the step as ``tune.json`` has it."""
+        change, trial = self.change, self.trial
+        return {
+            "turned": list(change.turned),
+            "overrides": list(change.overrides),
+            "because": change.because,
+            "finding": change.finding,
+            "status": trial.status,
+            "before": self.before,
+            "after": trial.figure,
+            "ci95": trial.ci95,
+            "gain": self.gain,
+            "is_kept": self.is_kept,
+            "why": self.why,
+            "seconds": trial.seconds,
+            "beside_seconds": round(trial.beside_seconds, 3),
+        }
+
 
 @dataclass
-class TuneSteps:
+class GuidedSteps:
     """Steps of a tune so far: compared with the best, measured again against noise, kept or dropped."""
 
     objective: Objective
     budget: TuneBudget
-    around: TuneMachine
+    machine: TuneMachine
     fixed: frozenset[str] = frozenset()
     """Knobs and groups that are never turned: ``loader.num_workers``, ``memory``."""
     again: Callable[[Change, int], TuneTrial] | None = None
@@ -88,25 +108,21 @@ class TuneSteps:
         """Duration of all trials so far."""
         return math.fsum(step.trial.seconds + step.again_seconds for step in self.steps)
 
-    @property
-    def noise(self) -> Noise | None:
-        """Noise between runs of one configuration; None where none was measured twice."""
-        return self._noise_with()
+    def noise(self, *more: Step) -> Noise | None:
+        """Returns the noise between runs of one configuration, of ``more`` steps too; None: none was measured twice."""
+        runs = ([MeasuredRun(figure, None) for figure in step.figures] for step in (*self.steps, *more))
+        return pooled_noise(runs)
 
     @property
-    def noise_in_words(self) -> str:
+    def noise_text(self) -> str:
         """A sentence on what repeated runs show."""
-        if (noise := self.noise) is None:
+        if (noise := self.noise()) is None:
             return "Noise between runs: unknown, since no configuration was measured twice."
         repeated = sum(len(step.figures) for step in self.steps if len(step.figures) > 1)
         return (
             f"Noise between runs of one configuration: {100 * noise.relative_sd:.1f} % (standard deviation, of "
             f"{repeated} runs, {counted(noise.degrees, 'degree')} of freedom); a change is kept only beyond it."
         )
-
-    def _noise_with(self, *more: Step) -> Noise | None:
-        runs = ([MeasuredRun(figure, None) for figure in step.figures] for step in (*self.steps, *more))
-        return pooled_noise(runs)
 
     @property
     def used_seconds(self) -> float:
@@ -118,7 +134,7 @@ class TuneSteps:
         wanted = same_plan(plan)
         return next((step for step in self.steps if step.trial.plan and _plan_of(step.trial) == wanted), None)
 
-    def _judged(self, change: Change, trial: TuneTrial, best: Step | None) -> Step:
+    def _first_step(self, change: Change, trial: TuneTrial, best: Step | None) -> Step:
         if not trial.is_measured:
             why = f"{trial.status}: {trial.error}" if trial.error else f"ended as {trial.status}"
             return Step(change, trial, False, None if best is None else best.trial.figure, None, why)
@@ -139,35 +155,32 @@ class TuneSteps:
             return step
         return replace(step, is_kept=False, why=why, is_out=True)
 
-    def _sure(self, step: Step, best: Step) -> Step:
+    def _repeated(self, step: Step, best: Step) -> Step:
         """Returns the compared step, after it and the best were measured again as often as it takes."""
-        place = self.steps.index(best)
+        index = self.steps.index(best)
         while self.again is not None:
-            best = self.steps[place]
+            best = self.steps[index]
             noise = self._noise_of(step, best)
             gain = math.log(step.gain or 1.0)
             is_hopeless = gain < _HOPELESS_FRAC * noise < math.inf and len(step.figures) > 1
             if gain > noise or gain < math.log(LEAST_GAIN) or is_hopeless:
                 break
             is_bests_turn = len(best.figures) <= len(step.figures)
-            if (len(step.figures) >= _MOST_RUNS and not is_bests_turn) or self._runs_left(step) <= 0:
+            done = sum(max(1, len(each.figures)) for each in (*self.steps, step))
+            is_over = self.used_seconds + 2 * step.trial.seconds > self.budget.max_seconds
+            is_over = is_over or done >= self.budget.max_trials
+            if is_over or (len(step.figures) >= _MOST_RUNS and not is_bests_turn):
                 break
             more = self._measured_again(best if is_bests_turn else step)
             if more is None:
                 break
             if is_bests_turn:
-                self._replace_best(place, more)
+                self._replace_best(index, more)
                 best = more
             else:
                 step = more
             step = self._compared(step, best)
-        return self._compared(step, self.steps[place])
-
-    def _runs_left(self, step: Step) -> int:
-        """Returns the number of runs left in the budget."""
-        done = sum(max(1, len(each.figures)) for each in (*self.steps, step))
-        is_time_left = self.used_seconds + 2 * step.trial.seconds <= self.budget.max_seconds
-        return self.budget.max_trials - done if is_time_left else 0
+        return self._compared(step, self.steps[index])
 
     def _measured_again(self, step: Step) -> Step | None:
         """Returns the step with one run more; None where that did not end well."""
@@ -182,10 +195,10 @@ class TuneSteps:
         seconds = step.again_seconds + trial.seconds
         return replace(step, figures=figures, again_seconds=seconds, trial=replace(step.trial, figure=mean, ci95=ci95))
 
-    def _replace_best(self, place: int, best: Step) -> None:
+    def _replace_best(self, index: int, best: Step) -> None:
         """Replaces the best by its new figure; compares again what was compared with the old one."""
-        old = self.steps[place].trial.figure
-        self.steps[place] = best
+        old = self.steps[index].trial.figure
+        self.steps[index] = best
         for at, step in enumerate(self.steps):
             if step.before == old and not step.is_kept and step.trial.figure is not None:
                 self.steps[at] = replace(step, before=best.trial.figure, gain=self._gain(step.trial, best))
@@ -201,7 +214,7 @@ class TuneSteps:
         within = math.hypot(*(_relative_half(each.trial) for each in (step, best)))
         if self.again is None:
             return within
-        noise = self._noise_with(step)
+        noise = self.noise(step)
         if noise is None:
             return math.inf
         between = student_t(noise.degrees, _CONFIDENCE) * noise.relative_sd * math.sqrt(sum(1 / n for n in counts))
@@ -240,4 +253,4 @@ def _plan_of(trial: TuneTrial) -> Knobs:
 
 def _unplanned(change: Change) -> Iterator[str]:
     """Yields overrides of knobs that no plan has, in which two equal plans may differ."""
-    return (word for word in change.overrides if knob_of(word) in ("gpu.channels_last", "gpu.cudnn_benchmark"))
+    return (setting for setting in change.overrides if knob_of(setting) in ("gpu.channels_last", "gpu.cudnn_benchmark"))

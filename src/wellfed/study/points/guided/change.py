@@ -50,7 +50,6 @@ class TuneTrial:
     """Configuration by group, as in run.json."""
     time: TimeEntry | None = None
     loading: LoadingEntry = field(default_factory=LoadingEntry)
-    readiness_frac: float | None = None
     ceiling_factor: float | None = None
     """Ceiling over rate."""
     beside_seconds: float = 0.0
@@ -60,28 +59,27 @@ class TuneTrial:
     def of(cls, row: Row, record: RunRecord | None, objective: Objective) -> Self:
         """Returns the result by a row of a ledger and the trial's record."""
         figure = objective(row) if row.status == "ok" else None
-        told = None if row.error is None else " ".join(str(row.error.get("message") or "").split())
+        problem = None if row.error is None else " ".join(str(row.error.get("message") or "").split())
         if row.status == "ok" and figure is None:
-            told = objective.missing
+            problem = objective.missing
         if record is None:
-            return cls(row.status, figure, seconds=row.seconds, error=told)
+            return cls(row.status, figure, seconds=row.seconds, error=problem)
         ceiling, rate, plan = row.ceiling_samples_per_s, row.samples_per_s, record.plan
         failed = next((event for event in record.events if event["kind"] == "compile_failed"), None)
         if failed is not None and "gpu.compile" in plan:  # its steps ran as they are
             plan = {**plan, "gpu.compile": {**plan["gpu.compile"], "value": "none"}}
-            told = told or f"gpu.compile failed ({failed.get('message')})"
+            problem = problem or f"gpu.compile failed ({failed.get('message')})"
         return cls(
             row.status,
             figure,
             row.ci95 if objective.is_interval_known else None,
             row.seconds,
-            told,
+            problem,
             tuple(record.findings),
             plan,
             record.config,
             record.time,
             record.loading,
-            row.readiness_frac,
             ceiling / rate if ceiling and rate else None,
         )
 
@@ -125,12 +123,12 @@ def same_plan(values: Mapping[str, Any]) -> Knobs:
     return tuple(sorted((knob, str(value)) for knob, value in kept.items()))
 
 
-def knob_of(word: str) -> str:
+def knob_of(setting: str) -> str:
     """Returns the knob or group that an override sets."""
-    return word.partition("=")[0].lstrip("+")
+    return setting.partition("=")[0].lstrip("+")
 
 
-def typed_behind(words: Sequence[str], turned: Sequence[str]) -> tuple[str, ...]:
+def with_overrides(settings: Sequence[str], turned: Sequence[str]) -> tuple[str, ...]:
     """Returns the overrides with further ones behind them; a repeated knob keeps the later value only."""
-    knobs = {knob_of(word) for word in turned}
-    return (*(word for word in words if knob_of(word) not in knobs), *turned)
+    knobs = {knob_of(setting) for setting in turned}
+    return (*(setting for setting in settings if knob_of(setting) not in knobs), *turned)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
+from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, same_plan, with_overrides
 from wellfed.study.points.guided.moves import TuneMachine
-from wellfed.study.points.guided.tune_search import TuneSearch
-from wellfed.study.points.guided.tune_steps import TuneBudget
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial, knob_of, same_plan, typed_behind
+from wellfed.study.points.guided.propose import GuidedPoints
+from wellfed.study.points.guided.steps import TuneBudget
 
 ROOM = TuneBudget(20, 3600.0)
 SEEDS = st.integers(0, 10**6)
@@ -30,10 +30,10 @@ KNOBS = (
 )
 
 
-def searched(made: MadeMachine, start: Sequence[str], **more: Any) -> TuneSearch:
-    search = TuneSearch(SAMPLES_PER_S, more.pop("budget", ROOM), TuneMachine(made.cores, made.has_card), **more)
-    while (change := search.propose()) is not None:
-        search.tell(change, made.run(typed_behind(start, change.overrides)))
+def searched(made: MadeMachine, start: Sequence[str], **more: Any) -> GuidedPoints:
+    search = GuidedPoints(SAMPLES_PER_S, more.pop("budget", ROOM), TuneMachine(made.cores, made.has_card), **more)
+    while (change := search.next()) is not None:
+        search.ended(change, made.run(with_overrides(start, change.overrides)))
     return search
 
 
@@ -49,7 +49,7 @@ def is_as_good_and_short(seed: int, start: int) -> bool:
     words = [*made.starts()][start]
     search, (best_rate, seconds) = searched(made, words), of_the_grid(made)
     assert search.best is not None
-    found = made.rate(typed_behind(words, search.best.change.overrides))
+    found = made.rate(with_overrides(words, search.best.change.overrides))
     assert found is not None
     return found[0] >= 0.95 * best_rate and search.spent_seconds <= 0.3 * seconds and len(search.steps) <= 15
 
@@ -121,18 +121,18 @@ def measured(figure: float, *findings: FindingEntry, half: float = 0.01, **more:
     return TuneTrial("ok", figure, (figure * (1 - half), figure * (1 + half)), 1.0, findings=findings, **more)
 
 
-def begun(start: TuneTrial, objective: Objective = SAMPLES_PER_S, **more: Any) -> TuneSearch:
-    search = TuneSearch(objective, more.pop("budget", ROOM), TuneMachine(2, on_gpu=False), **more)
-    change = search.propose()
+def begun(start: TuneTrial, objective: Objective = SAMPLES_PER_S, **more: Any) -> GuidedPoints:
+    search = GuidedPoints(objective, more.pop("budget", ROOM), TuneMachine(2, on_gpu=False), **more)
+    change = search.next()
     assert change == Change((), "the start")
-    search.tell(change, start)
+    search.ended(change, start)
     return search
 
 
-def tell_next(search: TuneSearch, trial: TuneTrial) -> Change:
-    change = search.propose()
+def tell_next(search: GuidedPoints, trial: TuneTrial) -> Change:
+    change = search.next()
     assert change is not None
-    search.tell(change, trial)
+    search.ended(change, trial)
     return change
 
 
@@ -146,7 +146,7 @@ def test_findings_lead_in_their_order_and_those_of_what_was_kept_come_next() -> 
     assert change.overrides == ("loader.prefetch_factor=4", "loader.num_workers=3")
     assert change.turned == ("loader.num_workers=3",)
     assert search.best is search.steps[2]
-    assert search.propose() is None
+    assert search.next() is None
     assert search.ended_because
 
 
@@ -157,7 +157,7 @@ def test_what_won_nothing_is_not_tried_again_behind_little_more() -> None:
         assert tell_next(search, measured(100)).turned == ("memory.features=cache",)
         tell_next(search, measured(figure, kept))
         assert search.steps[-1].is_kept
-        change = search.propose()
+        change = search.next()
         assert (change is not None) is is_tried_again
         assert change is None or change.turned == ("memory.features=cache",)
 
@@ -167,7 +167,7 @@ def test_what_looked_better_within_noise_is_tried_again_behind_what_was_kept() -
     search = begun(measured(100, doubtful, finding("loader.num_workers=2"), half=0.03))
     tell_next(search, measured(103, half=0.03))
     tell_next(search, measured(110, doubtful, half=0.03))
-    change = search.propose()
+    change = search.next()
     assert change is not None
     assert change.turned == ("memory.features=cache",)
 
@@ -197,12 +197,12 @@ def test_where_nearly_all_that_could_be_won_looks_won_no_more_of_the_kind_is_tri
     pinned = finding("loader.pin_memory=true", name="slow_copy")
     search = begun(measured(100, pinned, plan=plan, time=time, loading={"has_fetch": True}, half=0.1))
     tell_next(search, measured(figure, half=0.1))
-    change = search.propose()
+    change = search.next()
     data = []
     while change is not None and not search.steps[-1].is_kept:
         data += [word for word in change.turned if word.startswith("loader.num_workers")]
-        search.tell(change, TuneTrial("failed", seconds=1.0))
-        change = search.propose()
+        search.ended(change, TuneTrial("failed", seconds=1.0))
+        change = search.next()
     assert bool(data) is comes
 
 
@@ -244,8 +244,8 @@ def test_a_plan_that_looked_better_within_noise_and_comes_again_is_measured_twic
     assert tell_next(search, measured(160, plan=planned("inline", "cache"), half=0.1)).turned == (
         "memory.features=null",
     )
-    while (change := search.propose()) is not None:
-        search.tell(change, TuneTrial("failed", seconds=1.0))
+    while (change := search.next()) is not None:
+        search.ended(change, TuneTrial("failed", seconds=1.0))
     assert search.steps[3].is_kept is is_kept
     assert search.best is search.steps[3 if is_kept else 2]
 
@@ -267,11 +267,11 @@ def test_what_the_plan_has_chosen_by_itself_is_not_asked_for_again() -> None:
     assert threads in later({**chosen, "loader.num_workers": {**chosen["loader.num_workers"], "value": 2}})
 
 
-def changes_to_come(search: TuneSearch) -> Iterator[Change]:
+def changes_to_come(search: GuidedPoints) -> Iterator[Change]:
     """All that would be tried if nothing of it ran."""
-    while (change := search.propose()) is not None:
+    while (change := search.next()) is not None:
         yield change
-        search.tell(change, TuneTrial("failed", seconds=1.0))
+        search.ended(change, TuneTrial("failed", seconds=1.0))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_what_changes_learning_precision_or_a_fixed_knob_is_advice_and_never_tri
         ),
         fixed=frozenset({"loader.num_workers"}),
     )
-    assert search.propose() is None
+    assert search.next() is None
     told = {" ".join(each.overrides): each for each in search.advice}
     assert told["workload.effective_batch_size=128"].changes_learning
     assert told["workload.effective_batch_size=128"].why_not == "changes what is learned"
@@ -327,10 +327,10 @@ def plan_of(**values: Any) -> Any:
 )
 def test_a_fixed_knob_is_not_changed_by_way_of_another(fixed: str, change: str) -> None:
     search = begun(measured(100, finding(change)), fixed=frozenset({fixed}))
-    assert search.propose() is None
+    assert search.next() is None
     (advice,) = search.advice
     assert advice.why_not.startswith(f"{fixed} is fixed" if "." in fixed else "loader.backend and loader.num_workers")
-    freely = begun(measured(100, finding(change), config={"loader": {"backend": "torch"}})).propose()
+    freely = begun(measured(100, finding(change), config={"loader": {"backend": "torch"}})).next()
     assert freely is not None
 
 
@@ -342,9 +342,9 @@ def test_no_move_of_the_table_does_so_either(fixed: str) -> None:
     search = begun(measured(100, plan=plan, time=time, config=config), fixed=frozenset({fixed}))
     other = {"loader.num_workers": "loader.backend", "memory.micro_batch": "memory.accumulate"}[fixed]
     tried = []
-    while (change := search.propose()) is not None:
+    while (change := search.next()) is not None:
         tried += map(knob_of, change.turned)
-        search.tell(change, TuneTrial("failed", seconds=1.0))
+        search.ended(change, TuneTrial("failed", seconds=1.0))
     assert tried
     assert not {fixed, other} & set(tried)
 
@@ -352,7 +352,7 @@ def test_no_move_of_the_table_does_so_either(fixed: str) -> None:
 def test_what_the_users_own_option_has_beside_speed_stays() -> None:
     config = {"loader": {"backend": "torch", "num_workers": 0, "skip_ids": [3], "prefetch_factor": None}}
     search = begun(measured(100, finding("loader=auto"), config=config))
-    change = search.propose()
+    change = search.next()
     assert change is not None
     assert change.overrides == ("loader.backend=auto", "loader.num_workers=null")
 
@@ -361,7 +361,7 @@ def test_what_the_plan_changes_though_it_is_fixed_is_never_kept() -> None:
     before, after = plan_of(loader__backend="inline", loader__num_workers=0), plan_of(loader__backend="threads")
     search = begun(measured(100, finding("loader.num_workers=2"), plan=before), fixed=frozenset({"loader.backend"}))
     tell_next(search, measured(200, plan=after))
-    assert search.propose() is None
+    assert search.next() is None
     assert search.best is search.start
     assert search.steps[1].why == "the plan changed loader.backend, which is fixed"
 
@@ -373,9 +373,9 @@ def test_a_compile_that_failed_never_rides_along() -> None:
     tell_next(search, measured(104, half=0.03, plan=plan, error="gpu.compile failed (no g++)"))
     assert search.steps[1].why == "gpu.compile failed (no g++): the same as before"
     tell_next(search, measured(103, half=0.03, plan=plan_of(gpu__compile="none", loader__num_workers=2)))
-    while (change := search.propose()) is not None:
+    while (change := search.next()) is not None:
         assert "gpu.compile=default" not in change.overrides
-        search.tell(change, measured(103, half=0.03, plan=plan))
+        search.ended(change, measured(103, half=0.03, plan=plan))
     assert search.best is not None
     assert search.best.change.overrides == ("loader.num_workers=2",)
 
@@ -391,7 +391,7 @@ def test_a_change_that_fails_is_taken_back_with_its_reason() -> None:
 def test_a_start_that_does_not_run_ends_the_search_with_its_reason() -> None:
     search = begun(TuneTrial("failed", error="no such file"))
     assert search.best is None
-    assert search.propose() is None
+    assert search.next() is None
     assert search.ended_because == "the start could not be measured: failed: no such file"
 
 
@@ -400,11 +400,11 @@ def test_no_trial_is_begun_that_would_end_after_the_budget() -> None:
     search = begun(measured(100, *found), budget=TuneBudget(20, 3.5))
     for _ in range(2):
         tell_next(search, measured(100))
-    assert search.propose() is None
+    assert search.next() is None
     assert "3.5 s" in str(search.ended_because)
     search = begun(measured(100, *found), budget=TuneBudget(2, 1e9))
     tell_next(search, measured(100))
-    assert search.propose() is None
+    assert search.next() is None
     assert "2 trials" in str(search.ended_because)
 
 
@@ -422,7 +422,7 @@ def test_what_the_overrides_show_to_be_the_same_plan_is_not_measured_again() -> 
         "loader.num_workers": {"value": count, "because": "", "source": "predicted"},
     }
     search = begun(measured(100, finding("loader.num_workers=2"), plan=plan(2)))
-    assert search.propose() is None or "loader.num_workers=2" not in str(search.propose())
+    assert search.next() is None or "loader.num_workers=2" not in str(search.next())
     assert search.measured_alike({"loader.backend": "threads", "loader.num_workers": 2}) is search.steps[0]
     assert search.measured_alike({"loader.backend": "threads", "loader.num_workers": 3}) is None
 
@@ -434,7 +434,7 @@ def test_features_are_not_left_to_the_plan_when_keeping_them_was_of_no_use(is_to
     search = begun(measured(100, *told, plan=plan, config={"memory": {"features": "dynamic"}}))
     tried = tell_next(search, measured(90)).turned
     assert tried == (("memory.features=cache",) if is_told else ("memory.features=null",))
-    assert search.propose() is None
+    assert search.next() is None
 
 
 def test_what_looked_better_within_noise_is_tried_together_at_last() -> None:
@@ -444,7 +444,7 @@ def test_what_looked_better_within_noise_is_tried_together_at_last() -> None:
     change = tell_next(search, measured(107, half=0.03))
     assert set(change.overrides) == {"loader.num_workers=2", "gpu.compile=default"}
     assert search.best is search.steps[-1]
-    assert search.propose() is None
+    assert search.next() is None
 
 
 def test_what_failed_when_it_was_tried_again_is_not_tried_a_third_time() -> None:
@@ -453,7 +453,7 @@ def test_what_failed_when_it_was_tried_again_is_not_tried_a_third_time() -> None
     tell_next(search, measured(200, finding("loader.prefetch_factor=4"), half=0.03))
     tell_next(search, measured(300, half=0.03))
     assert tell_next(search, measured(250)).turned == ("loader.num_workers=2",)
-    assert search.propose() is None
+    assert search.next() is None
 
 
 def test_what_looked_better_most_is_gone_on_with_when_nothing_is_left_to_try() -> None:
@@ -465,39 +465,39 @@ def test_what_looked_better_most_is_gone_on_with_when_nothing_is_left_to_try() -
     assert change.overrides == ("loader.num_workers=2", "gpu.compile=default")
     assert [step.is_kept for step in search.steps] == [True, True, False, True]
     assert "within noise" in search.steps[1].why
-    assert search.propose() is None
+    assert search.next() is None
     assert search.best is search.steps[3]
 
 
 def test_nothing_is_gone_on_with_that_did_not_even_look_better() -> None:
     search = begun(measured(100, finding("loader.num_workers=2"), half=0.5))
     tell_next(search, measured(101, finding("gpu.compile=default"), half=0.5))
-    assert search.propose() is None
+    assert search.next() is None
     assert search.best is search.start
 
 
 # -- noise between runs -----------------------------------------------------------------------------------------------
 
 
-def searched_in_noise(seed: int, noise: float, gains: Callable[[Change], float]) -> TuneSearch:
+def searched_in_noise(seed: int, noise: float, gains: Callable[[Change], float]) -> GuidedPoints:
     """A search in which runs of one configuration differ by this noise, which no interval of a run knows of."""
     made, dice = MadeMachine.draw(seed), random.Random(seed)
     start = [*made.starts()][seed % 5]
 
     def run(change: Change, number: int = 0) -> TuneTrial:
-        trial = made.run(typed_behind(start, change.overrides))
+        trial = made.run(with_overrides(start, change.overrides))
         if trial.figure is None:
             return trial
         figure = 1000 * gains(change) * math.exp(dice.gauss(0, noise))
         return replace(trial, figure=figure, ci95=(0.995 * figure, 1.005 * figure))
 
-    search = TuneSearch(SAMPLES_PER_S, ROOM, TuneMachine(made.cores, made.has_card), again=run)
-    while (change := search.propose()) is not None:
-        search.tell(change, run(change))
+    search = GuidedPoints(SAMPLES_PER_S, ROOM, TuneMachine(made.cores, made.has_card), again=run)
+    while (change := search.next()) is not None:
+        search.ended(change, run(change))
     return search
 
 
-def claims(search: TuneSearch) -> list[Any]:
+def claims(search: GuidedPoints) -> list[Any]:
     """Steps that are kept as better, not as what is gone on with within noise."""
     return [step for step in search.steps if step.is_kept and step.before and "within noise" not in step.why]
 
@@ -533,6 +533,7 @@ def test_a_large_gain_takes_one_run_more() -> None:
     step = search.steps[1]
     assert step.is_kept
     assert len(step.figures) + len(search.steps[0].figures) <= 4
-    assert search.noise is not None
-    assert search.noise.relative_sd < 0.02
-    assert search.noise_in_words.startswith("Noise between runs of one configuration: 0.")
+    noise = search.noise()
+    assert noise is not None
+    assert noise.relative_sd < 0.02
+    assert search.noise_text.startswith("Noise between runs of one configuration: 0.")

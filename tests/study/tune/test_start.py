@@ -6,7 +6,7 @@ import pytest
 
 from wellfed.config.schema import RunConfig, TelemetryConfig
 from wellfed.errors import ConfigError
-from wellfed.study.tune.tune_words import expand, fixed_knobs, of_the_start, of_trials
+from wellfed.study.tune.start import expand, fixed_knobs, of_the_start, of_trials
 
 
 def test_the_words_stay_and_paths_are_quoted() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from wellfed.record import RunRecord
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
-from wellfed.study.points.guided.tune_trial import TuneTrial, knob_of, same_plan, typed_behind
+from wellfed.study.points.guided.change import TuneTrial, knob_of, same_plan, with_overrides
 from wellfed.study.row import Row
 
 ROW = Row(
@@ -58,7 +58,7 @@ def test_a_trial_whose_compiler_failed_ran_as_one_that_is_not_compiled() -> None
 
 @given(WORDS, WORDS)
 def test_a_knob_that_is_typed_again_has_the_later_value_alone(words: list[str], turned: list[str]) -> None:
-    typed = typed_behind(words, turned)
+    typed = with_overrides(words, turned)
     assert typed[len(typed) - len(turned) :] == tuple(turned)
     behind = {knob_of(word) for word in turned}
     assert not {knob_of(word) for word in typed[: len(typed) - len(turned)]} & behind

@@ -16,16 +16,14 @@ pytest.importorskip("optuna")
 from tests.kit.played_trials import PlayedTrials
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, SweepStatus, TrainerConfig
 from wellfed.errors import ConfigError
-from wellfed.process import StopRequest
 from wellfed.study import ledger
 from wellfed.study.executors.executor import ExecutorLost, Trial
 from wellfed.study.executors.tasks import MachineSeen, MetricSeen
-from wellfed.study.ledger import Ledger
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
-from wellfed.study.row import Row, TrialMetric
-from wellfed.study.search.search_request import SearchRequest
-from wellfed.study.search.search_study import SearchStudy
+from wellfed.study.request import StudyRequest
+from wellfed.study.row import Row
+from wellfed.study.search.searching import SearchStudy
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
 
@@ -73,9 +71,12 @@ class Searching:
         play: Callable[[Trial], Row] = good,
         values: Sequence[str] = (),
         *,
+        curve: Callable[[Trial], Sequence[float]] = lambda trial: (),
         composing: Composing | None = None,
         space: dict[str, Axis] | None = None,
         best_metric: str | None = None,
+        shared: Sequence[str] = ("seed=1",),
+        metric: str = "score",
         **options: Any,
     ) -> None:
         is_grid = space is None
@@ -83,21 +84,18 @@ class Searching:
         sampler = SearchSampler.grid if is_grid else SearchSampler.random
         search = SearchConfig(**{"sampler": sampler, "pruner": SearchPruner.none, "max_trials": 20, **options})
         config = RunConfig(search=search, trainer=TrainerConfig(best_metric=best_metric))
-        asked = SearchRequest("mine", folder, space, ("seed=1",), "The same command")
+        asked = StudyRequest("mine", folder, space, tuple(shared))
         screen = StudyScreen(of_metric("score", higher_is_better=True), list(space))
         multirun: Any = composing or Composing()
-        self.study = SearchStudy(folder, screen, StopRequest(), multirun, config, asked, ANY, None, None)
-        file = self.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
-        self.kept = Ledger(
-            folder, screen, file.ranked_by, "abc", [each.value for each in search.retry], file.ids or None,
-            TrialMetric("score", "max"),
-        )  # fmt: skip
-        self.study._file, self.study._kept = file, self.kept
-        self.played = PlayedTrials(play)
-        self.points = self.study._points(self.kept, file, parallel=1)
+        self.study = SearchStudy(folder, screen, multirun, config, asked, None, None)
+        self.study.__dict__["code"] = "abc"
+        earlier = self.study.earlier()
+        self.trials = self.study.begin(MachineSeen("a CPU", 0), MetricSeen(metric, "max", True), earlier)
+        self.played = PlayedTrials(play, curve)
+        self.points = self.study.propose(self.trials, parallel=1)
 
     def run(self) -> int:
-        self.study._serve(self.played, self.points, self.kept)
+        self.study.serve(self.played, self.points, self.trials)
         return self.study.finish()
 
     @property
@@ -208,7 +206,7 @@ def test_when_the_time_is_over_what_runs_ends_and_nothing_begins(
     searching = Searching(tmp_path, values=("0.1", "0.2", "0.3"), max_minutes=1.0)
 
     def last(trial: Trial) -> Row:
-        searching.study._until_s = 0.0
+        searching.study.until_s = 0.0
         return good(trial)
 
     searching.played = PlayedTrials(last)
@@ -228,6 +226,135 @@ def test_a_pruned_trial_is_neither_ranked_nor_failed(tmp_path: Path, capsys: pyt
     assert f"Train it again: python src/train.py seed=1 {LR}=0.1" in out
 
 
+def test_a_training_worse_than_most_is_pruned_and_the_best_never_is(tmp_path: Path) -> None:
+    """With the real pruner of Optuna: the metric of each trial is flat at its learning rate."""
+    options: dict[str, Any] = {"space": {LR: Numbers(0.1, 0.9)}, "max_trials": 16, "pruner": SearchPruner.median}
+
+    def value(trial: Trial) -> float:
+        return float(trial.overrides[-1].partition("=")[2])
+
+    def play(trial: Trial) -> Row:
+        row = good(trial)
+        return replace(row, outcome="pruned") if trial.key in searching.played.pruned else row
+
+    searching = Searching(tmp_path, play, curve=lambda trial: [value(trial)] * 4, **options)
+    assert searching.run() == 0
+    rows = ledger.read(tmp_path).rows
+    pruned = {row.folder for row in rows if row.outcome == "pruned"}
+    assert pruned == set(searching.played.pruned)
+    assert 0 < len(pruned) < 11  # the first five train to their end
+    assert max(rows, key=lambda row: row.value or 0).folder not in pruned
+    assert {*searching.played.pruned.values()} == {"search.pruner=median after validation 2"}
+    with (tmp_path / "leaderboard.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert {row["folder"] for row in table if not row["rank"]} == pruned
+    again = Searching(tmp_path, play, curve=lambda trial: [value(trial)] * 4, **options)
+    assert again.run() == 0
+    assert again.played.ran == []
+
+
+def test_a_search_that_was_killed_trains_what_ran_then_first(tmp_path: Path) -> None:
+    space: dict[str, Axis] = {LR: Numbers(0.1, 0.9)}
+    searching = Searching(tmp_path, space=space, max_trials=4)
+
+    def killed_in_the_third(trial: Trial) -> Row:
+        if len(searching.played.ran) == 3:
+            raise KeyboardInterrupt
+        return good(trial)
+
+    searching.played = PlayedTrials(killed_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        searching.run()
+    lost = searching.played.ran[-1]
+    again = Searching(tmp_path, space=space, max_trials=4)
+    assert again.run() == 0
+    assert again.played.ran[0].point == lost.point
+    assert len(again.played.ran) == 2
+    assert len({row.point for row in ledger.read(tmp_path).rows}) == 4
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "told"),
+    [
+        ({LR: Numbers(0.1, 0.8)}, {}, f"space {LR}: 0.1 to 0.9; this one has space {LR}: 0.1 to 0.8."),
+        ({LR: Numbers(0.1, 0.9)}, {"shared": ("seed=2",)}, "overrides seed=1; this one has overrides seed=2."),
+        ({LR: Numbers(0.1, 0.9)}, {"metric": "loss"}, "metric val/score (max); this one has metric val/loss (max)."),
+        (None, {}, "search.sampler=random; this one has search.sampler=grid."),
+    ],
+)  # fmt: skip
+def test_another_search_in_the_folder_is_refused_with_both_and_nothing_is_touched(
+    tmp_path: Path, space: dict[str, Axis] | None, options: dict[str, Any], told: str
+) -> None:
+    assert Searching(tmp_path, space={LR: Numbers(0.1, 0.9)}, max_trials=2).run() == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError) as caught:
+        Searching(tmp_path, values=("0.1", "0.2"), space=space, max_trials=3, **options)
+    assert told in str(caught.value)
+    assert "search.name=mine_2" in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_sampler_pruner_and_the_most_trials_may_change(tmp_path: Path) -> None:
+    space: dict[str, Axis] = {LR: Numbers(0.1, 0.9)}
+    assert Searching(tmp_path, space=space, max_trials=2).run() == 0
+    options = {"sampler": SearchSampler.tpe, "pruner": SearchPruner.asha, "max_trials": 3}
+    longer = Searching(tmp_path, space=space, **options)
+    assert longer.run() == 0
+    assert len(longer.played.ran) == 1
+
+
+def test_a_grid_with_more_values_goes_on(tmp_path: Path) -> None:
+    assert Searching(tmp_path, values=("0.1", "0.2")).run() == 0
+    grown = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
+    assert grown.run() == 0
+    assert [row.overrides[-1] for row in grown.played.ran] == [f"{LR}=0.3"]
+
+
+def test_equal_metrics_share_a_rank_on_every_board(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def equal(trial: Trial) -> Row:
+        return replace(good(trial), value=0.25) if trial.overrides[-1].endswith(("0.2", "0.3")) else good(trial)
+
+    assert Searching(tmp_path, equal, ("0.1", "0.2", "0.3")).run() == 0
+    with (tmp_path / "leaderboard.csv").open(newline="") as stream:
+        assert [(row["rank"], row["trial"]) for row in csv.DictReader(stream)] == [("1", "1"), ("1", "2"), ("3", "0")]
+    assert [line.split()[:2] for line in lines(capsys) if line.split()[:1] in (["1"], ["3"])] == [
+        ["1", "1"],
+        ["1", "2"],
+        ["3", "0"],
+    ]
+
+
+def test_a_point_that_does_not_fit_is_a_row_and_the_rest_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"kind": "config", "message": "needs 30 GiB of 20.", "advice": ""}
+
+    def refused(trial: Trial) -> Row:
+        if trial.overrides[-1].endswith("0.1"):
+            return failed(trial, status="infeasible", exit_code=None, folder="", error=error)
+        return good(trial)
+
+    for _ in range(2):  # and the same command again writes no second row
+        assert Searching(tmp_path, refused, ("0.1", "0.2")).run() == 0
+    assert Searching(tmp_path, values=("0.1", "0.2")).rows == [
+        ("0.1", "infeasible", "failed"),
+        ("0.2", "ok", "complete"),
+    ]
+    assert f"infeasible: {LR}=0.1: needs 30 GiB of 20." in lines(capsys)
+
+
+def test_a_trial_that_failed_has_its_last_line_and_its_log_on_the_boards(tmp_path: Path) -> None:
+    def second_fails(trial: Trial) -> Row:
+        return failed(trial) if trial.overrides[-1].endswith("0.2") else good(trial)
+
+    assert Searching(tmp_path, second_fails, ("0.1", "0.2")).run() == 0
+    (row,) = [row for row in ledger.read(tmp_path).rows if row.status == "failed"]
+    for name in ("leaderboard.md", "leaderboard.csv", "leaderboard.html"):
+        text = (tmp_path / name).read_text().replace("&#39;", "'").replace("\\", "")
+        assert "KeyError: 'x'" in text
+        assert f"{row.folder}/stderr.txt" in text
+
+
 def test_machines_that_are_lost_end_the_search_with_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,7 +370,8 @@ def test_machines_that_are_lost_end_the_search_with_what_is_there(
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:
     searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
     searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
-    file = searching.study._search_file("abc", MachineSeen("a CPU", 0), MetricSeen("score", "max", True))
+    searching.study.begin(MachineSeen("a CPU", 0), MetricSeen("score", "max", True), None)
+    file = searching.study.file
     file.write(tmp_path)
     assert "hunter" not in (tmp_path / "search.json").read_text()
     assert SearchFile.read(tmp_path) == file

@@ -21,10 +21,10 @@ from statistics import median
 
 from wellfed.record import FindingEntry
 from wellfed.study.objective import PEAK_MEMORY
+from wellfed.study.points.guided.change import Change, TuneTrial, knob_of, with_overrides
 from wellfed.study.points.guided.gain import LEAST_GAIN
 from wellfed.study.points.guided.moves import Move, built_by, moves
-from wellfed.study.points.guided.tune_steps import Step, TuneSteps
-from wellfed.study.points.guided.tune_trial import Change, TuneTrial, knob_of, typed_behind
+from wellfed.study.points.guided.steps import GuidedSteps, Step
 from wellfed.units import counted, show_duration, show_factor
 
 _PATIENCE = 3
@@ -59,8 +59,8 @@ class Advice:
 
 
 @dataclass
-class TuneSearch(TuneSteps):
-    """A search: `propose` a change, run it, pass the result to `tell`, until nothing is proposed."""
+class GuidedPoints(GuidedSteps):
+    """Source of changes: run the `next` one and pass its result to `ended`, until nothing is proposed."""
 
     ended_because: str | None = None
     """Why nothing more is proposed; None while there may be more to try."""
@@ -71,7 +71,7 @@ class TuneSearch(TuneSteps):
     _bounds: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Possible gain of each move when it was tried, raised by how much worse it was."""
 
-    def propose(self) -> Change | None:
+    def next(self) -> Change | None:
         """Returns what to run next, the same until its result is known; None: `ended_because` has the reason."""
         if not self.steps and self.budget.max_trials > 0:
             return Change((), "the start")
@@ -88,14 +88,14 @@ class TuneSearch(TuneSteps):
         self.ended_because = said if change is None else None
         return change
 
-    def tell(self, change: Change, trial: TuneTrial) -> Step:
+    def ended(self, change: Change, trial: TuneTrial) -> Step:
         """Takes the result of the proposed change; returns its step."""
         best = self.best
-        step = self._judged(change, trial, best)
+        step = self._first_step(change, trial, best)
         if best is not None and not step.is_out and (step.gain or 0.0) >= LEAST_GAIN:
-            step = self._sure(step, best)
+            step = self._repeated(step, best)
         if (move := self._move) is not None:
-            self._bounds[move.words] = move.bound / min(step.gain or 0.1, 1.0)
+            self._bounds[move.settings] = move.bound / min(step.gain or 0.1, 1.0)
             self._in_vain[move.kind] += 1
         if step.is_kept:
             self._in_vain.clear()
@@ -108,13 +108,13 @@ class TuneSearch(TuneSteps):
         best = self.best
         if best is None:
             return []
-        told = [
+        left = [
             Advice(tuple(found["change"]), found["message"], why_not, found["changes_learning"])
             for found in best.trial.findings
             if found["change"]
             and (why_not := self._why_not(found["change"], changes_learning=found["changes_learning"]))
         ]
-        return list({each.overrides: each for each in reversed(told)}.values())[::-1]
+        return list({each.overrides: each for each in reversed(left)}.values())[::-1]
 
     def _spent(self) -> str | None:
         if sum(max(1, len(step.figures)) for step in self.steps) >= self.budget.max_trials:
@@ -126,13 +126,13 @@ class TuneSearch(TuneSteps):
 
     def _likely(self, best: Step) -> Iterator[tuple[float, int]]:
         """Yields gain and index of each step that looked better than the best, within noise."""
-        for place, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             if step.is_doubtful and step.before == best.trial.figure:
-                yield step.gain or 0.0, place
+                yield step.gain or 0.0, index
 
     def _doubtful_gain(self, best: Step, group: str | None) -> float:
         """Returns the largest gain within noise of a change in this group alone."""
-        gains = [gain for gain, place in self._likely(best) if _group(self.steps[place].change.turned) == group]
+        gains = [gain for gain, index in self._likely(best) if _group(self.steps[index].change.turned) == group]
         return max(gains, default=1.0)
 
     def _goes_on_with_the_likeliest(self, best: Step) -> bool:
@@ -144,79 +144,76 @@ class TuneSearch(TuneSteps):
         likely = [*self._likely(best)]
         if not likely:
             return False
-        gain, place = max(likely)
+        gain, index = max(likely)
         why = f"{show_factor(gain)} times as good, within noise: the best of what was tried, so it is gone on with"
-        self.steps[place] = replace(self.steps[place], is_kept=True, why=why)
+        self.steps[index] = replace(self.steps[index], is_kept=True, why=why)
         return True
 
     def _candidates(self, best: Step) -> Iterator[tuple[Change, Move | None]]:
         """Yields untried changes, the most promising first, each with its move if it comes from the table."""
         for found in _in_order(best.trial.findings) if self.objective is not PEAK_MEMORY else ():
             if found["change"] and self._why_not(found["change"], changes_learning=found["changes_learning"]) is None:
-                words = self._needed(_with_all_of_a_backend(_knob_by_knob(found["change"])), best.trial)
-                if not self._has_won_nothing(words, best.trial):
-                    yield from ((change, None) for change in self._new(best, words, found["message"], found["id"]))
-        for move in moves(best.trial, self.around, self.objective, backends_are_timed=self._backends_are_timed):
-            is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(move.words, 0.0)
-            words = self._needed(move.words, best.trial)
-            is_free = bool(words) and self._why_not(words, changes_learning=False) is None
-            is_vain = is_vain or (words == _FEATURES_PLANNED and self._has_tried(_FEATURES_KEPT))
-            is_vain = is_vain or move.bound < LEAST_GAIN * self._doubtful_gain(best, _group(move.words))
+                settings = self._needed(_with_all_of_a_backend(_knob_by_knob(found["change"])), best.trial)
+                if not self._has_won_nothing(settings, best.trial):
+                    yield from ((change, None) for change in self._new(best, settings, found["message"], found["id"]))
+        measured = [step for step in self.steps if step.trial.is_measured]
+        are_timed = any(step.trial.is_timed("loader.backend") for step in measured)
+        for move in moves(best.trial, self.machine, self.objective, backends_are_timed=are_timed):
+            is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(
+                move.settings, 0.0
+            )
+            settings = self._needed(move.settings, best.trial)
+            is_free = bool(settings) and self._why_not(settings, changes_learning=False) is None
+            has_kept = any(step.change.turned == _FEATURES_KEPT for step in measured)
+            is_vain = is_vain or (settings == _FEATURES_PLANNED and has_kept)
+            is_vain = is_vain or move.bound < LEAST_GAIN * self._doubtful_gain(best, _group(move.settings))
             if move.bound >= LEAST_GAIN and not is_vain and is_free:
-                yield from ((change, move) for change in self._new(best, words, move.because))
-        words = self._doubtful(best)
-        yield from ((change, None) for change in self._new(best, words, "what looked better within noise, together"))
+                yield from ((change, move) for change in self._new(best, settings, move.because))
+        settings = self._doubtful(best)
+        yield from ((change, None) for change in self._new(best, settings, "what looked better within noise, together"))
 
-    def _has_won_nothing(self, words: tuple[str, ...], trial: TuneTrial) -> bool:
+    def _has_won_nothing(self, settings: tuple[str, ...], trial: TuneTrial) -> bool:
         """Returns whether these overrides won nothing on a configuration about as good as this trial's."""
-        tried = [step for step in self.steps if step.change.turned == words and step.gain is not None]
+        tried = [step for step in self.steps if step.change.turned == settings and step.gain is not None]
         if not tried or (tried[-1].gain or 0.0) >= LEAST_GAIN or tried[-1].before is None or trial.figure is None:
             return False
         return self.objective.goodness(trial.figure) < _GROWN * self.objective.goodness(tried[-1].before)
 
-    @property
-    def _backends_are_timed(self) -> bool:
-        """Whether a plan has timed the backends, so that the fastest was tried."""
-        return any(step.trial.is_timed("loader.backend") for step in self.steps if step.trial.is_measured)
-
-    def _has_tried(self, words: tuple[str, ...]) -> bool:
-        return any(step.change.turned == words and step.trial.is_measured for step in self.steps)
-
-    def _needed(self, words: Sequence[str], trial: TuneTrial) -> tuple[str, ...]:
+    def _needed(self, settings: Sequence[str], trial: TuneTrial) -> tuple[str, ...]:
         """Returns the overrides without those that leave a fixed or unset knob to the plan."""
         return tuple(
-            word
-            for word in words
-            if not word.endswith(("=null", "=auto"))
-            or (knob_of(word) not in self.fixed and trial.asked(knob_of(word)) not in (None, "auto"))
+            setting
+            for setting in settings
+            if not setting.endswith(("=null", "=auto"))
+            or (knob_of(setting) not in self.fixed and trial.asked(knob_of(setting)) not in (None, "auto"))
         )
 
     def _doubtful(self, best: Step) -> tuple[str, ...]:
         """Returns the overrides of all that looked better within noise: together they may exceed it."""
-        words: list[str] = []
-        taken = {knob_of(word) for word in best.change.overrides}
-        latest = {word: step for step in self.steps for word in step.change.turned}
+        settings: list[str] = []
+        taken = {knob_of(setting) for setting in best.change.overrides}
+        latest = {setting: step for step in self.steps for setting in step.change.turned}
         for step in sorted(self.steps, key=lambda step: -(step.gain or 0.0)):
-            knobs = {knob_of(word) for word in step.change.turned}
+            knobs = {knob_of(setting) for setting in step.change.turned}
             has_failed = any(
-                (latest[word].gain or 0.0) < LEAST_GAIN for word in step.change.turned
+                (latest[setting].gain or 0.0) < LEAST_GAIN for setting in step.change.turned
             )  # at its latest trial
             if step.is_doubtful and not (has_failed or knobs & taken):
-                words, taken = [*words, *step.change.turned], taken | knobs
-        return tuple(words)
+                settings, taken = [*settings, *step.change.turned], taken | knobs
+        return tuple(settings)
 
-    def _new(self, best: Step, words: tuple[str, ...], because: str, finding: str | None = None) -> Iterator[Change]:
+    def _new(self, best: Step, settings: tuple[str, ...], because: str, finding: str | None = None) -> Iterator[Change]:
         """Yields the overrides behind those of the best, unless that equals what was measured before."""
-        overrides = typed_behind(best.change.overrides, words)
-        planned = _planned_with(best.trial, words)
+        overrides = with_overrides(best.change.overrides, settings)
+        planned = _planned_with(best.trial, settings)
         is_known = planned is not None and self.measured_alike(planned) is not None
-        is_known = is_known or any(_has_chosen(step, words, overrides) for step in self.steps)
+        is_known = is_known or any(_has_chosen(step, settings, overrides) for step in self.steps)
         if not is_known and all(set(step.change.overrides) != set(overrides) for step in self.steps):
-            yield Change(overrides, because, words, finding)
+            yield Change(overrides, because, settings, finding)
 
-    def _why_not(self, words: Sequence[str], *, changes_learning: bool) -> str | None:
+    def _why_not(self, settings: Sequence[str], *, changes_learning: bool) -> str | None:
         """Returns why these overrides are left to the user; None: they may be tried."""
-        knobs = [knob_of(word) for word in _knob_by_knob(words)]
+        knobs = [knob_of(setting) for setting in _knob_by_knob(settings)]
         if changes_learning:
             return "changes what is learned"
         if any(knob.partition(".")[0] == "workload" for knob in knobs):
@@ -231,9 +228,9 @@ class TuneSearch(TuneSteps):
         return None
 
 
-def _group(words: Sequence[str]) -> str | None:
+def _group(settings: Sequence[str]) -> str | None:
     """Returns the one group of all knobs; None where there are several."""
-    groups = {knob_of(word).partition(".")[0] for word in words}
+    groups = {knob_of(setting).partition(".")[0] for setting in settings}
     return groups.pop() if len(groups) == 1 else None
 
 
@@ -244,29 +241,33 @@ def _in_order(findings: Sequence[FindingEntry]) -> list[FindingEntry]:
     return [next(left_first) if found in of_loader else found for found in findings]
 
 
-def _with_all_of_a_backend(words: Sequence[str]) -> tuple[str, ...]:
+def _with_all_of_a_backend(settings: Sequence[str]) -> tuple[str, ...]:
     """Returns the overrides; a backend left to the plan leaves all its knobs to the plan."""
-    turned = {knob_of(word) for word in words}
-    more = built_by("auto", None) if _LEFT_TO_THE_PLAN in words else ()
-    return (*words, *(word for word in more if knob_of(word) not in turned))
+    turned = {knob_of(setting) for setting in settings}
+    more = built_by("auto", None) if _LEFT_TO_THE_PLAN in settings else ()
+    return (*settings, *(setting for setting in more if knob_of(setting) not in turned))
 
 
-def _knob_by_knob(words: Sequence[str]) -> tuple[str, ...]:
+def _knob_by_knob(settings: Sequence[str]) -> tuple[str, ...]:
     """Returns overrides of knobs alone.
 
     The option loader=auto would also drop what else the start's option sets, such as samples that are left out.
     """
-    return tuple(part for word in words for part in (built_by("auto", None) if word == "loader=auto" else (word,)))
+    return tuple(
+        part for setting in settings for part in (built_by("auto", None) if setting == "loader=auto" else (setting,))
+    )
 
 
-def _has_chosen(step: Step, words: Sequence[str], overrides: Sequence[str]) -> bool:
+def _has_chosen(step: Step, settings: Sequence[str], overrides: Sequence[str]) -> bool:
     """Returns whether the plan of a step that left these knobs open chose these values, all else being equal.
 
     Args:
-        overrides: all overrides, ``words`` included.
+        overrides: all overrides, ``settings`` included.
     """
-    turned = {knob_of(word): word.partition("=")[2] for word in words}
-    rest = [{word for word in typed if knob_of(word) not in turned} for typed in (step.change.overrides, overrides)]
+    turned = {knob_of(setting): setting.partition("=")[2] for setting in settings}
+    rest = [
+        {setting for setting in typed if knob_of(setting) not in turned} for typed in (step.change.overrides, overrides)
+    ]
     is_alike = step.trial.is_measured and rest[0] == rest[1]
     return is_alike and all(
         step.trial.asked(knob) in (None, "auto")
@@ -275,10 +276,10 @@ def _has_chosen(step: Step, words: Sequence[str], overrides: Sequence[str]) -> b
     )
 
 
-def _planned_with(trial: TuneTrial, words: Sequence[str]) -> dict[str, object] | None:
+def _planned_with(trial: TuneTrial, settings: Sequence[str]) -> dict[str, object] | None:
     """Returns the plan expected with these overrides; None where it can't be known before it is made."""
     planned: dict[str, object] = {knob: entry["value"] for knob, entry in trial.plan.items()}
-    turned = {knob_of(word): word.partition("=")[2] for word in words}
+    turned = {knob_of(setting): setting.partition("=")[2] for setting in settings}
     if not turned.keys() <= planned.keys():
         return None
     if turned.get("loader.backend") == "inline":  # knobs of workers do nothing

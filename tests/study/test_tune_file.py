@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from wellfed.study.points.guided.gain import TuneGain
-from wellfed.study.tune import tune_file
-from wellfed.study.tune.tune_file import TuneFile, TurnsMeasured
+from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
+from wellfed.study.study_files import TUNE, TuneFile
 
 FILE = TuneFile(
     name="mine",
@@ -26,12 +26,14 @@ FILE = TuneFile(
 
 def test_what_is_written_is_read_back_as_strict_json(tmp_path: Path) -> None:
     FILE.write(tmp_path)
-    found = tune_file.read(tmp_path)
-    assert found is not None
+    found = json.loads((tmp_path / TUNE.marker).read_text(), parse_constant=pytest.fail)
     assert (found["schema"], found["name"], found["start"]) == (1, "mine", ["gpu=24gb"])
     assert found["comparison"]["after"] == [2.0, None]
     assert found["comparison"]["gain"] == {"factor": 2.0, "ci95": None, "rounds": 1}
-    assert FILE.differs_from(found) == []
+    again = TuneFile.read(tmp_path)
+    assert again.comparison is not None
+    assert again.comparison.gain == TuneGain(2.0, None, 1)
+    assert FILE.differs_from(again) == []
 
 
 @pytest.mark.parametrize(
@@ -44,20 +46,22 @@ def test_what_is_written_is_read_back_as_strict_json(tmp_path: Path) -> None:
 )
 def test_what_was_measured_otherwise_is_no_comparison(tmp_path: Path, change: dict[str, object], told: str) -> None:
     replace(FILE, **change).write(tmp_path)  # type: ignore[arg-type]
-    earlier = tune_file.read(tmp_path)
-    assert earlier is not None
-    assert FILE.differs_from(earlier) == [told]
+    assert FILE.differs_from(TuneFile.read(tmp_path)) == [told]
 
 
 def test_another_start_or_another_budget_is_one(tmp_path: Path) -> None:
     replace(FILE, start=("gpu=8gb",), objective="peak_memory", status="stopped").write(tmp_path)
-    earlier = tune_file.read(tmp_path)
-    assert earlier is not None
-    assert FILE.differs_from(earlier) == []
+    assert FILE.differs_from(TuneFile.read(tmp_path)) == []
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 2}', "{}"])
-def test_what_is_none_is_not_read(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / tune_file.FILE_NAME).write_text(text)
-    assert tune_file.read(tmp_path) is None
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}', "{}", '{"schema": 1, "steps": [{}]}'])
+def test_what_is_none_is_not_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / TUNE.marker).write_text(text)
+    with pytest.raises(ValueError, match="is not the file of a tune"):
+        TuneFile.read(tmp_path)
+
+
+def test_steps_without_overrides_are_no_tune(tmp_path: Path) -> None:
+    replace(FILE, steps=[{"why": "the start"}]).write(tmp_path)
+    with pytest.raises(ValueError, match="a step has no overrides"):
+        TuneFile.read(tmp_path)

@@ -1,0 +1,125 @@
+"""Shows a tune: a row for each step and what came of them all, as lines for a terminal and as the page ``tune.md``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from wellfed.command_line import command
+from wellfed.masking import masked_override
+from wellfed.study.board.columns import Column
+from wellfed.study.objective import Objective
+from wellfed.study.points.guided.gain import TuneGain
+from wellfed.study.study_files import TuneFile
+from wellfed.units import counted, show_duration, show_factor, show_line
+
+PAGE = "tune.md"
+_BECAUSE_WIDTH = 100
+
+
+def step_columns(file: TuneFile) -> list[Column]:
+    """Returns the columns; `TuneFile.steps` has the entries."""
+    objective, unit = file.ranked_by, file.ranked_by.head(file.sample_unit)
+
+    def figure(name: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda step: "-" if step[name] is None else objective.number(step[name])
+
+    def verdict(step: Mapping[str, Any]) -> str:
+        return f"{'kept' if step['is_kept'] else 'dropped'}: {show_line(step['why'])}"
+
+    return [
+        Column("turned", "overrides that were changed", lambda step: " ".join(step["turned"]) or "(the start)"),
+        Column(f"before ({unit})", f"{objective.noun} of the best before", figure("before"), is_number=True),
+        Column(f"after ({unit})", f"{objective.noun} with the change", figure("after"), is_number=True),
+        Column(
+            "gain",
+            "factor by which it is better",
+            lambda step: "-" if step["gain"] is None else show_factor(step["gain"]),
+            is_number=True,
+        ),
+        Column("kept or dropped", "and why", verdict),
+        Column("what led to it", "reason for the change", lambda step: show_line(step["because"])),
+    ]
+
+
+def lines(file: TuneFile) -> Iterator[str]:
+    """Yields lines for a terminal: the table with what led to each change, conclusions, the command to use."""
+    yield from ("", *_table(file), "", *_conclusions(file))
+    yield f"Use it: {train_command(file.use)}"
+
+
+def _table(file: TuneFile) -> Iterator[str]:
+    *columns, why, because = step_columns(file)
+    rows = [[column.head for column in columns], *([column.text(step) for column in columns] for step in file.steps)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row, step in zip(rows, (None, *file.steps), strict=True):
+        cells = [
+            cell.rjust(width) if column.is_number else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        yield "  ".join([*cells, *([] if step is None else [why.text(step)])]).rstrip()
+        if step is not None and step["turned"]:
+            reason = because.text(step)
+            yield f"    {reason if len(reason) <= _BECAUSE_WIDTH else reason[: _BECAUSE_WIDTH - 3] + '...'}"
+
+
+def page(file: TuneFile) -> str:
+    """Returns ``tune.md``."""
+    columns = step_columns(file)
+    rows = [
+        [column.head for column in columns],
+        *([column.text(step).replace("|", "\\|") for column in columns] for step in file.steps),
+    ]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in rows)
+    line = f"|{'|'.join('---:' if column.is_number else '---' for column in columns)}|"
+    parts = [
+        f"# Tune {file.name}",
+        f"{file.workload} on {file.machine}, for {file.ranked_by.noun}; code {file.code}.",
+        "\n".join([head, line, *body]),
+        *_conclusions(file),
+        f"```\n{train_command(file.use)}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _conclusions(file: TuneFile) -> Iterator[str]:
+    spent = f"{counted(len(file.steps), 'trial')} in {show_duration(file.trial_seconds)}"
+    yield f"{spent}; ended because {file.ended_because}."
+    if file.noise:
+        yield file.noise
+    if (comparison := file.comparison) is None:
+        yield "Nothing that was tried is better than the start beyond noise: the start stays."
+    else:
+        took = show_duration(comparison.seconds)
+        yield f"Start and result in turn ({took}): {gain_text(comparison.gain, file.ranked_by)}"
+        if comparison.problem is not None:
+            yield show_line(comparison.problem)
+        if not file.result:
+            yield "So the start stays."
+    for each in file.advice:
+        told = f"{' '.join(each['overrides'])}: {each['why_not']}, so it was not tried."
+        yield f"Advice: {told} {show_line(each['message'])}"
+    if file.written:
+        yield f"Written: {', '.join(file.written)}"
+    elif file.why_not is not None:
+        yield f"No options were written: {file.why_not}."
+    if file.unproven:
+        yield f"Not proven: {train_command(file.unproven)}"
+
+
+def gain_text(gain: TuneGain | None, objective: Objective) -> str:
+    """Returns what runs in turns have shown."""
+    if gain is None:
+        return f"No round gave {objective.a_noun} of both: nothing is known of the gain."
+    said = f"{show_factor(gain.factor)} times as good in {objective.noun}"
+    if gain.ci95 is None:
+        return f"{said} in one round; it takes more to know noise from gain."
+    low, high = map(show_factor, gain.ci95)
+    verdict = "beyond noise" if gain.is_beyond_noise else "worse beyond noise" if gain.is_loss else "within noise"
+    return f"{said} (95 % interval {low} to {high}, {gain.rounds} rounds in turns): {verdict}."
+
+
+def train_command(overrides: Sequence[str]) -> str:
+    """Returns the command to type, with secrets as ``***``."""
+    return f"{command('train')} {shlex.join(map(masked_override, overrides))}".rstrip()

@@ -1,0 +1,89 @@
+"""A study of ``python src/train.py -m``: what sweep and search share, with a leaderboard at the end."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wellfed.command_line import typed_arguments
+from wellfed.config.entry import config_flags
+from wellfed.config.multirun import Multirun
+from wellfed.config.schema import RunConfig
+from wellfed.errors import EXIT_FAILED, EXIT_OK
+from wellfed.masking import masked_override
+from wellfed.record import engine_state
+from wellfed.run.train import own_git_state
+from wellfed.study import ledger
+from wellfed.study.board import files, terminal
+from wellfed.study.executors.executor import Launch
+from wellfed.study.ranking.board_entry import Leaderboard
+from wellfed.study.request import StudyRequest
+from wellfed.study.study import Study
+from wellfed.study.study_files import SearchFile, SweepFile
+from wellfed.study.trial_end import code_version
+
+
+@dataclass
+class MultirunStudy(Study):
+    """One command of a sweep or a search.
+
+    ``launcher`` is the configuration of another launcher than ours. ``launch`` runs jobs by it, where its machines are
+    unknown to us. Both are None for processes of our own, one a GPU at a time.
+    """
+
+    multirun: Multirun
+    config: RunConfig
+    """Configuration that all points share."""
+    asked: StudyRequest
+    launcher: Mapping[str, Any] | None
+    launch: Launch | None
+
+    def __post_init__(self) -> None:
+        self.way_on = self.asked.way_on
+
+    @property
+    @abstractmethod
+    def file(self) -> SweepFile | SearchFile:
+        """Facts that the trials share, as known by now."""
+
+    @abstractmethod
+    def board(self) -> Leaderboard:
+        """Returns the leaderboard of the rows so far."""
+
+    @cached_property
+    def code(self) -> str:
+        """Version of the code."""
+        return code_version(own_git_state(), engine_state())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts that the files of both kinds of study have."""
+        return {
+            "name": self.asked.name,
+            "workload": self.config.workload.name,
+            "fixed": tuple(map(masked_override, self.asked.fixed)),
+            "code": self.code,
+            "flags": tuple(config_flags(typed_arguments())),
+        }
+
+    def write_board(self) -> Leaderboard:
+        """Writes the leaderboard of the rows so far, and returns it; reports files that can't be written."""
+        board = self.board()
+        try:
+            board.file.write(self.folder)
+            files.write(self.folder, board)
+        except OSError as error:
+            self.screen.say(f"The leaderboard can't be written: {error}. The rows are in {ledger.FILE_NAME}.")
+        return board
+
+    def finish(self) -> int:
+        """Writes and shows the leaderboard of what is there; returns the exit code."""
+        if self.trials is None:
+            return EXIT_FAILED
+        self.screen.end()
+        board = self.write_board()
+        terminal.show(self.screen.console, board, [self.folder / name for name in files.NAMES])
+        return EXIT_FAILED if board.best is None else EXIT_OK

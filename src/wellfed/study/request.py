@@ -1,0 +1,207 @@
+"""Reads which sweep or search a command line asks for; no point is composed and torch is not imported yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain, islice
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from wellfed.config.compose import Composed
+from wellfed.config.multirun import Multirun, Varied
+from wellfed.config.schema import RunConfig, SearchSampler
+from wellfed.errors import ConfigError
+from wellfed.masking import SECRET_SHOWN, masked_override
+from wellfed.process import MAY_FORK
+from wellfed.study import ledger
+from wellfed.study.energy import check_energy
+from wellfed.study.executors.executor import Launch
+from wellfed.study.executors.tasks import shared_key
+from wellfed.study.points import space as spaces
+from wellfed.study.points.grid import Grid, GridPoint, group_of, point_of
+from wellfed.study.points.space import Axis, Choices, grid_values, space_of
+from wellfed.units import counted, show_duration
+
+SAME_COMMAND = "The same command"
+_GUESSED_TRIAL_S = 5
+_MOST_PROBES = 5
+"""Points whose data and model are made before a search gives up."""
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """Name, folder and points of a sweep or a search."""
+
+    name: str
+    folder: Path
+    space: dict[str, Axis]
+    """Knob or group that varies -> its values."""
+    fixed: tuple[str, ...]
+    """Overrides that all trials share."""
+    way_on: str = SAME_COMMAND
+    """Command that goes on where this one has stopped."""
+
+    @property
+    def grid(self) -> Grid:
+        """Grid of all points; the space must be finite."""
+        return Grid(grid_values(self.space), self.fixed)
+
+    @property
+    def masked_space(self) -> dict[str, Axis]:
+        """The space with secrets as ``***``."""
+        return {
+            name: Choices(_masked(name, axis.values)) if isinstance(axis, Choices) else axis
+            for name, axis in self.space.items()
+        }
+
+    def ends(self) -> Iterator[GridPoint]:
+        """Yields points of a sampler's space: all axes at one end, at the other, in between."""
+        for share in (0.0, 1.0, 0.5):
+            values = {name: axis.at(share) for name, axis in self.space.items()}
+            yield point_of(values, self.fixed)
+
+
+def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) -> StudyRequest:
+    """Returns the sweep that a command line asks for; ``is_here``: this machine runs the trials.
+
+    Raises:
+        ConfigError: no sweep can be made of it.
+    """
+    config, option = base.config, base.choices["sweep"]
+    options, chosen = config.sweep, f"sweep={option}"
+    varied, fixed = multirun.varied()
+    name = options.name or option
+    folder = _folder("sweep", name, multirun, config, varied)
+    asked = StudyRequest(name, folder, {axis: Choices(each.values) for axis, each in varied.items()}, fixed)
+    if not varied:
+        way_out = "Name values of one knob at least: loader=baseline,balanced"
+        raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
+    if asked.grid.size > options.max_trials:
+        known = [row.seconds for row in ledger.read(folder).rows if row.seconds > 0]
+        each_s = median(known) if known else _GUESSED_TRIAL_S
+        basis = "as the trials in its ledger took" if known else "a guess"
+        took = show_duration(asked.grid.size * each_s)
+        more = f"; at {show_duration(each_s)} each, {basis}, they take {took}"
+        raise _too_many(chosen, asked.space, "combination", f"sweep.max_trials={options.max_trials}{more}")
+    if is_here:
+        _check_fork("hydra/launcher=wellfed", "all in one process.")
+        check_energy(config, varied)
+    return asked
+
+
+def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None) -> StudyRequest:
+    """Returns the search that a command line asks for.
+
+    Its overrides lack those of the search itself: each trial is a run like any other.
+
+    Raises:
+        ConfigError: no search can be made of it.
+    """
+    config, option = base.config, base.choices.get("search")
+    options, chosen = config.search, f"search={option}" if option else "-m"
+    is_grid = options.sampler is SearchSampler.grid
+    varied, fixed = multirun.varied(may_be_interval=not is_grid)
+    name = options.name or option or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    folder = _folder("search", name, multirun, config, varied)
+    space = space_of(varied)
+    if option and not space:
+        way_out = "Name what varies: workload.optimizer.lr=0.01,0.001"
+        if not is_grid:
+            way_out = 'Name what varies: "workload.optimizer.lr=interval(1e-4,1e-1)"'
+        raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
+    number = spaces.size(space)
+    if is_grid and number is not None and number > options.max_trials:
+        raise _too_many(chosen, space, "whole training", f"search.max_trials={options.max_trials}")
+    secret = next((axis for axis, each in varied.items() if _masked(axis, each.values) != each.values), None)
+    if secret and not is_grid:
+        problem = "is a secret by its name, and Optuna would write its values down."
+        raise ConfigError.of(secret, problem, "Take it out of the axes, or name a grid of values, with search=grid.")
+    if launch is not None and not is_grid:
+        problem = "asks for each trial when another has ended, which other launchers can't."
+        raise ConfigError.of(chosen, problem, "Leave out hydra/launcher, or name a grid of values, with search=grid.")
+    if launch is None:
+        _check_fork(chosen, "a grid, all in one process.")
+    is_named = bool(option or options.name or multirun.typed_dir)
+    way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
+    own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
+    return StudyRequest(name, folder, space, own, way_on)
+
+
+def probes_of(
+    asked: StudyRequest, compose: Callable[[Sequence[str], Path], Composed[RunConfig]], *, is_grid: bool
+) -> Iterator[Composed[RunConfig]]:
+    """Returns the configurations of a few points that compose, each with another data or model; one is composed now.
+
+    Raises:
+        ConfigError: no point composes; the faults of the first.
+    """
+    faults: list[ConfigError] = []
+
+    def composed() -> Iterator[Composed[RunConfig]]:
+        seen = set()
+        for point in asked.grid.points() if is_grid else asked.ends():
+            try:
+                probe = compose(point.overrides, asked.folder / point.id)
+            except ConfigError as error:
+                faults.append(error)
+                continue
+            if (shared := shared_key(probe.config)) not in seen:
+                seen.add(shared)
+                yield probe
+
+    probes = composed()
+    if (first := next(probes, None)) is None:
+        raise faults[0]
+    return islice(chain([first], probes), _MOST_PROBES)
+
+
+def _folder(
+    noun: Literal["sweep", "search"], name: str, multirun: Multirun, config: RunConfig, varied: Mapping[str, Varied]
+) -> Path:
+    """Returns the folder of the study of this name, unless another one was typed.
+
+    Raises:
+        ConfigError: the name can't be that of a folder, or the trials could not be compared or run.
+    """
+    if "workload" in varied:
+        values = varied["workload"].values
+        figures = "samples/s" if noun == "sweep" else "metrics"
+        problem = f"is no axis of a {noun}: {figures} of different workloads are no comparison."
+        way_out = f"{noun.capitalize()} one after the other: workload={values[0]}"
+        way_out += "; hydra/sweeper=basic only runs them." if noun == "search" else ""
+        raise ConfigError.of(f"workload={','.join(values)}", problem, way_out)
+    if config.trainer.num_nodes > 1:
+        where = f"trainer.num_nodes={config.trainer.num_nodes}"
+        raise ConfigError.of(where, "a trial is on one machine.", "Set trainer.num_nodes=1.")
+    if not _NAME.fullmatch(name):
+        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
+        raise ConfigError.of(f"{noun}.name={name}", problem, f"Write {noun}.name=my_{noun}.")
+    plural = {"sweep": "sweeps", "search": "searches"}[noun]
+    return multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / plural / name
+
+
+def _too_many(chosen: str, space: Mapping[str, Axis], what: str, limit: str) -> ConfigError:
+    number = spaces.size(space) or 0
+    listed = " x ".join(f"{axis.size:,} of {name}" for name, axis in space.items())
+    knob = limit.partition("=")[0]
+    problem = f"{counted(number, what)} ({listed}), and {limit}."
+    return ConfigError.of(chosen, problem, f"Name fewer values, or set {knob}={number}.")
+
+
+def _check_fork(where: str, without: str) -> None:
+    if not MAY_FORK:
+        problem = "starts trials by forking, which this system does not offer."
+        raise ConfigError.of(where, problem, f"Add hydra/launcher=basic: {without}")
+
+
+def _masked(axis: str, values: Sequence[str]) -> tuple[str, ...]:
+    """Returns the values of an axis; secrets as ``***`` with their number."""
+    return tuple(
+        value if masked_override(f"{axis}={value}") == f"{axis}={value}" else f"{SECRET_SHOWN}{number}"
+        for number, value in enumerate(values, start=1)
+    )

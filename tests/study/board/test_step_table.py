@@ -1,0 +1,170 @@
+"""What a tune says at its end, on the terminal and on its page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from wellfed.record import FindingEntry
+from wellfed.study.board.step_table import gain_text, lines, page
+from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.study.points.guided.change import Change, TuneTrial
+from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
+from wellfed.study.points.guided.moves import TuneMachine
+from wellfed.study.points.guided.propose import GuidedPoints
+from wellfed.study.points.guided.steps import Step, TuneBudget
+from wellfed.study.study_files import TuneFile
+from wellfed.study.tune.tuning import TuneScreen
+
+FILE = TuneFile(
+    name="mine",
+    workload="recsys",
+    sample_unit="triplets",
+    start=(),
+    objective="samples_per_s",
+    trial_steps=200,
+    code="abc",
+    machine="2 cores; no GPU",
+)
+LARGER = ("workload.effective_batch_size=512",)
+ADVICE: FindingEntry = {
+    "id": "small_batch",
+    "severity": "high",
+    "message": "Batches are small.",
+    "evidence": {},
+    "change": list(LARGER),
+    "changes_learning": True,
+    "gain": None,
+    "text": "",
+}
+
+
+@pytest.fixture
+def search() -> GuidedPoints:
+    """Of a start, a change that was kept, and one that failed."""
+    made = GuidedPoints(SAMPLES_PER_S, TuneBudget(3, 60.0), TuneMachine(2, False))
+    made.ended(Change((), "the start"), TuneTrial("ok", 100.0, (99.0, 101.0), 5.0))
+    turned = ("loader=auto",)
+    made.ended(
+        Change(turned, "half of each step waits", turned), TuneTrial("ok", 200.0, (199.0, 201.0), 4.0, None, [ADVICE])
+    )
+    more = ("gpu.compile=default",)
+    made.ended(Change((*turned, *more), "it computes", more), TuneTrial("timeout", seconds=6.0, error="had not\nended"))
+    assert made.next() is None
+    return made
+
+
+def found(search: GuidedPoints, **known: Any) -> TuneFile:
+    """The file of a tune that has ended."""
+    return replace(
+        FILE,
+        steps=[step.to_dict() for step in search.steps],
+        ended_because=search.ended_because,
+        trial_seconds=search.spent_seconds,
+        noise=search.noise_text,
+        advice=[asdict(each) for each in search.advice],
+        **known,
+    )
+
+
+def test_all_is_told_and_the_line_to_use_is_last(search: GuidedPoints) -> None:
+    comparison = TurnsMeasured([1.0] * 3, [1.9] * 3, TuneGain(1.9, (1.8, 2.0), 3), 30.0)
+    written, use = ("configs/loader/mine.yaml",), ("loader=mine", "seed=1 2")
+    file = found(search, comparison=comparison, written=written, use=use, result=("loader=auto",))
+    *_, spent, noise, proven, advice, files, last = lines(file)
+    assert spent == "3 trials in 15.0 s; ended because 3 trials are done, as many as were allowed."
+    assert noise == "Noise between runs: unknown, since no configuration was measured twice."
+    assert proven.startswith("Start and result in turn (30.0 s): 1.90 times as good in rate (95 % interval 1.80 to 2.0")
+    assert advice == (
+        "Advice: workload.effective_batch_size=512: changes what is learned, so it was not tried. Batches are small."
+    )
+    assert files == "Written: configs/loader/mine.yaml"
+    assert last == "Use it: python src/train.py loader=mine 'seed=1 2'"
+    text = page(file)
+    for said in (spent, noise, proven, advice, files, "python src/train.py loader=mine 'seed=1 2'", "| loader=auto |"):
+        assert said in text
+
+
+def test_where_nothing_was_written_it_says_why(search: GuidedPoints) -> None:
+    comparison, unproven = TurnsMeasured([1.0], [1.1], TuneGain(1.1, None, 1), 9.0), ("loader=auto",)
+    file = found(search, comparison=comparison, why_not="the gain is within noise", unproven=unproven, result=unproven)
+    assert [*lines(file)][-3:] == [
+        "No options were written: the gain is within noise.",
+        "Not proven: python src/train.py loader=auto",
+        "Use it: python src/train.py",
+    ]
+    assert "Not proven: python src/train.py loader=auto" in page(file)
+
+
+def test_a_start_that_stays_is_told(search: GuidedPoints) -> None:
+    said = list(lines(found(search)))
+    assert "Nothing that was tried is better than the start beyond noise: the start stays." in said
+    assert said[-1] == "Use it: python src/train.py"
+
+
+def test_a_result_that_lost_in_turns_leaves_the_start(search: GuidedPoints) -> None:
+    comparison = TurnsMeasured([1.0], [None], None, 9.0, "The result did not end well in round 1: oom, full")
+    said = list(lines(found(search, comparison=comparison)))
+    assert said[-4:-2] == ["The result did not end well in round 1: oom, full", "So the start stays."]
+
+
+def test_each_trial_is_a_line(search: GuidedPoints, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = TuneScreen(SAMPLES_PER_S, sample_unit="triplets")
+    for number, step in enumerate(search.steps, 1):
+        screen.step(number, step)
+    assert capsys.readouterr().out.splitlines() == [
+        "1. the start: 100 triplets/s, 5.0 s",
+        "2. loader=auto: 200 triplets/s, kept: 2.0 times as good, 4.0 s",
+        "3. gpu.compile=default: dropped: timeout: had not ended, 6.0 s",
+    ]
+
+
+STEPS = [
+    Step(Change((), "the start"), TuneTrial("ok", 1000.0), True, None, None, "the start"),
+    Step(
+        Change(("loader.num_workers=2",), "40 % waits | for data", ("loader.num_workers=2",), "too_few_workers"),
+        TuneTrial("ok", 1500.0),
+        *(True, 1000.0, 1.5, "1.50 times as good"),
+    ),
+    Step(
+        Change(("loader.num_workers=2", "gpu.compile=default"), "computes", ("gpu.compile=default",)),
+        TuneTrial("failed", error="no compiler\nhere"),
+        *(False, 1500.0, None, "failed: no compiler\nhere"),
+    ),
+]
+TURNED = replace(FILE, sample_unit="clips", steps=[step.to_dict() for step in STEPS])
+
+
+def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it() -> None:
+    shown = [*lines(TURNED)][1:]
+    assert "before (clips/s)" in shown[0]
+    assert "(the start)" in shown[1]
+    assert shown[2].split() == [
+        "loader.num_workers=2",
+        "1,000",
+        "1,500",
+        "1.50",
+        *["kept:", "1.50", "times", "as", "good"],
+    ]
+    assert shown[3].strip() == "40 % waits | for data"
+    assert shown[4].split()[:4] == ["gpu.compile=default", "1,500", "-", "-"]
+    assert shown[4].endswith("dropped: failed: no compiler here")
+    assert len({line.index("1,") for line in (shown[2], shown[4])}) == 1
+
+
+def test_markdown_has_as_many_cells_in_each_row() -> None:
+    rows = [line for line in page(TURNED).splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + len(STEPS)
+    assert {row.replace("\\|", "").count("|") for row in rows} == {7}
+
+
+def test_the_gain_is_told_with_its_interval_and_a_verdict() -> None:
+    assert gain_text(TuneGain(1.5, (1.4, 1.6), 5), SAMPLES_PER_S) == (
+        "1.50 times as good in rate (95 % interval 1.40 to 1.60, 5 rounds in turns): beyond noise."
+    )
+    assert gain_text(TuneGain(1.01, (0.9, 1.1), 5), SAMPLES_PER_S).endswith("within noise.")
+    assert gain_text(TuneGain(0.8, (0.7, 0.9), 5), SAMPLES_PER_S).endswith("worse beyond noise.")
+    assert "one round" in gain_text(TuneGain(1.5, None, 1), SAMPLES_PER_S)
+    assert "peak" in gain_text(None, PEAK_MEMORY)
