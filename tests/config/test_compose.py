@@ -292,7 +292,13 @@ def test_no_option_is_named_like_a_yaml_value():
         assert isinstance(yaml.safe_load(file.stem), str), file
 
 
-@pytest.mark.parametrize("typed", ["reduce-overhead", "reduce_overhead", "max-autotune", "max_autotune"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "reduce_overhead",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("reduce-overhead", "max-autotune", "max_autotune")),
+    ],
+)
 def test_modes_of_compile_are_torchs_words_and_the_earlier_ones_still_read(typed: str, tmp_path: Path) -> None:
     """Records of earlier runs have the earlier words, which rerun= and resume= replay."""
     (tmp_path / "gpu").mkdir()

@@ -253,10 +253,14 @@ def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) ->
     [
         # As below, where the folder was there before.
         pytest.param(["trainer.devices=99"], "trainer.devices", marks=pytest.mark.slow),
-        (["trainer.accelerator=gpu"], "trainer.accelerator"),
+        pytest.param(
+            ["trainer.accelerator=gpu"], "trainer.accelerator", marks=pytest.mark.slow
+        ),  # tests/run/test_planner.py
         (["gpu.precision=16-mixed"], "gpu.precision"),
         (["workload.data.path=no/such/folder"], "no/such/folder"),
-        (["resume=no/such/run"], "resume=no/such/run"),
+        pytest.param(
+            ["resume=no/such/run"], "resume=no/such/run", marks=pytest.mark.slow
+        ),  # tests/run/folder/test_resume.py
         pytest.param(  # tests/config/test_entry.py has several faults as typed
             ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"],
             "2 faults",

@@ -89,6 +89,7 @@ def test_another_plan_has_a_file_of_its_own(plan_of):
     assert len(files) == 1 + len(others)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_told_once_and_planned_as_if_it_were_not_there(plan_of):
     file = plan_of().remembered_in
     file.parent.mkdir(parents=True)

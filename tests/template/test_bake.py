@@ -121,6 +121,7 @@ def test_what_is_copied_is_not_rendered(default: Path, template: Path):
     assert b"{{" in (template / "hooks/post_gen_project.py").read_bytes()
 
 
+@pytest.mark.slow
 def test_links_of_all_pages_lead_somewhere(default: Path, awkward: Path):
     for project in (default, awkward):
         for page in [*project.glob("*.md"), *project.glob("src/*/README.md")]:
@@ -157,7 +158,7 @@ def test_an_example_is_copied(awkward: Path, template: Path):
 @pytest.mark.parametrize(
     ("workload", "package"),
     [
-        ("blank", LONGEST),
+        pytest.param("blank", LONGEST, marks=pytest.mark.slow),
         ("recsys", LONGEST_COPY),
         pytest.param("recsys", "a", marks=pytest.mark.slow),
         *(
@@ -250,6 +251,7 @@ def test_with_git_variables_of_another_repository(default: Path, template: Path,
     assert tree(other) == {}
 
 
+@pytest.mark.slow
 def test_files_of_all_kinds_come_unharmed(own_template: Path, tmp_path: Path):
     kinds = {
         "configs/windows.txt": b"one\r\ntwo {{ cookiecutter.project_name }}\r\n",

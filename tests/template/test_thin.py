@@ -113,6 +113,7 @@ def test_what_was_changed_is_kept_aside_and_listed(template: Path, project: Path
     assert "Dependencies of yours that pyproject.toml still has: einops>=0.8" in done.out
 
 
+@pytest.mark.slow
 def test_an_older_version_of_the_engine_is_unchanged_too(own_template: Path, project: Path):
     """The template's history knows it."""
     (own_template / "src/wellfed/units.py").write_text("# newer\n")

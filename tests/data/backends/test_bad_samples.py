@@ -37,8 +37,16 @@ PATIENT_S = 60.0
 """Timeout for samples that do not hang: starting a worker on a busy machine takes seconds."""
 KINDS = [sets.Breaking, sets.BreakingItems]
 CASES = [
-    *((name, kind) for name in ("inline", "threads", "processes", "processes-kept") for kind in KINDS),
-    *((name, sets.BreakingItems) for name in ("torch", "torch-1")),
+    *((name, kind) for name in ("inline", "threads") for kind in KINDS),
+    *((name, sets.BreakingItems) for name in ("processes", "torch")),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)  # the same in other pairs
+        for case in [
+            ("processes", sets.Breaking),
+            *(("processes-kept", kind) for kind in KINDS),
+            ("torch-1", sets.BreakingItems),
+        ]
+    ),
 ]
 ENDS = {
     "kill": ("process was killed by SIGKILL", "Mostly for want of host memory or /dev/shm", "worker"),
@@ -150,8 +158,8 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("threads", sets.Breaking),
         ("processes", sets.BreakingItems),
+        pytest.param("threads", sets.Breaking, marks=pytest.mark.slow),
         pytest.param("processes", sets.Breaking, marks=pytest.mark.slow),
         pytest.param("processes-kept", sets.BreakingItems, marks=pytest.mark.slow),
         pytest.param("torch-1", sets.BreakingItems, marks=pytest.mark.slow),
@@ -159,11 +167,11 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
     ids=named,
 )
 def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind, caplog):
-    made = loader(kind("hang", 6), replace(PLANS[name], timeout_s=3), max_skipped=3, shuffle=False)
+    made = loader(kind("hang", 6), replace(PLANS[name], timeout_s=1), max_skipped=3, shuffle=False)
     with caplog.at_level(logging.INFO), ended_after(60), pytest.raises(DataError) as caught:
         taken(made)
     told = str(caught.value)
-    assert told.startswith("No batch came within loader.timeout_s=3 s: a worker is stuck or too slow. ")
+    assert told.startswith("No batch came within loader.timeout_s=1 s: a worker is stuck or too slow. ")
     assert "It was asked for training batch 1 of epoch 0 (samples 4, 5, 6, 7). Set loader.timeout_s higher" in told
     assert "add it to loader.skip_ids" in told
     assert made.state_dict() == {"epoch": 0, "batch": 1}
@@ -176,10 +184,22 @@ def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog):
     assert f"Training batch 0 of epoch 0 was to be made of the samples {list(range(23))}." in caplog.messages
 
 
-@pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [*(("processes", kind) for kind in KINDS), ("processes-kept", sets.BreakingItems), ("torch-1", sets.BreakingItems)],
+    ("how", "name", "kind"),
+    [
+        ("kill", "processes", sets.BreakingItems),
+        ("exit 1", "torch-1", sets.BreakingItems),
+        *(
+            pytest.param(how, name, kind, marks=pytest.mark.slow)  # the same in other pairs
+            for how in ENDS
+            for name, kind in [
+                *(("processes", kind) for kind in KINDS),
+                *((name, sets.BreakingItems) for name in ("processes-kept", "torch-1")),
+            ]
+            if (how, name, kind)
+            not in (("kill", "processes", sets.BreakingItems), ("exit 1", "torch-1", sets.BreakingItems))
+        ),
+    ],
     ids=named,
 )
 def test_a_worker_that_ends_is_reported_with_how_and_what_it_was_asked_for(name, kind, how):
@@ -204,10 +224,10 @@ def test_a_worker_that_dies_in_an_evaluation_is_reported_too():
     ):
         list(made)
     made.close()
-    late = EvalLoader(sets.Breaking("hang", 6), 4, seed=1, settings=LoaderSettings("processes", 2, 2, timeout_s=2))
+    late = EvalLoader(sets.Breaking("hang", 6), 4, seed=1, settings=LoaderSettings("processes", 2, 2, timeout_s=1))
     with (
         ended_after(60),
-        pytest.raises(DataError, match=r"within loader\.timeout_s=2 s.*evaluation batch 1 of epoch 0"),
+        pytest.raises(DataError, match=r"within loader\.timeout_s=1 s.*evaluation batch 1 of epoch 0"),
     ):
         list(late)
     late.close()
@@ -264,7 +284,9 @@ def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
     assert len(asked) <= 2 + 2 * 10
 
 
-@pytest.mark.parametrize(("name", "stop"), [*(("inline", n) for n in range(1, 12)), ("threads", 3), ("processes", 8)])
+@pytest.mark.parametrize(
+    ("name", "stop"), [*(("inline", n) for n in (1, 5, 6, 7, 11)), ("threads", 3), ("processes", 8)]
+)
 def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
     made, seen = loader(sets.Breaking("raise", 6, 15), plan_of(name), max_skipped=2), []
     while len(seen) < stop:

@@ -46,7 +46,9 @@ def of_mlp():
     return measure(Mlp(8), TASK, 4)
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "\x00", '{"format": 99}'])
+@pytest.mark.parametrize(
+    "text", ["{", '{"format": 99}', *(pytest.param(text, marks=pytest.mark.slow) for text in ("", "{}", "[]", "\x00"))]
+)
 def test_a_damaged_file_is_written_anew(tmp_path, asked, of_mlp, text):
     file = tmp_path / "footprints" / digest(Mlp(8), TASK, 4) / FILE_NAME
     file.parent.mkdir(parents=True)

@@ -191,6 +191,7 @@ def test_a_model_that_looks_at_values_is_run_for_real_and_drawn_on():
         assert one == pytest.approx(two, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_real_run_that_would_not_fit_is_not_tried():
     found = measure(Looks(), task(), 2048, host_bytes=1000)
     assert isinstance(found, NoEstimate)

@@ -270,6 +270,7 @@ def test_so_is_that_of_a_step_that_was_left_out(tmp_path: Path) -> None:
     assert event["step"] == batch + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["datasets", "all_holes"])
 def test_data_that_is_as_it_should_be_is_not_accused(tmp_path: Path, data: str) -> None:
     model = {"_target_": f"{__name__}.Diverges"}
@@ -320,7 +321,7 @@ def kinds(journal: Journal) -> list[str]:
     return [event["kind"] for event in journal.record.events]
 
 
-@pytest.mark.parametrize("steps", [4, 5, 6, 7])
+@pytest.mark.parametrize("steps", [5, 6, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (4, 7))])
 def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, steps: int) -> None:
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
@@ -454,7 +455,10 @@ MAE = {"_target_": "torchmetrics.MeanAbsoluteError"}
 COLLECTED = {"_target_": "torchmetrics.MetricCollection", "metrics": [MAE]}
 
 
-@pytest.mark.parametrize("metrics", [MAE, [MAE], {"MeanAbsoluteError": MAE}, COLLECTED])
+@pytest.mark.parametrize(
+    "metrics",
+    [[MAE], COLLECTED, *(pytest.param(one, marks=pytest.mark.slow) for one in (MAE, {"MeanAbsoluteError": MAE}))],
+)
 def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics: Any) -> None:
     passes, _, _ = passes_of(tmp_path, *ONE_STEP, data="three_splits", metrics=metrics)
     fit(passes)

@@ -146,7 +146,7 @@ def test_a_job_has_its_environment_and_its_processors(servers: Servers) -> None:
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "GPU-7"
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 130, 255])
+@pytest.mark.parametrize("code", [0, 3, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 130, 255))])
 def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
     assert servers.run(lambda prepared, task: task, code)[0].code == code
 
@@ -156,7 +156,13 @@ def test_one_that_calls_exit_ends_with_that(servers: Servers, given: object, cod
     assert servers.run(lambda prepared, task: sys.exit(task), given)[0].code == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
+    ],
+)
 def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Signals) -> None:
     def work(prepared: Any, task: int) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -270,7 +276,7 @@ def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
     assert server.ask(servers.job(0), LONG_S) == ()
 
 
-@pytest.mark.parametrize("end", ["kill", "raise", "hang"])
+@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("raise", "hang"))])
 def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
     def work(prepared: Any, task: str) -> Iterator[Answer]:
         yield Answer(1)
@@ -284,6 +290,7 @@ def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) 
     assert server.ask(servers.job(end), 2 if end == "hang" else LONG_S) == (Answer(1),)
 
 
+@pytest.mark.slow
 def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers) -> None:
     def work(prepared: Any, task: int) -> Iterator[Answer]:
         for number in range(50):

@@ -172,7 +172,7 @@ def test_closing_ends_what_runs(pool: Callable[..., Pool]) -> None:
         runs.run([runs.trial("a", num_gpus=1), runs.trial("b", num_gpus=1)], gpus=2, on_start=stop)
 
 
-@pytest.mark.parametrize("waits_for", ["reply", "timeout"])
+@pytest.mark.parametrize("waits_for", ["reply", pytest.param("timeout", marks=pytest.mark.slow)])
 def test_those_that_run_are_heard_and_ended_while_another_s_data_is_made(tmp_path: Path, waits_for: str) -> None:
     done = tmp_path / "done"
 
@@ -289,11 +289,11 @@ def test_children_see_the_same_gpus_by_the_same_names(
     assert visible(environment, num_gpus) == names
 
 
-@pytest.mark.parametrize(("gpus", "most"), [(0, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("gpus", "most"), [pytest.param(0, 1, marks=pytest.mark.slow), (1, 1), (2, 2)])
 def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(
     pool: Callable[..., Pool], gpus: int, most: int
 ) -> None:
-    runs = pool(lambda prepared, task: time.sleep(0.1) or task)
+    runs = pool(lambda prepared, task: time.sleep(0.05) or task)
     known: list[tuple[int, int]] = []
     """How many were asked for and had ended when each was asked for."""
     asked, ended = 0, []

@@ -144,7 +144,7 @@ def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process
     [
         (["memory.features=cache"], "frozen", True),
         pytest.param(["memory.features=cache_host"], "frozen", True, marks=pytest.mark.slow),  # as for cache
-        (["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
+        pytest.param(["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False, marks=pytest.mark.slow),
         (["memory.features=dynamic"], "frozen", False),
         (["memory.features=null"], "trained", False),
     ],

@@ -85,6 +85,14 @@ PLACES = {
 }
 
 
+PLANTED = [
+    pytest.param(name, precision, marks=[] if PRECISIONS[number % 3] == precision else [pytest.mark.slow])
+    for number, name in enumerate(name for name in PLACES if name != "nowhere")
+    for precision in PRECISIONS
+]
+"""Every place of the CPU with each precision; by default with one, in turns."""
+
+
 class AsksInBackward(torch.autograd.Function):
     """Gradients of what comes after it are there when it asks for memory."""
 
@@ -318,19 +326,22 @@ def check_fifty_steps(name: str, device: torch.device) -> None:
     assert (disturbed - calm).norm() / calm.norm() < 1e-5, name
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", [name for name in PLACES if name != "nowhere"])
+@pytest.mark.parametrize(("name", "precision"), PLANTED)
 def test_planted_errors(name: str, precision: str) -> None:
     check(name, precision, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PLACES if name != "nowhere"])
 def test_fifty_steps_with_planted_errors(name: str) -> None:
     check_fifty_steps(name, CPU)
 
 
 @pytest.mark.simulated(**CARD)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision",
+    [each if each == "16-mixed" else pytest.param(each, marks=pytest.mark.slow) for each in PRECISIONS],
+)
 def test_a_card_that_has_no_room(precision: str) -> None:
     import fake_cuda
 
@@ -340,6 +351,7 @@ def test_a_card_that_has_no_room(precision: str) -> None:
     assert fake_cuda.driver.violations() == []
 
 
+@pytest.mark.slow
 @pytest.mark.simulated(**CARD)
 def test_fifty_steps_on_a_card_that_has_no_room() -> None:
     for name in PLACES:
