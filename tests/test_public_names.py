@@ -103,6 +103,7 @@ def test_a_function_is_not_hidden_by_the_module_of_its_name(first: str):
     assert loaded_by(f"{code}assert prepared is same and prepared.__name__ == 'prepared'") == set()
 
 
+@pytest.mark.slow
 def test_all_names_can_be_imported_at_once():
     code = "from wellfed import *\nimport wellfed\nassert set(wellfed.__all__) <= set(globals())"
     assert "torch" in loaded_by(code)

@@ -93,6 +93,7 @@ def test_a_guest_with_all_that_lightning_offers_ends_ok(user: Path) -> None:
     assert hooks(user)["on_train_epoch_end"] == 3
 
 
+@pytest.mark.slow
 def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=1")
     assert done.code == 0, done.text
@@ -151,6 +152,7 @@ def test_a_resumed_guest_learns_what_the_unbroken_one_does(
     assert again == {step: value for step, value in seen.items() if step > at}
 
 
+@pytest.mark.slow
 def test_two_optimizers_and_manual_optimization(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=2", "trainer.log_every_steps=3", workload="two")
     assert done.code == 0, done.text

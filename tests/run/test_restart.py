@@ -178,6 +178,7 @@ def test_a_guest_goes_on_from_its_checkpoint_in_halves(tmp_path: Path, capsys: p
         assert torch.equal(weights(folder)[name], value), name
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_starts_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, undisturbed = ran(tmp_path)
     Guest.room = staticmethod(lambda step: 2 if step >= 1 else STEP)

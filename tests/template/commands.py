@@ -29,8 +29,12 @@ class Done:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Cookiecutter's clones, replays and settings below ``home``; no GIT_* of whoever runs the tests."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "COOKIECUTTER", "WANDB_"))}
+    """Returns variables with cookiecutter's clones, replays and settings below ``home``.
+
+    Those of the git and the make that run the tests are left out: ``make test ARGS=...`` gives its ARGS to each make.
+    """
+    foreign = ("GIT_", "COOKIECUTTER", "WANDB_", "MAKE", "MFLAGS", "ARGS")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     return {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}
 
 

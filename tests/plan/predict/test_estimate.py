@@ -154,6 +154,7 @@ class Deep(Mlp):
         self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
 
 
+@pytest.mark.slow
 def test_checkpointing_needs_less():
     plain, recomputed = (measure(Deep(), task(checkpointed=each), 512) for each in (False, True))
     assert isinstance(recomputed, Footprint), recomputed
