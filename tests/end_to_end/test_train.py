@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import dataclasses
 import signal
 import subprocess
@@ -12,14 +11,10 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, start_warm, train
+from tests.kit.tables import rows_of
 from wellfed.record import RunRecord
 
 NO_TRACEBACK = "Traceback (most recent call last)"
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> None:

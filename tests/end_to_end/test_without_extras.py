@@ -32,7 +32,7 @@ def run_without(packages: list[str], script: str, *arguments: str, cwd: Path) ->
         "sys.path[0] = sys.argv[0].rpartition('/')[0]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    return run(hiding, *arguments, cwd=cwd, WELLFED_PROJECT=str(ROOT))
+    return run(hiding, *arguments, cwd=cwd)
 
 
 def wellfed_without(packages: list[str], *arguments: str, cwd: Path) -> Done:
