@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
 from tests.kit.machines import GIB, H200, LAPTOP, SMALL, TWO, card, machine
 from wellfed.config.compose import compose
 from wellfed.config.schema import (
@@ -315,7 +316,7 @@ def test_a_plan_for_several_nodes_tells_the_ranks_and_is_that_of_as_many_devices
     assert (one_each.trainer.strategy, one_each.memory.micro_batch) == ("ddp", 32)
 
 
-@settings(max_examples=200)
+@examples(50)
 @given(
     effective=st.integers(1, 5000), devices=st.integers(1, 4), nodes=st.integers(1, 3),
     micro=st.none() | st.integers(1, 5000),

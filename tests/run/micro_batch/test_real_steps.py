@@ -147,6 +147,7 @@ def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch)
     assert app.measured(made.config, plan, made.parts, estimate, MEMORY) == plan
 
 
+@pytest.mark.slow
 def test_training_on_the_cpu_is_not_probed(planner):
     made = planner("workload.effective_batch_size=64")
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
