@@ -59,7 +59,7 @@ def plans_of(composed_of, plan_of):
     return lambda *words: (plan_of(*words), plan_without_running(composed_of(*words)).plan)
 
 
-def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plans_of):
+def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of, plans_of):
     before, shown = plans_of()
     assert (before.memory.micro_batch, before.remembered) == (64, {})
     assert before.remembered_in is not None
@@ -71,10 +71,10 @@ def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plans_of):
         assert (entry.value, plan.memory.accumulate, entry.source) == (16, 4, "measured")
         assert entry.because.startswith("64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); ")
         assert plan.predicted_peak_gib <= earlier.predicted_peak_gib
-    for plan in plans_of("memory.remember=false"):
-        assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
-    for plan in plans_of("memory.micro_batch=32"):
-        assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
+    plan = plan_of("memory.remember=false")
+    assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
+    plan = plan_of("memory.micro_batch=32")
+    assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
 
 
 @pytest.mark.slow
