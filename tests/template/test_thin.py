@@ -126,6 +126,7 @@ def test_an_older_version_of_the_engine_is_unchanged_too(own_template: Path, pro
     assert not (project / "src/wellfed").exists()
 
 
+@pytest.mark.slow
 def test_a_template_without_history_knows_its_own_files_alone(own_template: Path, project: Path):
     shutil.rmtree(own_template / ".git")
     (own_template / "src/wellfed/units.py").write_text("# newer\n")

@@ -85,6 +85,7 @@ def test_the_same_files_give_the_same_bytes(ours: Path, template: Path, tmp_path
     assert written(tree, tmp_path / "out").read_bytes() == ours.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_file_that_git_does_not_track_is_not_in_it(ours: Path, own_template: Path, tmp_path: Path):
     (own_template / "src/wellfed/secret.py").write_text("x = 1\n")
     assert written(own_template, tmp_path / "out").read_bytes() == ours.read_bytes()
