@@ -17,9 +17,9 @@ from wellfed.record import RunRecord
 NO_TRACEBACK = "Traceback (most recent call last)"
 
 
-def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> None:
+def test_the_main_command_leaves_the_whole_record(tmp_path: Path) -> None:
     arguments = ("gpu=24gb", "loader=aggressive", "trainer.max_steps=30", "trainer.log_every_steps=10")
-    done = train(*arguments, cwd=tmp_path, fresh=True)
+    done = train(*arguments, cwd=tmp_path)  # in a Python of its own: tests/template/test_installed.py
     assert done.code == 0, done.text
     if not torch.cuda.is_available():
         assert "gpu=24gb: no NVIDIA GPU here" in done.err
