@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.kit import sets
+from wellfed.data.backends import thread_backend
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
 from wellfed.data.backends.process_backend import WorkerLost
@@ -177,7 +178,8 @@ def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind
     assert made.state_dict() == {"epoch": 0, "batch": 1}
 
 
-def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog):
+def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     made = loader(sets.Breaking("hang", 6), replace(PLANS["threads"], timeout_s=0.5), batch_size=23, shuffle=False)
     with caplog.at_level(logging.INFO), ended_after(60), pytest.raises(DataError, match=r"18, 19 and 3 more\)"):
         taken(made)

@@ -97,7 +97,8 @@ def test_no_more_is_asked_for_ahead_than_there_is(number, workers, monkeypatch):
     assert len(wanted) <= 2 * (number + workers)
 
 
-def test_a_batch_that_hangs_is_an_error_with_its_index():
+def test_a_batch_that_hangs_is_an_error_with_its_index(monkeypatch):
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     given = given_by_threads(sets.Breaking("hang", 0), 1, 1, 1, timeout_s=0.05)
     with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.05 s.*epoch 0 \(sample 0\)"):
         next(given)
@@ -284,7 +285,7 @@ def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_ot
     assert found == [(None, [bad]) if number == bad else (number, []) for number in range(23)]
 
 
-@pytest.mark.parametrize("bad", [17, 18, 19])
+@pytest.mark.parametrize("bad", [18, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (17, 19))])
 def test_a_sample_that_hangs_amid_those_asked_for_together_is_in_the_batch_that_is_named(monkeypatch, bad):
     monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
