@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.examples import examples
+from tests.kit.few import few
 from tests.kit.machines import GIB, H200, LAPTOP, SMALL, TWO, card, machine
 from wellfed.config.compose import compose
 from wellfed.config.schema import (
@@ -559,7 +560,7 @@ def test_every_option_is_tabled():
     assert sorted([*COUNTS, "own"]) == OPTIONS["loader"]
 
 
-@pytest.mark.parametrize("place", range(len(QUOTAS)))
+@pytest.mark.parametrize("place", few(range(len(QUOTAS)), 3))
 @pytest.mark.parametrize("name", COUNTS)
 def test_workers_of_an_option_by_quota(name, place):
     facts = machine(card(), cores=float(QUOTAS[place]))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.few import few
 from tests.kit.machines import LAPTOP
 from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator
@@ -180,7 +181,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_training(loader, words):
     ],
     ids=["never cut", "own split", "no batch"],
 )
-@pytest.mark.parametrize("loader", ["baseline", "conservative"])
+@pytest.mark.parametrize("loader", few(["conservative", "baseline"], 1))
 def test_a_batch_that_need_not_be_cut_or_cannot_be_built_is_not_refused(loader, train, words):
     before = train.own.bit_generator.state
     planner_on(train, f"loader={loader}", *words).for_training(0)

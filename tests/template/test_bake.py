@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.kit.few import few
 from tests.template.commands import Done, commit, cookiecutter, git, load, run, tree
 
 AWKWARD = {
@@ -277,16 +278,19 @@ def test_files_of_all_kinds_come_unharmed(own_template: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (
-            {"package_name": "3d_nets"},
-            "package_name='3d_nets': letters a-z, digits and '_', with a letter first",
-        ),
-        ({"project_name": "torch"}, "Take package_name=my_torch."),
-        ({"project_name": ""}, "project_name='': it must not be empty"),
-        ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
-        ({"description": "two\nlines"}, "it must be one line without control characters"),
-    ],
+    few(
+        [
+            (
+                {"package_name": "3d_nets"},
+                "package_name='3d_nets': letters a-z, digits and '_', with a letter first",
+            ),
+            ({"project_name": "torch"}, "Take package_name=my_torch."),
+            ({"project_name": ""}, "project_name='': it must not be empty"),
+            ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
+            ({"description": "two\nlines"}, "it must be one line without control characters"),
+        ],
+        2,
+    ),
 )
 def test_bad_answers_leave_nothing(given: dict[str, str], message: str, template: Path, tmp_path: Path):
     work = tmp_path / "work"
@@ -348,16 +352,19 @@ def test_in_place_with_awkward_answers_gives_the_same_project(awkward: Path, own
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["NAME=x", "ARGS=package_name=3d_nets"], "refused: package_name='3d_nets'"),
-        ([], 'Say how the project is called: make new NAME="My Nets"'),
-        (
-            ["NAME=Straße"],
-            "letters that a folder name can't have: ß. Add a folder name: make new NAME=... ARGS=project_slug=",
-        ),
-        (["NAME=x", "ARGS=licence=MIT"], "licence is no question; there are project_name, project_slug,"),
-        (["NAME=My Nets", "ARGS=gpu=1tb"], "gpu=1tb: it must be one of auto, cpu, 8gb"),
-    ],
+    few(
+        [
+            (["NAME=x", "ARGS=package_name=3d_nets"], "refused: package_name='3d_nets'"),
+            ([], 'Say how the project is called: make new NAME="My Nets"'),
+            (
+                ["NAME=Straße"],
+                "letters that a folder name can't have: ß. Add a folder name: make new NAME=... ARGS=project_slug=",
+            ),
+            (["NAME=x", "ARGS=licence=MIT"], "licence is no question; there are project_name, project_slug,"),
+            (["NAME=My Nets", "ARGS=gpu=1tb"], "gpu=1tb: it must be one of auto, cpu, 8gb"),
+        ],
+        3,
+    ),
 )
 def test_in_place_refusals_change_nothing(arguments: list[str], message: str, unchanged: Path):
     done = make_new(unchanged, *arguments, NAME="the machine's")  # WSL sets NAME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.few import few
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError, Fault
 
@@ -100,7 +101,9 @@ COMPOSED = [
 ]
 
 
-@pytest.mark.parametrize(("override", "where", "problem", "way_out"), COMPOSED, ids=[case[0] for case in COMPOSED])
+@pytest.mark.parametrize(
+    ("override", "where", "problem", "way_out"), few(COMPOSED, 5), ids=[case[0] for case in COMPOSED]
+)
 def test_one_fault_of_the_composed(override, where, problem, way_out):
     fault = faults_of(override)[0]
     assert fault.where == where

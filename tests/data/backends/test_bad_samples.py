@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.kit import sets
+from tests.kit.few import few
 from wellfed.data.backends import thread_backend
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
@@ -245,7 +246,7 @@ def test_after_a_worker_was_lost_the_loader_can_be_read_again(tmp_path):
     assert seen == list(range(6))
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch-1"])
+@pytest.mark.parametrize("name", few(["inline", "threads", "processes", "torch-1"], 2))
 def test_one_more_than_max_skipped_is_an_error_naming_all(name):
     made = loader(sets.Breaking("raise", 3, 9, 14), plan_of(name), max_skipped=2, shuffle=False)
     with pytest.raises(DataError) as caught:
@@ -259,7 +260,7 @@ def test_one_more_than_max_skipped_is_an_error_naming_all(name):
     assert made.state_dict() == {"epoch": 0, "batch": 3, "skipped": [3, 9]}
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch-1"])
+@pytest.mark.parametrize("name", few(["inline", "threads", "processes", "torch-1"], 2))
 def test_several_bad_samples_in_one_batch_are_all_found(name):
     made = loader(sets.Breaking("raise", 1, 2), plan_of(name), max_skipped=2, shuffle=False)
     assert list(taken(made)[0][3]) == [0, 3]
@@ -287,7 +288,7 @@ def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "stop"), [*(("inline", n) for n in (1, 5, 6, 7, 11)), ("threads", 3), ("processes", 8)]
+    ("name", "stop"), few([*(("inline", n) for n in (1, 5, 6, 7, 11)), ("threads", 3), ("processes", 8)], 4)
 )
 def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
     made, seen = loader(sets.Breaking("raise", 6, 15), plan_of(name), max_skipped=2), []
@@ -333,7 +334,7 @@ def test_random_draws_of_a_batch_are_those_of_a_run_that_remembers():
     assert taken(found) == taken(known)
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch"])
+@pytest.mark.parametrize("name", few(["inline", "threads", "processes", "torch"], 2))
 def test_a_step_that_has_lost_all_its_samples_is_an_error(name):
     made = loader(sets.Breaking("raise", 5), plan_of(name), batch_size=1, max_skipped=1, shuffle=False)
     with pytest.raises(DataError, match=r"all samples of training batch 5 of epoch 0 are left out.*skip_ids=\[5\]"):

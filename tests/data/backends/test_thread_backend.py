@@ -11,6 +11,7 @@ import torch
 
 import wellfed
 from tests.kit import sets
+from tests.kit.few import few
 from wellfed.data.backends import thread_backend
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
@@ -223,7 +224,7 @@ def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
 
 
 @pytest.mark.parametrize("soon_s", [0, float("inf")], ids=["one-by-one", "several"])
-@pytest.mark.parametrize(("num_workers", "prefetch"), [(1, 8), (2, 4), (2, 16), (3, 7)])
+@pytest.mark.parametrize(("num_workers", "prefetch"), few([(1, 8), (2, 4), (2, 16), (3, 7)], 2))
 def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
     monkeypatch, soon_s, num_workers, prefetch, live_workers
 ):

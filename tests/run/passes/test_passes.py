@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
+from tests.kit.few import few
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
@@ -155,12 +156,15 @@ def wall_of(tmp_path: Path, *overrides: str, data: str = "datasets", **more_work
 
 @pytest.mark.parametrize(
     ("hook", "times"),
-    [
-        ("on_train_batch_start", 12),
-        ("on_before_optimizer_step", 12),
-        ("on_train_epoch_end", 2),
-        ("on_validation_end", 2),
-    ],
+    few(
+        [
+            ("on_train_batch_start", 12),
+            ("on_before_optimizer_step", 12),
+            ("on_train_epoch_end", 2),
+            ("on_validation_end", 2),
+        ],
+        2,
+    ),
 )
 def test_each_hook_of_a_callback_is_timed_by_its_class(tmp_path: Path, hook: str, times: int) -> None:
     own = (f"+callbacks.own._target_={__name__}.Sleeps", f"+callbacks.own.hook={hook}")

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import wellfed
+from tests.kit.few import few
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -322,19 +323,22 @@ def fail(error: BaseException) -> None:
 
 @pytest.mark.parametrize(
     ("prepare", "problem", "status"),
-    [
-        (partial(fail, ValueError("odd value")), "ValueError: odd value", "failed"),
-        (partial(fail, DataError("x.csv: line 3 is cut.")), "x.csv: line 3 is cut.", "failed"),
-        (
-            partial(fail, ConfigError([Fault("a", "is 1.", "Set 2."), Fault("b", "is 3.", "")])),
-            "a: is 1. Set 2. b: is 3.",
-            "invalid",
-        ),
-        (partial(fail, SystemExit(4)), "SystemExit: 4", "failed"),
-        (partial(os._exit, 4), "the process that holds data and model has died", "failed"),
-        (crash, "the process that holds data and model has died", "failed"),
-        (partial(fail, KeyboardInterrupt()), "has died (KeyboardInterrupt)", "failed"),
-    ],
+    few(
+        [
+            (partial(fail, ValueError("odd value")), "ValueError: odd value", "failed"),
+            (partial(fail, DataError("x.csv: line 3 is cut.")), "x.csv: line 3 is cut.", "failed"),
+            (
+                partial(fail, ConfigError([Fault("a", "is 1.", "Set 2."), Fault("b", "is 3.", "")])),
+                "a: is 1. Set 2. b: is 3.",
+                "invalid",
+            ),
+            (partial(fail, SystemExit(4)), "SystemExit: 4", "failed"),
+            (partial(os._exit, 4), "the process that holds data and model has died", "failed"),
+            (crash, "the process that holds data and model has died", "failed"),
+            (partial(fail, KeyboardInterrupt()), "has died (KeyboardInterrupt)", "failed"),
+        ],
+        3,
+    ),
     ids=["raises", "bad data", "bad configuration", "exits", "leaves", "crashes", "interrupted"],
 )
 def test_what_can_not_be_prepared_is_told(servers: Servers, prepare: Any, problem: str, status: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.few import few
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
@@ -235,13 +236,16 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
 
 @pytest.mark.parametrize(
     ("data", "build_ms", "more", "is_here"),
-    [
-        ("Items", 1.0, (), True),
-        ("InWorkers", 1.0, (), False),
-        ("Items", 900.0, (), False),
-        ("Items", None, (), False),
-        ("Items", 1.0, ("loader.max_skipped=1",), False),
-    ],
+    few(
+        [
+            ("Items", 1.0, (), True),
+            ("InWorkers", 1.0, (), False),
+            ("Items", 900.0, (), False),
+            ("Items", None, (), False),
+            ("Items", 1.0, ("loader.max_skipped=1",), False),
+        ],
+        3,
+    ),
 )
 def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
     tmp_path: Path, data: str, build_ms: float | None, more: Sequence[str], is_here: bool
