@@ -91,6 +91,7 @@ def test_the_contract_is_imported_with_nothing_heavy():
     assert loaded_by("from wellfed import Datasets, LossOutput, DataError, Fault, prepared") == set()
 
 
+@pytest.mark.slow
 def test_a_name_imports_no_more_than_it_needs():
     assert loaded_by("from wellfed import SampleRng") <= {"torch", "numpy"}
 

@@ -114,6 +114,7 @@ def test_what_is_remembered_is_not_measured_again(plan_of):
     assert "alone took" not in again.because
 
 
+@pytest.mark.slow
 def test_without_a_budget_nothing_is_kept(plans_of):
     run, shown = plans_of("gpu=cpu")
     assert (run.remembered_in, shown.remembered_in) == (None, None)

@@ -191,6 +191,7 @@ def test_without_a_checkpoint_it_starts_again(tmp_path: Path, capsys: pytest.Cap
     check_tables(folder, 12)
 
 
+@pytest.mark.slow
 def test_uneven_parts_weigh_what_they_are(tmp_path: Path) -> None:
     """Six and four of eight samples make three parts, the last step of an epoch has four."""
     _, undisturbed = ran(tmp_path)

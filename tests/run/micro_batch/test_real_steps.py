@@ -134,6 +134,7 @@ def test_running_out_of_memory_is_no_end(planner):
     assert "256 at a time ran out of memory" in found.knobs["memory.micro_batch"].because
 
 
+@pytest.mark.slow
 def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch):
     made = planner("workload.effective_batch_size=64")
     estimate = made.estimate(made.rough())
