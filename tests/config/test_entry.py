@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.few import few
 from wellfed import project
 from wellfed.config.entry import main
 from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, DataError, Fault
@@ -275,10 +276,13 @@ def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, f
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
-        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
-    ],
+    few(
+        [
+            *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
+            *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
+        ],
+        2,
+    ),
 )
 def test_faults_are_told_by_every_flag(capsys, flags):
     assert main("train", Jobs(), [*flags, "gpu=42gb", "loader.num_worker=3"]) == 2

@@ -90,14 +90,17 @@ def test_no_value_counts_twice() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "values"),
-    [
-        ("seed=range(1,4)", ("1", "2", "3")),
-        ("seed=choice(3,1)", ("3", "1")),
-        ("workload.optimizer.lr=0.1,1e-3", ("0.1", "0.001")),
-        ("config.allow_targets=[torch],[torch,workloads]", ("[torch]", "[torch,workloads]")),
-        ("+workload.data.path='a,b','c d'", ("'a,b'", "'c d'")),
-        ("loader.num_workers=null,2", ("null", "2")),
-    ],
+    few(
+        [
+            ("seed=range(1,4)", ("1", "2", "3")),
+            ("seed=choice(3,1)", ("3", "1")),
+            ("workload.optimizer.lr=0.1,1e-3", ("0.1", "0.001")),
+            ("config.allow_targets=[torch],[torch,workloads]", ("[torch]", "[torch,workloads]")),
+            ("+workload.data.path='a,b','c d'", ("'a,b'", "'c d'")),
+            ("loader.num_workers=null,2", ("null", "2")),
+        ],
+        3,
+    ),
 )
 def test_values_may_be_typed_in_every_way_that_has_an_end(typed: str, values: tuple[str, ...]) -> None:
     axes, _ = axes_of(multirun(typed))

@@ -359,7 +359,10 @@ def no_memory(model: Line) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(broken_step, "ValueError: no such step (test_passes.py:"), (broken_data, "no sample"), (no_memory, "memory")],
+    few(
+        [(broken_step, "ValueError: no such step (test_passes.py:"), (broken_data, "no sample"), (no_memory, "memory")],
+        1,
+    ),
 )
 def test_a_ceiling_that_fails_is_an_event_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, words: str

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.kit.few import few
 from tests.kit.machines import card, machine
 from wellfed import project
 from wellfed.config.compose import compose
@@ -92,13 +93,16 @@ def test_without_a_card_they_have_its_cores() -> None:
 
 @pytest.mark.parametrize(
     ("gain", "write", "why_not"),
-    [
-        (SURE, "auto", None),
-        (DOUBTFUL, "auto", "the gain is within noise"),
-        (DOUBTFUL, "always", None),
-        (None, "auto", "nothing is better than the start"),
-        (SURE, "never", "tune.write=never"),
-    ],
+    few(
+        [
+            (SURE, "auto", None),
+            (DOUBTFUL, "auto", "the gain is within noise"),
+            (DOUBTFUL, "always", None),
+            (None, "auto", "nothing is better than the start"),
+            (SURE, "never", "tune.write=never"),
+        ],
+        3,
+    ),
 )
 def test_they_are_written_where_the_gain_is_sure_or_by_wish(
     configs: Path, gain: TuneGain | None, write: str, why_not: str | None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import tiny
+from tests.kit.few import few
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
@@ -359,7 +360,7 @@ def test_fifty_steps_on_a_card_that_has_no_room() -> None:
         torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", few(PRECISIONS, 1))
 def test_a_step_that_was_applied_in_part_needs_the_last_checkpoint(precision: str) -> None:
     with pytest.raises(RestartNeeded, match="which was applied in part") as caught:
         trained(Place("within the step", since=8), precision, CPU)
