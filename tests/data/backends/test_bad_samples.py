@@ -169,11 +169,11 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
     ids=named,
 )
 def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind, caplog):
-    made = loader(kind("hang", 6), replace(PLANS[name], timeout_s=1), max_skipped=3, shuffle=False)
+    made = loader(kind("hang", 6), replace(PLANS[name], timeout_s=3), max_skipped=3, shuffle=False)
     with caplog.at_level(logging.INFO), ended_after(60), pytest.raises(DataError) as caught:
         taken(made)
     told = str(caught.value)
-    assert told.startswith("No batch came within loader.timeout_s=1 s: a worker is stuck or too slow. ")
+    assert told.startswith("No batch came within loader.timeout_s=3 s: a worker is stuck or too slow. ")
     assert "It was asked for training batch 1 of epoch 0 (samples 4, 5, 6, 7). Set loader.timeout_s higher" in told
     assert "add it to loader.skip_ids" in told
     assert made.state_dict() == {"epoch": 0, "batch": 1}
@@ -227,10 +227,10 @@ def test_a_worker_that_dies_in_an_evaluation_is_reported_too():
     ):
         list(made)
     made.close()
-    late = EvalLoader(sets.Breaking("hang", 6), 4, seed=1, settings=LoaderSettings("processes", 2, 2, timeout_s=1))
+    late = EvalLoader(sets.Breaking("hang", 6), 4, seed=1, settings=LoaderSettings("processes", 2, 2, timeout_s=2))
     with (
         ended_after(60),
-        pytest.raises(DataError, match=r"within loader\.timeout_s=1 s.*evaluation batch 1 of epoch 0"),
+        pytest.raises(DataError, match=r"within loader\.timeout_s=2 s.*evaluation batch 1 of epoch 0"),
     ):
         list(late)
     late.close()
@@ -288,7 +288,7 @@ def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "stop"), few([*(("inline", n) for n in (1, 5, 6, 7, 11)), ("threads", 3), ("processes", 8)], 4)
+    ("name", "stop"), few([*(("inline", n) for n in range(1, 12)), ("threads", 3), ("processes", 8)], 4)
 )
 def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
     made, seen = loader(sets.Breaking("raise", 6, 15), plan_of(name), max_skipped=2), []

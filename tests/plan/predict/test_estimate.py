@@ -139,6 +139,7 @@ def test_an_optimizer_of_ones_own():
     assert found.optimizer_state == 0
 
 
+@pytest.mark.slow
 def test_precisions():
     of = {name: measure(Mlp(128), task(precision=name), 64) for name in ("32-true", "bf16-true", "16-mixed")}
     assert of["bf16-true"].parameters == pytest.approx(of["32-true"].parameters / 2, rel=0.02)
