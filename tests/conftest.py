@@ -25,9 +25,9 @@ pytest_plugins = ["wellfed.testing"]
 # Tests stand in folders of their own, and so do the programs that they start.
 os.environ["WELLFED_PROJECT"] = str(Path(__file__).resolve().parents[1])
 
-# The same verdict every time, on a busy machine too; `make test-all` tries examples of its own each time.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("fresh", deadline=None)
+# The same verdict every time, on a busy machine too; `make test-all` tries more examples, and its own each time.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("fresh", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def of_extra(name: str) -> set[str]:
     return found
 
 
+@cache
 def foreign(folder: str) -> dict[str, set[str]]:
     """Foreign packages that the files below a folder import anywhere, for types too -> the files."""
     found = defaultdict(set)

@@ -91,6 +91,7 @@ def test_the_contract_is_imported_with_nothing_heavy():
     assert loaded_by("from wellfed import Datasets, LossOutput, DataError, Fault, prepared") == set()
 
 
+@pytest.mark.slow
 def test_a_name_imports_no_more_than_it_needs():
     assert loaded_by("from wellfed import SampleRng") <= {"torch", "numpy"}
 
@@ -103,6 +104,7 @@ def test_a_function_is_not_hidden_by_the_module_of_its_name(first: str):
     assert loaded_by(f"{code}assert prepared is same and prepared.__name__ == 'prepared'") == set()
 
 
+@pytest.mark.slow
 def test_all_names_can_be_imported_at_once():
     code = "from wellfed import *\nimport wellfed\nassert set(wellfed.__all__) <= set(globals())"
     assert "torch" in loaded_by(code)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
+from tests.kit.few import few
 from wellfed import project
 from wellfed.config.compose import Composed, compose
 from wellfed.config.rules import rule_faults
@@ -123,7 +124,9 @@ def test_hydra_files_are_hydras(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "secret", ["abc", "'abc: # it is'", '"abc\'s"', f"'abc {'long ' * 40}'"], ids=["word", "yaml", "quote", "folded"]
+    "secret",
+    few(["abc", "'abc: # it is'", '"abc\'s"', f"'abc {'long ' * 40}'"], 2),
+    ids=["word", "yaml", "quote", "folded"],
 )
 def test_hydra_files_hide_secrets_that_were_typed(secret, tmp_path):
     typed = [f"+workload.data.api_key={secret}", "+workload.data.hf_token=${oc.env:HF_TOKEN,none}"]
@@ -194,7 +197,7 @@ def test_every_gpu_loader_and_memory_go_together():
         assert rule_faults(replace(base.config, **chosen)) == [], combination
 
 
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", few(range(6), 3))
 def test_some_of_them_composed_in_full(index):
     gpu, memory = options("gpu")[index], options("memory")[index]
     loader = options("loader")[index % 5]
@@ -292,7 +295,13 @@ def test_no_option_is_named_like_a_yaml_value():
         assert isinstance(yaml.safe_load(file.stem), str), file
 
 
-@pytest.mark.parametrize("typed", ["reduce-overhead", "reduce_overhead", "max-autotune", "max_autotune"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "reduce_overhead",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("reduce-overhead", "max-autotune", "max_autotune")),
+    ],
+)
 def test_modes_of_compile_are_torchs_words_and_the_earlier_ones_still_read(typed: str, tmp_path: Path) -> None:
     """Records of earlier runs have the earlier words, which rerun= and resume= replay."""
     (tmp_path / "gpu").mkdir()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.few import few
 from wellfed import project
 from wellfed.config.entry import main
 from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, DataError, Fault
@@ -52,13 +53,15 @@ sys.exit(run())
     [
         (["--help"], 0, "  monitor "),
         (["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
-        (["train", "--cfg", "job"], 0, "effective_batch_size: 2048"),
+        pytest.param(["train", "--cfg", "job"], 0, "effective_batch_size: 2048", marks=pytest.mark.slow),
         (["train", "gpu=42gb"], 2, "gpu=42gb"),
-        (["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
-        (["sweep", "gpu=42gb"], 2, "gpu=42gb"),
-        (["tune", "--force", "--cfg", "job"], 0, "replace: true"),
-        (["train", "--force"], 2, "--force: is no flag"),
-        (["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run."),
+        pytest.param(["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick", marks=pytest.mark.slow),
+        pytest.param(["sweep", "gpu=42gb"], 2, "gpu=42gb", marks=pytest.mark.slow),
+        pytest.param(["tune", "--force", "--cfg", "job"], 0, "replace: true", marks=pytest.mark.slow),
+        pytest.param(["train", "--force"], 2, "--force: is no flag", marks=pytest.mark.slow),
+        pytest.param(
+            ["tune", "tune.round=3"], 2, "1 fault in the configuration; nothing was run.", marks=pytest.mark.slow
+        ),
         (["evaluate", "checkpoint=none.ckpt"], 2, "checkpoint=none.ckpt: there is no such file."),
     ],
 )
@@ -78,20 +81,42 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
     ("script", "args", "code", "words"),
     [
         ("train.py", ["--help"], 0, "python src/train.py gpu=24gb loader=aggressive"),
-        ("train.py", ["--cfg", "job"], 0, "effective_batch_size: 2048"),
+        pytest.param("train.py", ["--cfg", "job"], 0, "effective_batch_size: 2048", marks=pytest.mark.slow),
         (
             "train.py",
             ["gpu=42gb", "loader.num_worker=3", "gpu=["],
             2,
             "3 faults in the configuration; nothing was run.",
         ),
-        ("train.py", ["loader.num_workers=0", "loader.prefetch_factor=4"], 2, "has no effect without worker processes"),
+        pytest.param(
+            "train.py",
+            ["loader.num_workers=0", "loader.prefetch_factor=4"],
+            2,
+            "has no effect without worker processes",
+            marks=pytest.mark.slow,
+        ),
         ("tune.py", ["--help", "tune.max_minutes=7"], 0, "for this machine: a few minutes, at most 7"),
-        ("tune.py", ["gpu=42gb", "tune.round=3", "seed=x"], 2, "3 faults in the configuration; nothing was run."),
-        ("tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command"),
-        ("tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search."),
-        ("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint="),
-        ("evaluate.py", [], 2, "logs: there is no run in it yet. python src/train.py makes one."),
+        pytest.param(
+            "tune.py",
+            ["gpu=42gb", "tune.round=3", "seed=x"],
+            2,
+            "3 faults in the configuration; nothing was run.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search.", marks=pytest.mark.slow
+        ),
+        pytest.param("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint=", marks=pytest.mark.slow),
+        pytest.param(
+            "evaluate.py",
+            [],
+            2,
+            "logs: there is no run in it yet. python src/train.py makes one.",
+            marks=pytest.mark.slow,
+        ),
         (
             "evaluate.py",
             ["checkpoint=a b (x)=y/it's.ckpt"],
@@ -231,7 +256,7 @@ def test_the_traceback_as_typed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [None, "1", pytest.param("0", marks=pytest.mark.slow)])  # as for 1
+@pytest.mark.parametrize("value", [None, *(pytest.param(value, marks=pytest.mark.slow) for value in ("0", "1"))])
 @pytest.mark.parametrize("flags", [[], ["--info", "plugins"], ["--info", "plugins", "gpu=42gb"], ["--cfg", "hydra"]])
 def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, flags):
     if value is not None:
@@ -251,10 +276,13 @@ def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, f
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
-        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
-    ],
+    few(
+        [
+            *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
+            *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
+        ],
+        2,
+    ),
 )
 def test_faults_are_told_by_every_flag(capsys, flags):
     assert main("train", Jobs(), [*flags, "gpu=42gb", "loader.num_worker=3"]) == 2
@@ -266,7 +294,7 @@ def test_faults_are_told_by_every_flag(capsys, flags):
     ("flags", "words"),
     [
         (["--hydra-help"], "== Flags =="),
-        (["--info", "searchpath"], "structured://"),
+        pytest.param(["--info", "searchpath"], "structured://", marks=pytest.mark.slow),
         (["--info", "plugins"], "BasicLauncher"),
         (["--cfg", "hydra", "-p", "hydra.job"], "name: train"),
         (["--cfg", "job", "-p", "gpu"], "# @package gpu"),
@@ -373,8 +401,8 @@ def test_one_job_without_data_does_not_hide_the_rest(capsys):
 @pytest.mark.parametrize(
     ("points", "words"),
     [
-        (["gpu=8gb,43gb"], "gpu=8gb,43gb: there is no option 43gb."),
-        (["seed=3,x"], "seed=x: must be a whole number >= 0"),
+        pytest.param(["gpu=8gb,43gb"], "gpu=8gb,43gb: there is no option 43gb.", marks=pytest.mark.slow),
+        pytest.param(["seed=3,x"], "seed=x: must be a whole number >= 0", marks=pytest.mark.slow),
         (["loader.num_worker=1,2"], "loader.num_worker=1: no such knob. Did you mean loader.num_workers=1?"),
     ],
 )

@@ -12,6 +12,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from tests.kit.few import few
 from wellfed import project
 from wellfed.config.hydra_session import open_hydra
 from wellfed.config.multirun import Multirun
@@ -89,14 +90,17 @@ def test_no_value_counts_twice() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "values"),
-    [
-        ("seed=range(1,4)", ("1", "2", "3")),
-        ("seed=choice(3,1)", ("3", "1")),
-        ("workload.optimizer.lr=0.1,1e-3", ("0.1", "0.001")),
-        ("config.allow_targets=[torch],[torch,workloads]", ("[torch]", "[torch,workloads]")),
-        ("+workload.data.path='a,b','c d'", ("'a,b'", "'c d'")),
-        ("loader.num_workers=null,2", ("null", "2")),
-    ],
+    few(
+        [
+            ("seed=range(1,4)", ("1", "2", "3")),
+            ("seed=choice(3,1)", ("3", "1")),
+            ("workload.optimizer.lr=0.1,1e-3", ("0.1", "0.001")),
+            ("config.allow_targets=[torch],[torch,workloads]", ("[torch]", "[torch,workloads]")),
+            ("+workload.data.path='a,b','c d'", ("'a,b'", "'c d'")),
+            ("loader.num_workers=null,2", ("null", "2")),
+        ],
+        3,
+    ),
 )
 def test_values_may_be_typed_in_every_way_that_has_an_end(typed: str, values: tuple[str, ...]) -> None:
     axes, _ = axes_of(multirun(typed))
@@ -105,21 +109,24 @@ def test_values_may_be_typed_in_every_way_that_has_an_end(typed: str, values: tu
 
 @pytest.mark.parametrize(
     ("typed", "words"),
-    [
-        ("loader=baseline,fast", "loader=baseline,fast: there is no option fast."),
-        ("gpu=8gb,42gb", "Did you mean gpu=24gb?"),
-        ("loader.num_worker=1,2", "there is no knob loader.num_worker. Did you mean loader.num_workers?"),
-        ("batch_size=32,64", "there is no knob batch_size. Did you mean workload.effective_batch_size?"),
-        ("sweep=quick,full", "is no axis: it says how the sweep itself is run or watched. Name one."),
-        ("sweep.retry=oom,failed", "Write sweep.retry=[oom,failed] for a list, or one value."),
-        ("sweep.trial_steps=10,20", "is no axis"),
-        ("logger=none,wandb", "is no axis"),
-        ("logger.mode=auto,disabled", "is no axis"),
-        ("telemetry.interval_s=1,2", "is no axis"),
-        ("trainer.gradient_clip=interval(0,1)", "has no end of values. Name them: trainer.gradient_clip=1,2,4"),
-        ("seed=range(5,5)", "is an axis with no value."),
-        ("seed=range(0,1000000000000)", "is an axis with 100,000 values or more."),
-    ],
+    few(
+        [
+            ("loader=baseline,fast", "loader=baseline,fast: there is no option fast."),
+            ("gpu=8gb,42gb", "Did you mean gpu=24gb?"),
+            ("loader.num_worker=1,2", "there is no knob loader.num_worker. Did you mean loader.num_workers?"),
+            ("batch_size=32,64", "there is no knob batch_size. Did you mean workload.effective_batch_size?"),
+            ("sweep=quick,full", "is no axis: it says how the sweep itself is run or watched. Name one."),
+            ("sweep.retry=oom,failed", "Write sweep.retry=[oom,failed] for a list, or one value."),
+            ("sweep.trial_steps=10,20", "is no axis"),
+            ("logger=none,wandb", "is no axis"),
+            ("logger.mode=auto,disabled", "is no axis"),
+            ("telemetry.interval_s=1,2", "is no axis"),
+            ("trainer.gradient_clip=interval(0,1)", "has no end of values. Name them: trainer.gradient_clip=1,2,4"),
+            ("seed=range(5,5)", "is an axis with no value."),
+            ("seed=range(0,1000000000000)", "is an axis with 100,000 values or more."),
+        ],
+        7,
+    ),
 )
 def test_what_can_be_no_axis_is_refused(typed: str, words: str) -> None:
     assert words in faults_of(typed)

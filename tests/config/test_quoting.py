@@ -2,9 +2,10 @@
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
 from wellfed.config.quoting import assigned, key_value, quoted, unquoted
 
 PARSER = OverridesParser.create()
@@ -20,7 +21,7 @@ PATHS = st.text(st.sampled_from("ab1e.0/_-+ '\"\\=,()[]{}:~@%é#*?|$&!\ttruenifX
 )
 
 
-@settings(max_examples=200)
+@examples(50)
 @given(PATHS)
 @example("runs/a=b (2)/it's \\'here\\")
 @example("1e3")
@@ -34,7 +35,7 @@ def test_hydra_reads_back_any_path_that_we_assign(path):
     assert unquoted(key_value(override)[1]) == path
 
 
-@settings(max_examples=150)
+@examples(37)
 @given(PATHS)
 def test_a_path_typed_plainly_is_read_as_typed(path):
     if path[0] in "'\"" or "${" in path or path.lower() == "null":

@@ -134,7 +134,8 @@ def test_what_is_dropped_half_way_leaves_no_thread():
     assert running() == []
 
 
-def test_a_data_set_that_hangs_does_not_keep_close_waiting():
+def test_a_data_set_that_hangs_does_not_keep_close_waiting(monkeypatch):
+    monkeypatch.setattr(device_prefetch, "_STOP_S", 0.01)
     hang = threading.Event()
 
     class Hanging(Fetching):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.kit import sets
+from tests.kit.few import few
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 
@@ -36,6 +37,6 @@ def learned(plan: LoaderSettings, num_epochs: int = 2) -> list[float]:
     return [weight for parameter in model.parameters() for weight in parameter.flatten().tolist()]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", few(PLANS, 4))
 def test_the_backend_changes_nothing_that_is_learned(name: str) -> None:
     assert learned(PLANS[name]) == learned(LoaderSettings())

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
+from tests.kit.few import few
 from wellfed import generators
 from wellfed.data import sampled_epochs
 from wellfed.data.sampled_epochs import SampledEpochs
@@ -74,7 +75,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", few(SAMPLERS, 4))
 @settings(max_examples=40)
 @given(asked=st.lists(st.integers(0, 4), max_size=5))
 def test_an_epoch_is_the_same_in_a_run_that_begins_with_it(name, asked):

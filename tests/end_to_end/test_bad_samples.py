@@ -126,6 +126,7 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_with_what_it_was_asked_for(
     assert line.count(",") >= 15  # all indices of the batch
 
 
+@pytest.mark.slow
 def test_without_max_skipped_the_run_ends_naming_the_sample(tmp_path: Path) -> None:
     done = train(tmp_path, "loader.backend=processes", "loader.num_workers=1")
     assert done.code != 0

@@ -72,6 +72,7 @@ def test_callbacks_and_a_plateau_of_a_plain_model_and_what_is_left_of_them(tmp_p
         assert torch.equal(value, resumed["current_model_state"][name]), name
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_well(tmp_path: Path) -> None:
     impossible = ("callbacks.early_stopping.min_delta=9", "callbacks.early_stopping.patience=1")
     done = train(*QUICK, *STOPPING, *impossible, "trainer.max_epochs=9", cwd=tmp_path)

@@ -67,11 +67,17 @@ def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fa
     ("stages", "more", "told"),
     [
         ("[{from_epoch: 0, features: cache}, {from_epoch: 0, features: dynamic}]", (), "from_epoch is [0,0]; it must"),
-        ("[{from_epoch: 0, features: cash}]", (), "Invalid value 'cash', expected one of [cache, cache_host, dynamic]"),
-        (
+        pytest.param(  # tests/config/faults/test_find.py
+            "[{from_epoch: 0, features: cash}]",
+            (),
+            "Invalid value 'cash', expected one of [cache, cache_host, dynamic]",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "[{from_epoch: 0, features: dynamic}]",
             ("memory=cache",),
             "memory.features=cache: says how features are held",
+            marks=pytest.mark.slow,
         ),
     ],
 )

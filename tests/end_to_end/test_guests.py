@@ -93,6 +93,7 @@ def test_a_guest_with_all_that_lightning_offers_ends_ok(user: Path) -> None:
     assert hooks(user)["on_train_epoch_end"] == 3
 
 
+@pytest.mark.slow
 def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=1")
     assert done.code == 0, done.text
@@ -151,6 +152,7 @@ def test_a_resumed_guest_learns_what_the_unbroken_one_does(
     assert again == {step: value for step, value in seen.items() if step > at}
 
 
+@pytest.mark.slow
 def test_two_optimizers_and_manual_optimization(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=2", "trainer.log_every_steps=3", workload="two")
     assert done.code == 0, done.text
@@ -198,7 +200,7 @@ def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
     assert [state["param_groups"][0]["lr"] for state in states] == [0.005, 0.005]
 
 
-@pytest.mark.parametrize("workload", ["guest", "two"])
+@pytest.mark.parametrize("workload", ["guest", pytest.param("two", marks=pytest.mark.slow)])
 def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workload: str) -> None:
     done = guest(
         user,
@@ -276,6 +278,7 @@ def test_trials_of_a_guest_take_its_steps_alone(user: Path) -> None:
     assert not (user / "hooks").exists()
 
 
+@pytest.mark.slow
 def test_a_guest_that_ends_within_an_epoch_is_validated_first(user: Path) -> None:
     """Its EarlyStopping waits for val_loss at the end of whatever was an epoch."""
     done = guest(user, "trainer.max_steps=4")

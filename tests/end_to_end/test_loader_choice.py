@@ -117,7 +117,7 @@ def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) ->
     assert record["plan"]["loader.backend"]["source"] == "predicted"
 
 
-@pytest.mark.parametrize("max_skipped", [0, 1])
+@pytest.mark.parametrize("max_skipped", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skipped: int) -> None:
     typed = ("loader.backend=processes", "loader.num_workers=1", f"loader.max_skipped={max_skipped}")
     done = own(mine, "huge", *typed)

@@ -180,6 +180,7 @@ def test_a_finished_lightning_module_trains_with_all_figures(mine: Path) -> None
     assert len((folder / "steps.csv").read_text().splitlines()) == 15
 
 
+@pytest.mark.slow
 def test_a_lightning_module_is_handed_its_batches_in_parts(mine: Path) -> None:
     done = own(mine, "lit", "memory.micro_batch=4")
     assert done.code == 0, done.text

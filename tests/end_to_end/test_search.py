@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ import pytest
 from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import left_in, started, until
 from tests.fake_cuda.machine import FakeCuda
+from tests.kit.tables import rows_of
 from wellfed.process import MAY_FORK
 from wellfed.study import ledger
 from wellfed.study.learning_curve import read_curve
@@ -50,8 +50,7 @@ class Searched:
 
     @property
     def table(self) -> list[dict[str, str]]:
-        with (self.folder / "leaderboard.csv").open(encoding="utf-8", newline="") as stream:
-            return list(csv.DictReader(stream))
+        return rows_of(self.folder / "leaderboard.csv")
 
 
 def fixed(cwd: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
+from tests.kit.tables import rows_of
 from tests.kit.wandb_files import stored
 
 pytestmark = pytest.mark.slow
@@ -25,15 +25,10 @@ def machine(fake_cuda: FakeCuda, fake_driver: FakeDriver, tmp_path: Path) -> dic
     return machine_environment(fake_driver, tmp_path, Cards(mib=24 * 1024, context_mib=500, slowdown=2))
 
 
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    with (folder / name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def check_curves(cwd: Path, record: Mapping[str, Any]) -> None:
     """What was seen of the card is possible, the same in the table and in wandb, and agrees with the steps."""
     folder = only_folder(cwd)
-    rows = [row for row in table(folder, "telemetry.csv") if row["gpu"] == "0"]
+    rows = [row for row in rows_of(folder / "telemetry.csv") if row["gpu"] == "0"]
     assert {"train", "ceiling"} <= {row["phase"] for row in rows}
     stored_run = stored(cwd / record["wandb"]["path"])
     for name, low, high in (
@@ -50,7 +45,7 @@ def check_curves(cwd: Path, record: Mapping[str, Any]) -> None:
         assert [at_s for at_s, _ in curve] == pytest.approx([at_s for at_s, _ in seen], abs=1e-3)
         assert [value for _, value in curve] == pytest.approx([value for _, value in seen], abs=1e-2)
     trained = [float(row["util_pct"]) for row in rows if row["util_pct"] and row["phase"] == "train"]
-    steps = table(folder, "steps.csv")[3:]
+    steps = rows_of(folder / "steps.csv")[3:]
     busy_ms, waited_ms = (sum(float(row[name]) for row in steps) for name in ("compute_ms", "wait_ms"))
     assert sum(trained) / len(trained) == pytest.approx(100 * busy_ms / (busy_ms + waited_ms), abs=25)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import time
@@ -27,6 +26,7 @@ from tests.fake_nvml.driver import (
     Wave,
     read_report,
 )
+from tests.kit.tables import rows_of
 from tests.kit.wandb_files import stored
 
 H200 = FakeGpu("GPU-h200", "NVIDIA H200", 141.0, 20.0, 0.5, util=Wave(1.0, low=9, high=90), power_w=400.0, gpm=True)
@@ -42,13 +42,8 @@ def driver(fake_driver: FakeDriver, scenario: Scenario, report: Path | None = No
 
 def rows(folder: Path, gpu: int, having: str = "") -> list[dict[str, str]]:
     """Rows of telemetry.csv of one GPU, -1 = of the host, that have this figure."""
-    with (folder / "telemetry.csv").open(newline="") as stream:
-        return [row for row in csv.DictReader(stream) if int(row["gpu"]) == gpu and (not having or row[having])]
-
-
-def all_rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "telemetry.csv").open(newline="") as stream:
-        return list(csv.DictReader(stream))
+    found = rows_of(folder / "telemetry.csv")
+    return [row for row in found if int(row["gpu"]) == gpu and (not having or row[having])]
 
 
 def events(record: Any, kind: str) -> list[Any]:
@@ -82,7 +77,7 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
     for of_one in (rtx, h200, host):
         assert all(float(a["time_s"]) < float(b["time_s"]) for a, b in pairwise(of_one))
         assert all(int(a["step"]) <= int(b["step"]) for a, b in pairwise(of_one))
-    assert all(float(a["time_s"]) <= float(b["time_s"]) for a, b in pairwise(all_rows(folder)))
+    assert all(float(a["time_s"]) <= float(b["time_s"]) for a, b in pairwise(rows_of(folder / "telemetry.csv")))
     assert all(float(row["rss_gib"]) > 0.1 for row in host)
     assert max(float(row["cpu_pct"]) for row in host if row["cpu_pct"]) > 10
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import dataclasses
 import signal
 import subprocess
@@ -12,19 +11,15 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, start_warm, train
+from tests.kit.tables import rows_of
 from wellfed.record import RunRecord
 
 NO_TRACEBACK = "Traceback (most recent call last)"
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> None:
+def test_the_main_command_leaves_the_whole_record(tmp_path: Path) -> None:
     arguments = ("gpu=24gb", "loader=aggressive", "trainer.max_steps=30", "trainer.log_every_steps=10")
-    done = train(*arguments, cwd=tmp_path, fresh=True)
+    done = train(*arguments, cwd=tmp_path)  # in a Python of its own: tests/template/test_installed.py
     assert done.code == 0, done.text
     if not torch.cuda.is_available():
         assert "gpu=24gb: no NVIDIA GPU here" in done.err
@@ -253,10 +248,14 @@ def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) ->
     [
         # As below, where the folder was there before.
         pytest.param(["trainer.devices=99"], "trainer.devices", marks=pytest.mark.slow),
-        (["trainer.accelerator=gpu"], "trainer.accelerator"),
+        pytest.param(
+            ["trainer.accelerator=gpu"], "trainer.accelerator", marks=pytest.mark.slow
+        ),  # tests/run/test_planner.py
         (["gpu.precision=16-mixed"], "gpu.precision"),
         (["workload.data.path=no/such/folder"], "no/such/folder"),
-        (["resume=no/such/run"], "resume=no/such/run"),
+        pytest.param(
+            ["resume=no/such/run"], "resume=no/such/run", marks=pytest.mark.slow
+        ),  # tests/run/folder/test_resume.py
         pytest.param(  # tests/config/test_entry.py has several faults as typed
             ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"],
             "2 faults",

@@ -28,8 +28,6 @@ def stems(group: str) -> list[str]:
 GROUPS = ("gpu", "loader", "memory", "workload")
 OPTIONS = {group: [stem for stem in stems(group) if stem != OWN] for group in GROUPS}
 ROWS = covering_array(OPTIONS)
-QUICK = next(row for row in ROWS if (row["gpu"], row["workload"]) == ("cpu", "recsys"))
-"""Run in make test."""
 
 
 def words(row: Mapping[str, str]) -> list[str]:
@@ -64,7 +62,7 @@ def test_the_options_are_those_of_the_configuration():
     assert {row["workload"] for row in ROWS} == set(OPTIONS["workload"])
 
 
-@pytest.mark.parametrize("row", ROWS[::6], ids=name_of)
+@pytest.mark.parametrize("row", ROWS[::12], ids=name_of)
 def test_they_compose(row: Row):
     assert {group: compose(words(row)).choices[group] for group in GROUPS} == row
 
@@ -81,9 +79,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=name_of(row), marks=[] if row is QUICK else pytest.mark.slow) for row in ROWS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_they_run_and_learn_the_same(row: Row, kept: Path, tmp_path: Path):
     quick = ("trainer.max_steps=2", "trainer.limit_batches=2", "logger=none", "telemetry=none")
     done = run("train.py", *words(row), *quick, f"paths.cache_dir={kept}", "hydra.run.dir=run", cwd=tmp_path)

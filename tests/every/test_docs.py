@@ -18,6 +18,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.every.test_pages import PAGES as FOLLOWED
+from tests.kit.few import few
 from wellfed import contract, errors, record
 from wellfed.cli.main import COMMANDS
 from wellfed.config.compose import compose
@@ -350,19 +351,22 @@ def test_commands_are_found():
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "python src/train.py gpu=9gb",
-        "python src/train.py loader.num_worker=2",
-        "python src/train.py -m loader=baseline,blanced",
-        "python src/train.py --quick",
-        "python src/trian.py",
-        "torchrun --nproc-per-node=2 src/train.py trainer=dpp",
-        "srun python src/train.py sed=$SLURM_ARRAY_TASK_ID",
-        "python -m wellfed dotcor",
-        "python -m wellfed fit workload=resys target_util_pct=85",
-        "python -m wellfed.config.refrence > docs/configuration.md",
-        "make tset",
-    ],
+    few(
+        [
+            "python src/train.py gpu=9gb",
+            "python src/train.py loader.num_worker=2",
+            "python src/train.py -m loader=baseline,blanced",
+            "python src/train.py --quick",
+            "python src/trian.py",
+            "torchrun --nproc-per-node=2 src/train.py trainer=dpp",
+            "srun python src/train.py sed=$SLURM_ARRAY_TASK_ID",
+            "python -m wellfed dotcor",
+            "python -m wellfed fit workload=resys target_util_pct=85",
+            "python -m wellfed.config.refrence > docs/configuration.md",
+            "make tset",
+        ],
+        5,
+    ),
 )
 def test_a_command_that_is_wrong_is_caught(command: str):
     (words,) = typed_commands(f"```bash\n{command}\n```\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import record_of, run
+from tests.kit.few import few
 from tests.template.commands import load
 from wellfed.config.compose import compose
 
@@ -31,7 +32,7 @@ def test_all_are_examples_with_something_to_beat():
     assert {path.stem for path in (ROOT / "configs" / "workload").glob("*.yaml")} >= set(EXAMPLES)
 
 
-@pytest.mark.parametrize("workload", EXAMPLES)
+@pytest.mark.parametrize("workload", few(EXAMPLES, 2))
 def test_it_has_a_slow_start(workload: str):
     composed = compose([f"experiment={workload}_starved"])
     assert composed.choices["workload"] == workload

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
 from wellfed.config.compose import compose
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.hydra_session import open_hydra
@@ -88,7 +89,7 @@ def axes(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@examples(125)
 @given(st.lists(overrides(), min_size=1, max_size=3))
 def test_every_list_composes_or_is_told(typed: list[str]) -> None:
     try:
@@ -99,7 +100,7 @@ def test_every_list_composes_or_is_told(typed: list[str]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@examples(50)
 @given(st.lists(axes(), min_size=1, max_size=3))
 def test_the_faults_of_a_multirun_are_found_in_every_list(typed: list[str]) -> None:
     loader = open_hydra().config_loader

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kit.few import few
 from wellfed.cli import main as cli
 from wellfed.record import RunRecord
 
@@ -66,11 +67,14 @@ def folder_in_its_place(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        *(cut, no_text, folder_in_its_place, Path.unlink),
-        # What is read of such tables: tests/explain/diagnosis/test_run_tables.py.
-        *(pytest.param(damage, marks=pytest.mark.slow) for damage in (other_columns, head_alone)),
-    ],
+    few(
+        [
+            *(cut, no_text, folder_in_its_place, Path.unlink),
+            # What is read of such tables: tests/explain/diagnosis/test_run_tables.py.
+            *(pytest.param(damage, marks=pytest.mark.slow) for damage in (other_columns, head_alone)),
+        ],
+        2,
+    ),
 )
 def test_tables_that_are_damaged_or_missing_are_done_without(
     run: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]

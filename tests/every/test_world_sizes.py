@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
+from tests.kit.few import few
 from tests.kit.machines import card, machine
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
@@ -169,7 +170,7 @@ def test_batches_of_all_ranks_are_those_of_one(world: int) -> None:
             assert torch.cat([part.batch[name] for part in real]).equal(values)
 
 
-@pytest.mark.parametrize("num_batches", [1, 100, 4097])
+@pytest.mark.parametrize("num_batches", few([1, 100, 4097], 1))
 def test_an_evaluation_is_shared_out_whole_and_all_ranks_have_as_many_batches(num_batches: int) -> None:
     data = Rows(2 * num_batches - 1)
     for world in (8, 4096):
@@ -225,7 +226,7 @@ def planned(world: int, effective: int, data: DataFacts, **memory: int) -> RunPl
     return plan_run(config, {}, facts, device, data, ModelFacts(10**9, 10**9, 2 * 10**9))
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", few(WORLDS, 2))
 @pytest.mark.parametrize("memory", [{}, {"micro": 3}, {"accumulate": 2}], ids=str)
 def test_the_plan_of_a_rank_holds_its_share(world: int, memory: dict[str, int]) -> None:
     effective = 10 * world + 1
@@ -259,7 +260,8 @@ def test_a_stream_of_fewer_shards_than_ranks_is_refused_before_a_rank_has_nothin
 
 
 @pytest.mark.parametrize(
-    ("world", "num_shards", "idle"), [(8, 16, ""), (8, 8, ""), (8, 12, "25.0 %"), (64, 200, "21.9 %"), (512, 1000, "")]
+    ("world", "num_shards", "idle"),
+    few([(8, 16, ""), (8, 8, ""), (8, 12, "25.0 %"), (64, 200, "21.9 %"), (512, 1000, "")], 2),
 )
 def test_ranks_that_run_out_before_others_are_warned_of(world: int, num_shards: int | None, idle: str) -> None:
     plan = planned(world, 10 * world, DataFacts(10**6, has_fetch=False, stream=stream_facts(num_shards)))

@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, embedding, linear, sca
 from tests.end_to_end.commands import start_warm
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
+from tests.kit.few import few
 
 TIMEOUT_S = 100
 CARD: dict[str, Any] = {"tflops": 1e-3, "tensor_tflops": 4e-3, "dram_gbps": 1.0, "sms": 4}
@@ -107,6 +108,7 @@ def test_tensor_cores_are_faster_by_type_and_setting() -> None:
     assert product_ns(64, FLOAT) == pytest.approx(took[FLOAT] / 2, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.simulated(**CARD, capability="7.5")
 def test_an_older_card_has_tensor_cores_for_half_alone() -> None:
     assert torch.cuda.get_device_capability() == (7, 5)
@@ -210,7 +212,7 @@ def test_nvml_shows_how_much_of_the_card_is_used(
         assert (shown["mhz"], shown["reasons"]) == (mhz, reasons)
 
 
-@pytest.mark.parametrize(("capability", "has_gpm"), [("8.0", False), ("9.0", True)])
+@pytest.mark.parametrize(("capability", "has_gpm"), few([("8.0", False), ("9.0", True)], 1))
 def test_gpm_is_there_from_capability_9_on(
     capability: str, has_gpm: bool, tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
 ) -> None:

@@ -96,10 +96,6 @@ class Writing(Fetching):
         return batch
 
 
-class TwoPartError(Exception):
-    pass
-
-
 class Failing(Fetching):
     """A dataset that can't read one sample."""
 

@@ -24,11 +24,6 @@ class Plain(IterableDataset):
         return (torch.tensor(number) for number in range(SIZE))
 
 
-class Sized(Plain):
-    def __len__(self):
-        return SIZE
-
-
 class Sharded(Plain):
     """A stream with ``shard``."""
 

@@ -1,4 +1,3 @@
-import csv
 import errno
 import os
 from datetime import UTC, datetime
@@ -6,22 +5,18 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.kit.seen import sample
+from tests.kit.tables import rows_of
 from wellfed.errors import ConfigError
 from wellfed.monitor.curve_file import CurveFile
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.metrics import METRICS
 
 
-def rows(path):
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_a_row_a_reading_is_on_disk_at_once(tmp_path):
     path = tmp_path / "curves.csv"
     file = CurveFile(path, print)
     file.add([sample(0.5, 0, {"util_pct": 63.0, "power_w": 350.0}), sample(0.5, HOST, {"cpu_pct": 12.5})])
-    first, second = rows(path)
+    first, second = rows_of(path)
     assert list(first) == ["timestamp", "time_s", "gpu", *(metric.name for metric in METRICS)]
     age_s = (datetime.now(UTC) - datetime.fromisoformat(first["timestamp"])).total_seconds()
     assert -1 < age_s < 60
@@ -29,7 +24,7 @@ def test_a_row_a_reading_is_on_disk_at_once(tmp_path):
     assert known == {"time_s": "0.5", "gpu": "0", "util_pct": "63", "power_w": "350"}
     assert (second["gpu"], second["cpu_pct"], second["util_pct"]) == ("-1", "12.5", "")
     file.add([sample(1.0, 0, {"util_pct": 64.0})])
-    assert len(rows(path)) == 3
+    assert len(rows_of(path)) == 3
     file.close()
 
 
@@ -83,7 +78,7 @@ def test_a_full_disk_is_told_once_and_what_was_held_back_is_written_when_it_can_
     if is_free_again:
         file.close()
         assert len(told) == 1
-        assert [row["time_s"] for row in rows(path)] == ["0", "1", "2", "3"]
+        assert [row["time_s"] for row in rows_of(path)] == ["0", "1", "2", "3"]
     else:
         assert told[1:] == [f"{path} lacks the last readings: it could not be written to the end."]
-        assert [row["time_s"] for row in rows(path)] == ["0"]
+        assert [row["time_s"] for row in rows_of(path)] == ["0"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import pickle
 import time
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario
+from tests.kit.tables import rows_of
 from tests.kit.wandb_files import stored
 from wellfed import GPUCurves
 from wellfed.monitor.gpu_curves import thinned
@@ -99,14 +99,9 @@ def train(number: int = 40, sample_s: float = 0.001) -> DataLoader[Tensor]:
     return DataLoader(Slow(number, sample_s))
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open() as stream:
-        return list(csv.DictReader(stream))
-
-
 def columns(folder: Path) -> list[dict[str, str]]:
     (path,) = folder.rglob("metrics.csv")
-    return table(path)
+    return rows_of(path)
 
 
 def logged(rows: Sequence[dict[str, str]], name: str) -> list[tuple[str, str]]:
@@ -130,7 +125,7 @@ def test_loggers_get_curves_and_parts_and_their_own_figures_as_ever(
     assert times == sorted(times)
     assert times[-1] > 1
     assert float(logged(watched, "step/compute_ms")[-1][1]) >= 10
-    assert {row["phase"] for row in table(tmp_path / "telemetry.csv")} >= {"train"}
+    assert {row["phase"] for row in rows_of(tmp_path / "telemetry.csv")} >= {"train"}
     out = capsys.readouterr().out
     assert "GPUCurves: GPU 0: utilisation 30 % on average: starved" in out
     assert "over 117 steps after 3 of warm-up" in out
@@ -190,7 +185,7 @@ def test_several_fits_and_other_passes_have_their_own_lines(
         assert curves.summary["steps"] == number - 3
     trainer(curves).validate(Model(), DataLoader(Slow(4)), verbose=False)
     assert capsys.readouterr().out.count("steps/s") == 2
-    times = [float(row["time_s"]) for row in table(path)]
+    times = [float(row["time_s"]) for row in rows_of(path)]
     assert times == sorted(times)
     assert times[-1] > 0.5, "the second fit has begun the file anew"
     assert pickle.loads(pickle.dumps(curves)).summary == curves.summary

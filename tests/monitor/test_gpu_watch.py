@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import logging
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.kit.tables import rows_of
 from wellfed import GPUWatch
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
 from wellfed.observe.nvml.session import NvmlAbsentError
@@ -55,11 +55,6 @@ def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wellfed.observe.hardware.detect.NvmlSession.__enter__", lambda self: absent())
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as stream:
-        return list(csv.DictReader(stream))
-
-
 @pytest.mark.usefixtures("two_cards")
 def test_steps_are_timed_and_gpus_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "telemetry.csv"
@@ -82,7 +77,7 @@ def test_steps_are_timed_and_gpus_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert "GPUWatch: GPU 0: utilisation 30 % on average: starved" in out
     assert "GPUWatch: GPU 1: utilisation 90 % on average: well used" in out
     assert "builds each batch in the training process (num_workers=0)" in out
-    written = rows(path)
+    written = rows_of(path)
     assert {row["gpu"] for row in written} == {"-1", "0", "1"}
     assert {row["phase"] for row in written} >= {"train", "validate"}
     assert max(int(row["step"]) for row in written) == 40
@@ -225,7 +220,7 @@ class TestLoop:
         for _ in range(2):
             with GPUWatch(path, interval_s=0.1, quiet=True):
                 time.sleep(0.25)
-        times = [float(row["time_s"]) for row in rows(path)]
+        times = [float(row["time_s"]) for row in rows_of(path)]
         assert 2 <= len(times) <= 8
         assert times == sorted(times)
         path.write_text("my,precious,data\n1,2,3\n")

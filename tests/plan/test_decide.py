@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
+from tests.kit.few import few
 from tests.kit.machines import GIB, H200, LAPTOP, SMALL, TWO, card, machine
 from wellfed.config.compose import compose
 from wellfed.config.schema import (
@@ -315,7 +317,7 @@ def test_a_plan_for_several_nodes_tells_the_ranks_and_is_that_of_as_many_devices
     assert (one_each.trainer.strategy, one_each.memory.micro_batch) == ("ddp", 32)
 
 
-@settings(max_examples=200)
+@examples(50)
 @given(
     effective=st.integers(1, 5000), devices=st.integers(1, 4), nodes=st.integers(1, 3),
     micro=st.none() | st.integers(1, 5000),
@@ -558,7 +560,7 @@ def test_every_option_is_tabled():
     assert sorted([*COUNTS, "own"]) == OPTIONS["loader"]
 
 
-@pytest.mark.parametrize("place", range(len(QUOTAS)))
+@pytest.mark.parametrize("place", few(range(len(QUOTAS)), 3))
 @pytest.mark.parametrize("name", COUNTS)
 def test_workers_of_an_option_by_quota(name, place):
     facts = machine(card(), cores=float(QUOTAS[place]))

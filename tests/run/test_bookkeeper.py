@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.few import few
 from tests.plan.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
 from wellfed.config.schema import Backend
@@ -186,13 +187,16 @@ def test_the_record_names_the_reports_that_are_there(tmp_path):
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [
-        (["logger=none"], []),
-        (["logger=csv"], ["csv"]),
-        (["logger=[tensorboard,wandb]", "logger.mode=offline"], ["tensorboard", "wandb"]),
-        (["logger=[wandb,tensorboard]", "logger.mode=offline"], ["wandb", "tensorboard"]),
-        (["logger=csv", "logger.mlflow=true"], ["csv", "mlflow"]),
-    ],
+    few(
+        [
+            (["logger=none"], []),
+            (["logger=csv"], ["csv"]),
+            (["logger=[tensorboard,wandb]", "logger.mode=offline"], ["tensorboard", "wandb"]),
+            (["logger=[wandb,tensorboard]", "logger.mode=offline"], ["wandb", "tensorboard"]),
+            (["logger=csv", "logger.mlflow=true"], ["csv", "mlflow"]),
+        ],
+        2,
+    ),
 )
 def test_loggers_come_in_the_order_in_which_they_are_named(typed, expected, all_installed):
     made = compose(typed)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.few import few
 from tests.kit.machines import LAPTOP
 from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator
@@ -59,7 +60,7 @@ def plans_of(composed_of, plan_of):
     return lambda *words: (plan_of(*words), plan_without_running(composed_of(*words)).plan)
 
 
-def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plans_of):
+def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of, plans_of):
     before, shown = plans_of()
     assert (before.memory.micro_batch, before.remembered) == (64, {})
     assert before.remembered_in is not None
@@ -71,10 +72,10 @@ def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plans_of):
         assert (entry.value, plan.memory.accumulate, entry.source) == (16, 4, "measured")
         assert entry.because.startswith("64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); ")
         assert plan.predicted_peak_gib <= earlier.predicted_peak_gib
-    for plan in plans_of("memory.remember=false"):
-        assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
-    for plan in plans_of("memory.micro_batch=32"):
-        assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
+    plan = plan_of("memory.remember=false")
+    assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
+    plan = plan_of("memory.micro_batch=32")
+    assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
 
 
 @pytest.mark.slow
@@ -89,6 +90,7 @@ def test_another_plan_has_a_file_of_its_own(plan_of):
     assert len(files) == 1 + len(others)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_told_once_and_planned_as_if_it_were_not_there(plan_of):
     file = plan_of().remembered_in
     file.parent.mkdir(parents=True)
@@ -112,6 +114,7 @@ def test_what_is_remembered_is_not_measured_again(plan_of):
     assert "alone took" not in again.because
 
 
+@pytest.mark.slow
 def test_without_a_budget_nothing_is_kept(plans_of):
     run, shown = plans_of("gpu=cpu")
     assert (run.remembered_in, shown.remembered_in) == (None, None)
@@ -179,7 +182,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_training(loader, words):
     ],
     ids=["never cut", "own split", "no batch"],
 )
-@pytest.mark.parametrize("loader", ["baseline", "conservative"])
+@pytest.mark.parametrize("loader", few(["conservative", "baseline"], 1))
 def test_a_batch_that_need_not_be_cut_or_cannot_be_built_is_not_refused(loader, train, words):
     before = train.own.bit_generator.state
     planner_on(train, f"loader={loader}", *words).for_training(0)

@@ -139,6 +139,7 @@ def check_tables(folder: Path, steps: int) -> None:
     assert set(figures.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_guest_goes_on_from_its_checkpoint_in_halves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, undisturbed = ran(tmp_path)
     assert code == 0
@@ -177,6 +178,7 @@ def test_a_guest_goes_on_from_its_checkpoint_in_halves(tmp_path: Path, capsys: p
         assert torch.equal(weights(folder)[name], value), name
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_starts_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, undisturbed = ran(tmp_path)
     Guest.room = staticmethod(lambda step: 2 if step >= 1 else STEP)
@@ -189,6 +191,7 @@ def test_without_a_checkpoint_it_starts_again(tmp_path: Path, capsys: pytest.Cap
     check_tables(folder, 12)
 
 
+@pytest.mark.slow
 def test_uneven_parts_weigh_what_they_are(tmp_path: Path) -> None:
     """Six and four of eight samples make three parts, the last step of an epoch has four."""
     _, undisturbed = ran(tmp_path)
@@ -199,6 +202,7 @@ def test_uneven_parts_weigh_what_they_are(tmp_path: Path) -> None:
     check_alike(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_more_parts_than_samples(tmp_path: Path) -> None:
     _, undisturbed = ran(tmp_path)
     code, folder = ran(tmp_path, "memory.accumulate=8")
@@ -223,7 +227,7 @@ def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("overrides", "arguments", "says"),
     [
-        (["memory.on_oom=fail"], {}, "CUDA out of memory"),
+        pytest.param(["memory.on_oom=fail"], {}, "CUDA out of memory", marks=pytest.mark.slow),  # test_who_may_restart
         ([], {"by_hand": True}, "this LightningModule steps by hand"),
         ([], {"batch_norm": True}, "BatchNorm's statistics belong to the whole batch"),
     ],

@@ -140,7 +140,9 @@ def test_nothing_is_promised_where_nothing_was_saved(
     assert "resume=auto goes on" not in told
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGHUP, 129), pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow)]
+)
 def test_other_signals_end_a_run_as_sigterm_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int, code: int
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.few import few
 from wellfed.config.entry import main
 from wellfed.config.faults import check_composed
 from wellfed.process import MAY_FORK
@@ -17,7 +18,7 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
 
 @pytest.mark.parametrize(
     ("typed", "words"),
-    [
+    few([
         (["sweep=quick", "search=optuna", f"{LR}=interval(0.1,1)"], [NOT_TOGETHER, "Leave one of them out."]),
         ([f"{LR}=interval(0.1,1)"], ["has no end of values", "search=optuna takes an interval"]),
         (["search=grid", f"{LR}=interval(0.1,1)"], ["has no end of values"]),
@@ -40,7 +41,7 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
         (["search=optuna", "workload.data.api_key=a,b"], ["workload.data.api_key: is a secret by its name"]),
         (["search=optuna", "hydra/launcher=basic", "seed=1,2"], ["other launchers can't", "search=grid"]),
         (["search=optuna", "trainer.best_metric=loss", "seed=1,2"], ["does not say whether more is better"]),
-    ],
+    ], 8),
 )  # fmt: skip
 def test_what_no_search_can_be_made_of(
     capsys: pytest.CaptureFixture[str],

@@ -7,30 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from tests.end_to_end.commands import Done
 
 ROOT = Path(__file__).parents[2]
 AUTHOR = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false")
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out + self.err
-
-
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Cookiecutter's clones, replays and settings below ``home``; no GIT_* of whoever runs the tests."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("GIT_", "COOKIECUTTER", "WANDB_"))}
+    """Returns variables with cookiecutter's clones, replays and settings below ``home``.
+
+    Those of the git and the make that run the tests are left out: ``make test ARGS=...`` gives its ARGS to each make.
+    """
+    foreign = ("GIT_", "COOKIECUTTER", "WANDB_", "MAKE", "MFLAGS", "ARGS")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     return {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **more}
 
 

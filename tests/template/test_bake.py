@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.kit.few import few
 from tests.template.commands import Done, commit, cookiecutter, git, load, run, tree
 
 AWKWARD = {
@@ -121,6 +122,7 @@ def test_what_is_copied_is_not_rendered(default: Path, template: Path):
     assert b"{{" in (template / "hooks/post_gen_project.py").read_bytes()
 
 
+@pytest.mark.slow
 def test_links_of_all_pages_lead_somewhere(default: Path, awkward: Path):
     for project in (default, awkward):
         for page in [*project.glob("*.md"), *project.glob("src/*/README.md")]:
@@ -157,7 +159,7 @@ def test_an_example_is_copied(awkward: Path, template: Path):
 @pytest.mark.parametrize(
     ("workload", "package"),
     [
-        ("blank", LONGEST),
+        pytest.param("blank", LONGEST, marks=pytest.mark.slow),
         ("recsys", LONGEST_COPY),
         pytest.param("recsys", "a", marks=pytest.mark.slow),
         *(
@@ -250,6 +252,7 @@ def test_with_git_variables_of_another_repository(default: Path, template: Path,
     assert tree(other) == {}
 
 
+@pytest.mark.slow
 def test_files_of_all_kinds_come_unharmed(own_template: Path, tmp_path: Path):
     kinds = {
         "configs/windows.txt": b"one\r\ntwo {{ cookiecutter.project_name }}\r\n",
@@ -275,16 +278,19 @@ def test_files_of_all_kinds_come_unharmed(own_template: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (
-            {"package_name": "3d_nets"},
-            "package_name='3d_nets': letters a-z, digits and '_', with a letter first",
-        ),
-        ({"project_name": "torch"}, "Take package_name=my_torch."),
-        ({"project_name": ""}, "project_name='': it must not be empty"),
-        ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
-        ({"description": "two\nlines"}, "it must be one line without control characters"),
-    ],
+    few(
+        [
+            (
+                {"package_name": "3d_nets"},
+                "package_name='3d_nets': letters a-z, digits and '_', with a letter first",
+            ),
+            ({"project_name": "torch"}, "Take package_name=my_torch."),
+            ({"project_name": ""}, "project_name='': it must not be empty"),
+            ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
+            ({"description": "two\nlines"}, "it must be one line without control characters"),
+        ],
+        2,
+    ),
 )
 def test_bad_answers_leave_nothing(given: dict[str, str], message: str, template: Path, tmp_path: Path):
     work = tmp_path / "work"
@@ -346,16 +352,19 @@ def test_in_place_with_awkward_answers_gives_the_same_project(awkward: Path, own
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["NAME=x", "ARGS=package_name=3d_nets"], "refused: package_name='3d_nets'"),
-        ([], 'Say how the project is called: make new NAME="My Nets"'),
-        (
-            ["NAME=Straße"],
-            "letters that a folder name can't have: ß. Add a folder name: make new NAME=... ARGS=project_slug=",
-        ),
-        (["NAME=x", "ARGS=licence=MIT"], "licence is no question; there are project_name, project_slug,"),
-        (["NAME=My Nets", "ARGS=gpu=1tb"], "gpu=1tb: it must be one of auto, cpu, 8gb"),
-    ],
+    few(
+        [
+            (["NAME=x", "ARGS=package_name=3d_nets"], "refused: package_name='3d_nets'"),
+            ([], 'Say how the project is called: make new NAME="My Nets"'),
+            (
+                ["NAME=Straße"],
+                "letters that a folder name can't have: ß. Add a folder name: make new NAME=... ARGS=project_slug=",
+            ),
+            (["NAME=x", "ARGS=licence=MIT"], "licence is no question; there are project_name, project_slug,"),
+            (["NAME=My Nets", "ARGS=gpu=1tb"], "gpu=1tb: it must be one of auto, cpu, 8gb"),
+        ],
+        3,
+    ),
 )
 def test_in_place_refusals_change_nothing(arguments: list[str], message: str, unchanged: Path):
     done = make_new(unchanged, *arguments, NAME="the machine's")  # WSL sets NAME

@@ -14,6 +14,7 @@ import yaml
 from cookiecutter.prompt import prompt_for_config
 from slugify import slugify
 
+from tests.kit.few import few
 from tests.template.commands import ROOT, commit, git, load
 
 scaffold = load("tools/scaffold.py")
@@ -284,14 +285,17 @@ def test_cookiecutter_copies_all_files_unrendered_and_no_folder_whole(source: di
 
 @pytest.mark.parametrize(
     ("workload", "extras"),
-    [
-        ("blank", "plots"),
-        ("forecast", "plots,tables"),
-        ("hyperspectral", "mat,plots"),
-        ("recsys", "hf,plots"),
-        ("restoration", "images,plots"),
-        ("speech", "audio,plots"),
-    ],
+    few(
+        [
+            ("blank", "plots"),
+            ("forecast", "plots,tables"),
+            ("hyperspectral", "mat,plots"),
+            ("recsys", "hf,plots"),
+            ("restoration", "images,plots"),
+            ("speech", "audio,plots"),
+        ],
+        3,
+    ),
 )
 def test_the_engine_comes_with_what_the_example_needs(workload: str, extras: str, source: dict[str, object]):
     files = scaffold.project_files(source, ANSWERS | {"workload": workload})

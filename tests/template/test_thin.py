@@ -113,6 +113,7 @@ def test_what_was_changed_is_kept_aside_and_listed(template: Path, project: Path
     assert "Dependencies of yours that pyproject.toml still has: einops>=0.8" in done.out
 
 
+@pytest.mark.slow
 def test_an_older_version_of_the_engine_is_unchanged_too(own_template: Path, project: Path):
     """The template's history knows it."""
     (own_template / "src/wellfed/units.py").write_text("# newer\n")
@@ -125,6 +126,7 @@ def test_an_older_version_of_the_engine_is_unchanged_too(own_template: Path, pro
     assert not (project / "src/wellfed").exists()
 
 
+@pytest.mark.slow
 def test_a_template_without_history_knows_its_own_files_alone(own_template: Path, project: Path):
     shutil.rmtree(own_template / ".git")
     (own_template / "src/wellfed/units.py").write_text("# newer\n")

@@ -75,6 +75,7 @@ def test_neither_examples_nor_tests_nor_configurations_are_in_it(ours: Path):
     assert not [name for name in entries(ours) if examples & set(name.split("/"))]
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(ours: Path, template: Path, tmp_path: Path):
     """Without git, with other times and modes, and with rubbish beside."""
     tree = Path(shutil.copytree(template, tmp_path / "ü tree", copy_function=shutil.copy))
@@ -84,6 +85,7 @@ def test_the_same_files_give_the_same_bytes(ours: Path, template: Path, tmp_path
     assert written(tree, tmp_path / "out").read_bytes() == ours.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_file_that_git_does_not_track_is_not_in_it(ours: Path, own_template: Path, tmp_path: Path):
     (own_template / "src/wellfed/secret.py").write_text("x = 1\n")
     assert written(own_template, tmp_path / "out").read_bytes() == ours.read_bytes()
@@ -91,6 +93,7 @@ def test_a_file_that_git_does_not_track_is_not_in_it(ours: Path, own_template: P
     assert "wellfed/secret.py" in entries(written(own_template, tmp_path / "again"))
 
 
+@pytest.mark.slow
 def test_windows_line_ends_do_not_change_it(ours: Path, own_template: Path, tmp_path: Path):
     for path in own_template.glob("src/wellfed/*.py"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
@@ -116,7 +119,7 @@ def test_no_folder_is_told():
     assert "one folder is expected. Write python tools/wheel.py dist" in done.err
 
 
-@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize("tool", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
 def test_it_is_installed_and_as_recorded(tool: str, ours: Path, tmp_path: Path, require_tool: Callable[[str], Path]):
     place = tmp_path / "eine Umgebung"
     venv.create(place, with_pip=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.end_to_end.commands import Done, run
 from wellfed.testing import WorkloadContract
 from wellfed.testing.made_workload import cut_sizes, differences
 
@@ -318,17 +317,24 @@ def make_project(folder: Path, options: dict[str, str]) -> Path:
     return project
 
 
-def run_pytest(project: Path, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "WELLFED_"))}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *words],
-        cwd=cwd or project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+PYTEST = """
+import os, sys
+import pytest
+
+sys.dont_write_bytecode = True
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some are imported already, and can't be rewritten
+sys.exit(pytest.main())
+"""
+
+
+def run_pytest(project: Path, *words: str, cwd: Path | None = None) -> Done:
+    script = project.parent / "run_pytest.py"
+    script.write_text(PYTEST)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("PYTEST_", "WELLFED_"))]:
+            patch.delenv(name)
+        given = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", *words)
+        return run(script, *given, cwd=cwd or project, PYTHONPATH=str(ROOT / "src"))
 
 
 def files(project: Path) -> set[str]:
@@ -353,7 +359,7 @@ def outcomes(folder: Path) -> dict[str, dict[str, str]]:
     project = make_project(folder, OPTIONS)
     before = files(project)
     done = run_pytest(project, "-m", "not slow", f"--junitxml={folder}/found.xml")
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.code == 1, done.text
     assert files(project) == before
     found: dict[str, dict[str, str]] = {}
     for case in ET.parse(folder / "found.xml").iter("testcase"):
@@ -393,9 +399,9 @@ def test_all_of_it_from_another_folder_leaves_nothing_in_the_project(tmp_path: P
     )
     before = files(project)
     done = run_pytest(project, str(project / "tests"), "-rA", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_it_trains_and_is_evaluated[blank]" in done.stdout
-    assert "test_every_experiment_composes[wide]" in done.stdout
+    assert done.code == 0, done.text
+    assert "test_it_trains_and_is_evaluated[blank]" in done.out
+    assert "test_every_experiment_composes[wide]" in done.out
     assert files(project) == before
 
 
@@ -406,8 +412,8 @@ def test_a_choice_that_is_wrong_fails_with_the_engines_message(tmp_path: Path):
     for name, body in bodies.items():
         (project / "tests" / f"test_{name}.py").write_text(f"{TESTS}    {body}\n")
     done = run_pytest(project, "-k", "trains_it", "tests/test_typo.py", "tests/test_few.py")
-    told = " ".join(done.stdout.split())
-    assert done.returncode == 1, done.stdout + done.stderr
+    told = " ".join(done.out.split())
+    assert done.code == 1, done.text
     assert re.search("workload=blnk: .*Did you mean workload=blank", told), told
     assert "workload.data.num_rows=3: are fewer than the 10 that three splits need" in told, told
     assert "exception" not in told
@@ -417,8 +423,8 @@ def test_without_the_plugin_the_line_to_write_is_told(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
     (project / "tests" / "conftest.py").unlink()
     done = run_pytest(project, "--collect-only")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert 'pytest_plugins = ["wellfed.testing"] in tests/conftest.py' in done.stdout
+    assert done.code == 2, done.text
+    assert 'pytest_plugins = ["wellfed.testing"] in tests/conftest.py' in done.out
 
 
 @pytest.mark.slow
@@ -427,9 +433,9 @@ def test_the_example_of_the_page_collects_what_it_chooses(tmp_path: Path):
     (project / "tests" / "test_workloads.py").unlink()
     (project / "tests" / "test_mine.py").write_text(SHOWN["tests/test_mine.py"])
     done = run_pytest(project, "--collect-only", "-m", "not slow")
-    found = set(re.findall(r"::(test_\w+)\[(\w+)\]", done.stdout))
+    found = set(re.findall(r"::(test_\w+)\[(\w+)\]", done.out))
     own = {(test, "mine") for test in OF_WORKLOADS - SLOW - {LEFT_OUT}}
-    assert found == own | {(EXPERIMENTS, "None")}, done.stdout + done.stderr
+    assert found == own | {(EXPERIMENTS, "None")}, done.text
 
 
 def test_the_page_names_every_test():
@@ -441,8 +447,8 @@ def test_a_project_without_workloads_is_told(tmp_path: Path):
     project = make_project(tmp_path, {"blank": BLANK})
     (project / "configs" / "workload" / "blank.yaml").unlink()
     done = run_pytest(project, "--collect-only")
-    assert done.returncode == 2
-    assert "has no workload. Write one: python -m wellfed add workload NAME." in " ".join(done.stdout.split())
+    assert done.code == 2
+    assert "has no workload. Write one: python -m wellfed add workload NAME." in " ".join(done.out.split())
 
 
 def test_differences_are_named():

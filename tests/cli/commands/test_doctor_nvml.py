@@ -65,6 +65,7 @@ def test_two_different_cards_are_shown_in_cudas_order(fake_driver, visible):
     assert found["profile"]["name"] == "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_gpu")
 def test_people_read_first_that_torch_can_not_use_the_card(fake_driver):
     held = dataclasses.replace(H200, processes=[(4711, 18.5, "/usr/bin/ollama")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import select
@@ -22,6 +21,7 @@ import pytest
 
 from tests.end_to_end.commands import ROOT
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.kit.tables import rows_of
 from tests.kit.watched import a100, h200
 from wellfed.cli import main as cli
 from wellfed.cli.commands import monitor
@@ -83,7 +83,7 @@ def test_a_file_that_is_there_stays_as_it_is(no_gpu: None, tmp_path: Path, capsy
 def test_the_readings_are_in_the_file(no_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my curves.csv"
     assert cli.main(["monitor", "--seconds", "0.5", "--interval", "0.1", "--csv", str(path)]) == 0
-    rows = table(path)
+    rows = rows_of(path)
     assert {row["gpu"] for row in rows} == {"-1"}
     assert 3 <= len(rows) <= 6
     assert capsys.readouterr().out.endswith(f"{path} has the readings of the host alone.\n")  # diagnose takes GPUs
@@ -137,11 +137,6 @@ def test_a_driver_that_takes_its_time_is_worth_a_word(
     monkeypatch.setattr(monitor, "find_gpus", waits)
     assert cli.main(["monitor", "--seconds", "0.1"]) == 0
     assert capsys.readouterr().out.startswith("Looking for GPUs ...\n")
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def variables(driver: FakeDriver, scenario: Scenario, **more: str) -> dict[str, str]:
@@ -219,7 +214,7 @@ def test_several_gpus_are_written_and_some_can_be_chosen(fake_driver: FakeDriver
     assert (process.returncode, err) == (0, "")
     assert out.startswith("Watching 1 GPU and the host for 2 s.\n")
     assert out.endswith(f"The curves again: python -m wellfed diagnose {path}\n")
-    rows = table(path)
+    rows = rows_of(path)
     assert {row["gpu"] for row in rows} == {"1", "-1"}
     assert {row["util_pct"] for row in rows if row["gpu"] == "1"} - {""} == {"90"}  # the last has its energy alone
     times_s = [float(row["time_s"]) for row in rows]
@@ -247,7 +242,7 @@ def test_without_an_output_the_file_is_written(fake_driver: FakeDriver, tmp_path
     command = f"{sys.executable} -m wellfed monitor --seconds 1 --csv {path} >&-"
     done = subprocess.run(["bash", "-c", command], env=variables(fake_driver, TWO), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert {row["gpu"] for row in table(path)} == {"0", "1", "-1"}
+    assert {row["gpu"] for row in rows_of(path)} == {"0", "1", "-1"}
 
 
 class Terminal80:

@@ -62,6 +62,7 @@ def test_what_does_not_fit_names_ways_out_that_do():
         assert again.plan.misfit is None, change
 
 
+@pytest.mark.slow
 def test_as_typed_it_prints_a_table_and_exits_0(tmp_path):
     words = [*SMALL, "gpu=8gb", "memory=cache", f"paths.cache_dir={tmp_path}"]
     command = [sys.executable, "-m", "wellfed", "plan", *words]

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.kit.few import few
 from wellfed.config.compose import compose
 from wellfed.config.faults.file_faults import show_file
 from wellfed.errors import ConfigError
@@ -30,17 +31,30 @@ def write(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "line", "problem", "way_out"),
-    [
-        ("memory_gib: 3\n\ttf32: true\n", ":2", "is not yaml at column 1: found character '\\t'", "Indent with blanks"),
-        ("memory_gib: 3\n   tf32: true\n", ":2", "is not yaml at column 8: mapping values", "Check indentation"),
-        ("memory_gib: [3\n", ":2", "is not yaml", "Check indentation"),
-        ("tf32: true\ntf32: false\n", ":2", "found duplicate key tf32", "Check indentation"),
-        (b"\xff\xfe\x00", "", "is not UTF-8 text.", "Save it as UTF-8."),
-        ("defaults: 3\n", "", "defaults must be a list (got int)", "Write 'knob: value' lines."),
-        ("defaults:\n  - 3: 4\n", "", "has a defaults list that can't be read.", "Write '- group: option' lines"),
-        ("# @package one two\ntf32: true\n", "", "Too many components in '@package one two'", "Write 'knob: value'"),
-        ("tf32: &a [*a]\n", "", "can't be used: maximum recursion depth", "Write 'knob: value' lines."),
-    ],
+    few(
+        [
+            (
+                "memory_gib: 3\n\ttf32: true\n",
+                ":2",
+                "is not yaml at column 1: found character '\\t'",
+                "Indent with blanks",
+            ),
+            ("memory_gib: 3\n   tf32: true\n", ":2", "is not yaml at column 8: mapping values", "Check indentation"),
+            ("memory_gib: [3\n", ":2", "is not yaml", "Check indentation"),
+            ("tf32: true\ntf32: false\n", ":2", "found duplicate key tf32", "Check indentation"),
+            (b"\xff\xfe\x00", "", "is not UTF-8 text.", "Save it as UTF-8."),
+            ("defaults: 3\n", "", "defaults must be a list (got int)", "Write 'knob: value' lines."),
+            ("defaults:\n  - 3: 4\n", "", "has a defaults list that can't be read.", "Write '- group: option' lines"),
+            (
+                "# @package one two\ntf32: true\n",
+                "",
+                "Too many components in '@package one two'",
+                "Write 'knob: value'",
+            ),
+            ("tf32: &a [*a]\n", "", "can't be used: maximum recursion depth", "Write 'knob: value' lines."),
+        ],
+        5,
+    ),
 )
 def test_files_that_can_not_be_read(write, text, line, problem, way_out):
     (fault,), file = write("gpu/mine.yaml", text)

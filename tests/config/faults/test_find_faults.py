@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.few import few
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError, Fault
 
@@ -69,7 +70,16 @@ ONE_EACH = [
 ]
 
 
-@pytest.mark.parametrize(("override", "problem", "way_out"), ONE_EACH, ids=[case[0] for case in ONE_EACH])
+JUDGED_ALONE = {"workload.model.dropout_rate=3"}
+"""Faults that need a configuration that composes."""
+BY_THEMSELVES = {"gpu=24", "~gpu", "+gpu=8gb", "seed=null", "lodaer.num_workers=2", "a b c=3", *JUDGED_ALONE}
+"""Faults that are also given without others in make test."""
+
+
+@pytest.mark.parametrize(
+    ("override", "problem", "way_out"),
+    [pytest.param(*case, id=case[0], marks=[] if case[0] in BY_THEMSELVES else pytest.mark.slow) for case in ONE_EACH],
+)
 def test_one_fault(override, problem, way_out):
     (fault,) = faults_of(override)
     assert fault.where == override
@@ -91,7 +101,9 @@ COMPOSED = [
 ]
 
 
-@pytest.mark.parametrize(("override", "where", "problem", "way_out"), COMPOSED, ids=[case[0] for case in COMPOSED])
+@pytest.mark.parametrize(
+    ("override", "where", "problem", "way_out"), few(COMPOSED, 5), ids=[case[0] for case in COMPOSED]
+)
 def test_one_fault_of_the_composed(override, where, problem, way_out):
     fault = faults_of(override)[0]
     assert fault.where == where
@@ -110,6 +122,11 @@ def test_all_of_them_in_one_message_in_the_order_typed():
     missing = {*typed, *more} - {f"+{fault.where}" for fault in found} - {fault.where for fault in found}
     assert missing == set()
     assert len(set(found)) == len(found)
+    faults = {fault.where: fault for fault in found}
+    for override, problem, way_out in ONE_EACH:
+        if override in told and override not in JUDGED_ALONE:
+            assert problem in faults[override].problem
+            assert way_out in faults[override].way_out
 
 
 def test_the_message_counts_and_lists():
@@ -203,8 +220,14 @@ def test_what_the_search_does_not_find_is_told_as_hydra_does(monkeypatch):
     assert "HYDRA_FULL_ERROR=1" in fault.way_out
 
 
-@pytest.mark.parametrize("names", [("workload.data.scale", "seed"), ("++workload.data.scale", "++gpu.memory_gib")])
-@pytest.mark.parametrize("value", ["${.}", "0${..}", "${a b}", "${}", "x${"])
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        pytest.param(names, value, marks=[] if (place + number) % 2 == 0 else pytest.mark.slow)
+        for place, names in enumerate([("workload.data.scale", "seed"), ("++workload.data.scale", "++gpu.memory_gib")])
+        for number, value in enumerate(["${.}", "0${..}", "${a b}", "${}", "x${"])
+    ],
+)
 def test_an_interpolation_that_is_none(names, value):
     wheres = [fault.where for fault in faults_of(*(f"{name}={value}" for name in names))]
     for name in names:

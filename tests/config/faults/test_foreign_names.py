@@ -128,7 +128,7 @@ def test_what_people_type_leads_to_the_knob_that_they_mean() -> None:
     check_composed(set(MEANT.values()) - {"search=optuna"})
 
 
-@pytest.mark.parametrize("value", ["1", "some/where"])
+@pytest.mark.parametrize("value", ["1", pytest.param("some/where", marks=pytest.mark.slow)])
 def test_whatever_is_offered_composes_or_is_a_knob(value: str) -> None:
     found = faults_of([f"{name}={value}" for name in NAMES if name not in entries(RunConfig)])
     assert len(found) > 100

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from tests.kit import sets
+from tests.kit.few import few
+from wellfed.data.backends import thread_backend
 from wellfed.data.backends.bad_samples import BadSamples, evaluation_error
 from wellfed.data.backends.batch_request import LostSample
 from wellfed.data.backends.process_backend import WorkerLost
@@ -37,8 +39,16 @@ PATIENT_S = 60.0
 """Timeout for samples that do not hang: starting a worker on a busy machine takes seconds."""
 KINDS = [sets.Breaking, sets.BreakingItems]
 CASES = [
-    *((name, kind) for name in ("inline", "threads", "processes", "processes-kept") for kind in KINDS),
-    *((name, sets.BreakingItems) for name in ("torch", "torch-1")),
+    *((name, kind) for name in ("inline", "threads") for kind in KINDS),
+    *((name, sets.BreakingItems) for name in ("processes", "torch")),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)  # the same in other pairs
+        for case in [
+            ("processes", sets.Breaking),
+            *(("processes-kept", kind) for kind in KINDS),
+            ("torch-1", sets.BreakingItems),
+        ]
+    ),
 ]
 ENDS = {
     "kill": ("process was killed by SIGKILL", "Mostly for want of host memory or /dev/shm", "worker"),
@@ -150,8 +160,8 @@ def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, ki
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("threads", sets.Breaking),
         ("processes", sets.BreakingItems),
+        pytest.param("threads", sets.Breaking, marks=pytest.mark.slow),
         pytest.param("processes", sets.Breaking, marks=pytest.mark.slow),
         pytest.param("processes-kept", sets.BreakingItems, marks=pytest.mark.slow),
         pytest.param("torch-1", sets.BreakingItems, marks=pytest.mark.slow),
@@ -169,17 +179,30 @@ def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind
     assert made.state_dict() == {"epoch": 0, "batch": 1}
 
 
-def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog):
+def test_all_indices_of_a_large_batch_that_hangs_are_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     made = loader(sets.Breaking("hang", 6), replace(PLANS["threads"], timeout_s=0.5), batch_size=23, shuffle=False)
     with caplog.at_level(logging.INFO), ended_after(60), pytest.raises(DataError, match=r"18, 19 and 3 more\)"):
         taken(made)
     assert f"Training batch 0 of epoch 0 was to be made of the samples {list(range(23))}." in caplog.messages
 
 
-@pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [*(("processes", kind) for kind in KINDS), ("processes-kept", sets.BreakingItems), ("torch-1", sets.BreakingItems)],
+    ("how", "name", "kind"),
+    [
+        ("kill", "processes", sets.BreakingItems),
+        ("exit 1", "torch-1", sets.BreakingItems),
+        *(
+            pytest.param(how, name, kind, marks=pytest.mark.slow)  # the same in other pairs
+            for how in ENDS
+            for name, kind in [
+                *(("processes", kind) for kind in KINDS),
+                *((name, sets.BreakingItems) for name in ("processes-kept", "torch-1")),
+            ]
+            if (how, name, kind)
+            not in (("kill", "processes", sets.BreakingItems), ("exit 1", "torch-1", sets.BreakingItems))
+        ),
+    ],
     ids=named,
 )
 def test_a_worker_that_ends_is_reported_with_how_and_what_it_was_asked_for(name, kind, how):
@@ -223,7 +246,7 @@ def test_after_a_worker_was_lost_the_loader_can_be_read_again(tmp_path):
     assert seen == list(range(6))
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch-1"])
+@pytest.mark.parametrize("name", few(["inline", "threads", "processes", "torch-1"], 2))
 def test_one_more_than_max_skipped_is_an_error_naming_all(name):
     made = loader(sets.Breaking("raise", 3, 9, 14), plan_of(name), max_skipped=2, shuffle=False)
     with pytest.raises(DataError) as caught:
@@ -237,7 +260,7 @@ def test_one_more_than_max_skipped_is_an_error_naming_all(name):
     assert made.state_dict() == {"epoch": 0, "batch": 3, "skipped": [3, 9]}
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch-1"])
+@pytest.mark.parametrize("name", few(["inline", "threads", "processes", "torch-1"], 2))
 def test_several_bad_samples_in_one_batch_are_all_found(name):
     made = loader(sets.Breaking("raise", 1, 2), plan_of(name), max_skipped=2, shuffle=False)
     assert list(taken(made)[0][3]) == [0, 3]
@@ -264,7 +287,9 @@ def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
     assert len(asked) <= 2 + 2 * 10
 
 
-@pytest.mark.parametrize(("name", "stop"), [*(("inline", n) for n in range(1, 12)), ("threads", 3), ("processes", 8)])
+@pytest.mark.parametrize(
+    ("name", "stop"), few([*(("inline", n) for n in range(1, 12)), ("threads", 3), ("processes", 8)], 4)
+)
 def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
     made, seen = loader(sets.Breaking("raise", 6, 15), plan_of(name), max_skipped=2), []
     while len(seen) < stop:
@@ -309,7 +334,7 @@ def test_random_draws_of_a_batch_are_those_of_a_run_that_remembers():
     assert taken(found) == taken(known)
 
 
-@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch"])
+@pytest.mark.parametrize("name", few(["inline", "threads", "processes", "torch"], 2))
 def test_a_step_that_has_lost_all_its_samples_is_an_error(name):
     made = loader(sets.Breaking("raise", 5), plan_of(name), batch_size=1, max_skipped=1, shuffle=False)
     with pytest.raises(DataError, match=r"all samples of training batch 5 of epoch 0 are left out.*skip_ids=\[5\]"):

@@ -11,6 +11,7 @@ import torch
 
 import wellfed
 from tests.kit import sets
+from tests.kit.few import few
 from wellfed.data.backends import thread_backend
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
@@ -97,7 +98,8 @@ def test_no_more_is_asked_for_ahead_than_there_is(number, workers, monkeypatch):
     assert len(wanted) <= 2 * (number + workers)
 
 
-def test_a_batch_that_hangs_is_an_error_with_its_index():
+def test_a_batch_that_hangs_is_an_error_with_its_index(monkeypatch):
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     given = given_by_threads(sets.Breaking("hang", 0), 1, 1, 1, timeout_s=0.05)
     with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.05 s.*epoch 0 \(sample 0\)"):
         next(given)
@@ -222,7 +224,7 @@ def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
 
 
 @pytest.mark.parametrize("soon_s", [0, float("inf")], ids=["one-by-one", "several"])
-@pytest.mark.parametrize(("num_workers", "prefetch"), [(1, 8), (2, 4), (2, 16), (3, 7)])
+@pytest.mark.parametrize(("num_workers", "prefetch"), few([(1, 8), (2, 4), (2, 16), (3, 7)], 2))
 def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
     monkeypatch, soon_s, num_workers, prefetch, live_workers
 ):
@@ -284,7 +286,7 @@ def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_ot
     assert found == [(None, [bad]) if number == bad else (number, []) for number in range(23)]
 
 
-@pytest.mark.parametrize("bad", [17, 18, 19])
+@pytest.mark.parametrize("bad", [18, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (17, 19))])
 def test_a_sample_that_hangs_amid_those_asked_for_together_is_in_the_batch_that_is_named(monkeypatch, bad):
     monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.kit import streams
+from tests.kit.few import few
 from tests.kit.streams import SIZE, loader_of
 from wellfed.data.backends.process_backend import WorkerLost
 from wellfed.data.device_prefetch import DevicePrefetcher
@@ -52,7 +53,7 @@ PAIRS = [  # the other pairs of those with worker processes are slow ones
 ]
 
 
-@pytest.mark.parametrize(("kind", "plan"), PAIRS, ids=named)
+@pytest.mark.parametrize(("kind", "plan"), few(PAIRS, 6), ids=named)
 def test_each_sample_comes_once_an_epoch_in_batches_of_the_asked_size(kind, plan):
     made = loader_of(kind(), plan)
     found = epochs(made)
@@ -87,7 +88,7 @@ def saved(state):
 
 
 @pytest.mark.parametrize("plan", [INLINE, pytest.param(TWO, marks=pytest.mark.slow), THREADS], ids=named)
-@pytest.mark.parametrize("kind", [streams.Sharded, streams.InShards, streams.Stateful, streams.Drawing])
+@pytest.mark.parametrize("kind", few([streams.Sharded, streams.InShards, streams.Stateful, streams.Drawing], 2))
 @pytest.mark.parametrize("buffer", [None, 5])
 def test_it_goes_on_from_any_batch_as_if_it_had_not_been_left(kind, plan, buffer):
     if plan is THREADS and kind is streams.Drawing:

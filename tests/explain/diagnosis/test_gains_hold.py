@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.few import few
 from tests.kit.made_loader import Kind, evidence_of_made, log_normal, one_in, true_step_ms
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.waiting import cause_of_waiting
@@ -41,7 +42,7 @@ def promised(kind: Kind, workers: int, seed: int) -> tuple[float, float, float] 
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 4))
 def test_the_true_gain_is_within_the_promised_interval(kind: str, workers: int) -> None:
     found = [promised(KINDS[kind], workers, seed) for seed in range(SEEDS)]
     promises = [one for one in found if one is not None]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.browser import opened
+from tests.kit.few import few
 from tests.kit.made_run import made_run
 from tests.kit.page_reader import Page, read_page
 from wellfed.explain.diagnosis.evidence import Evidence
@@ -68,18 +69,21 @@ def test_pictures_tell_what_they_show(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("made", "pictures"),
-    [
-        ({"steps": 0, "has_telemetry": False}, 1),
-        ({"steps": 0, "has_telemetry": False, "memory": {}, "machine": {}, "plan": {}, "status": "failed"}, 0),
-        ({"steps": 1}, 3),
-        ({"steps": 200, "has_telemetry": False}, 2),
-        ({"gpus": 0, "memory": {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}}, 3),
-        ({"gpus": 8, "period_s": 1.0, "steps": 400}, 3),
-        ({"is_mig": True}, 3),
-        ({"status": "oom", "error": ERROR, "events": [{"kind": "oom", "step": 7, "time_s": 12.0}] * 40}, 3),
-        ({"status": "running", "host_name": "elsewhere"}, 3),
-        ({"events": [{"kind": "resume", "step": 9, "time_s": 1e9}, {"kind": "new_kind", "step": None}]}, 3),
-    ],
+    few(
+        [
+            ({"steps": 0, "has_telemetry": False}, 1),
+            ({"steps": 0, "has_telemetry": False, "memory": {}, "machine": {}, "plan": {}, "status": "failed"}, 0),
+            ({"steps": 1}, 3),
+            ({"steps": 200, "has_telemetry": False}, 2),
+            ({"gpus": 0, "memory": {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}}, 3),
+            ({"gpus": 8, "period_s": 1.0, "steps": 400}, 3),
+            ({"is_mig": True}, 3),
+            ({"status": "oom", "error": ERROR, "events": [{"kind": "oom", "step": 7, "time_s": 12.0}] * 40}, 3),
+            ({"status": "running", "host_name": "elsewhere"}, 3),
+            ({"events": [{"kind": "resume", "step": 9, "time_s": 1e9}, {"kind": "new_kind", "step": None}]}, 3),
+        ],
+        4,
+    ),
 )
 def test_any_run_has_a_page(made: dict[str, Any], pictures: int, tmp_path: Path) -> None:
     record = made_run(tmp_path, metrics={}, **made)

@@ -1,4 +1,3 @@
-import csv
 import json
 import logging
 import os
@@ -7,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.tables import rows_of
 from wellfed.observe.loggers import csv_table
 from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
 from wellfed.observe.telemetry.machines import HOST
@@ -37,21 +37,16 @@ def journal(folder, **more):
     return Journal(RunRecord.start("r"), folder, **more)
 
 
-def table(path):
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def test_files_and_record_after_save(tmp_path):
     made = journal(tmp_path)
     made.steps([row(1), row(2, asked_wait_ms=0)])
     made.metrics("val", {"loss": 0.5, "accuracy": 0.25}, step=2, epoch=0)
     made.save()
-    steps = table(tmp_path / "steps.csv")
+    steps = rows_of(tmp_path / "steps.csv")
     assert tuple(steps[0]) == STEP_COLUMNS
     assert [(entry["step"], entry["copy_ms"], entry["ready"]) for entry in steps] == [("1", "", "0"), ("2", "", "1")]
     assert [(entry["build_ms"], entry["build_cpu_ms"], entry["launch_ms"]) for entry in steps] == [("", "", "")] * 2
-    metrics = table(tmp_path / "metrics.csv")
+    metrics = rows_of(tmp_path / "metrics.csv")
     assert tuple(metrics[0]) == METRIC_COLUMNS
     assert [(entry["split"], entry["name"], entry["value"]) for entry in metrics] == [
         ("val", "loss", "0.5"), ("val", "accuracy", "0.25"),
@@ -110,8 +105,8 @@ def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):
     made.metrics("val", {"loss": 0.4}, step=4, epoch=0)
     made.save()
     journal(tmp_path).cut_after(3)
-    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["1", "2", "3"]
-    assert [entry["step"] for entry in table(tmp_path / "metrics.csv")] == ["2"]
+    assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["1", "2", "3"]
+    assert [entry["step"] for entry in rows_of(tmp_path / "metrics.csv")] == ["2"]
 
 
 def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp_path, monkeypatch):
@@ -131,8 +126,8 @@ def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp
     assert [one.step for one in made.rows] == [1, 2, 3]
     made.steps([row(4)])
     made.save()
-    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]
-    assert [(entry["step"], entry["name"]) for entry in table(tmp_path / "metrics.csv")] == [
+    assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]
+    assert [(entry["step"], entry["name"]) for entry in rows_of(tmp_path / "metrics.csv")] == [
         ("1", "loss"), ("2", "loss"), ("3", "loss"),
     ]  # fmt: skip
     assert made.validations_written() == 3
@@ -164,8 +159,8 @@ def test_a_full_disk_is_one_event_and_the_run_goes_on(tmp_path, caplog):
     for name in ("steps.csv", "metrics.csv"):
         (tmp_path / name).unlink()
     made.save()
-    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["6", "7", "8"]
-    assert [entry["step"] for entry in table(tmp_path / "metrics.csv")] == ["6", "7", "8"]
+    assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["6", "7", "8"]
+    assert [entry["step"] for entry in rows_of(tmp_path / "metrics.csv")] == ["6", "7", "8"]
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -220,7 +215,7 @@ def test_telemetry_is_a_row_a_sample_on_disk_at_once_and_one_row_for_the_sink(tm
     for one in rounds:
         made.telemetry(one)
         made.publish(one)
-    rows = table(tmp_path / "telemetry.csv")
+    rows = rows_of(tmp_path / "telemetry.csv")
     assert tuple(rows[0]) == COLUMNS
     assert [{name: value for name, value in entry.items() if value} for entry in rows] == [
         {"time_s": "1.25", "step": "3", "phase": "train", "gpu": "0", "util_pct": "10", "power_w": "70.5"},
@@ -247,7 +242,7 @@ def test_telemetry_is_cut_by_step_and_where_time_goes_on(tmp_path):
     made = journal(tmp_path, earlier_s=100.0)
     made.cut_after(5)
     made.telemetry(gpus(101.0, 5))
-    assert [float(entry["time_s"]) for entry in table(tmp_path / "telemetry.csv")] == [90, 90, 99, 99, 101, 101]
+    assert [float(entry["time_s"]) for entry in rows_of(tmp_path / "telemetry.csv")] == [90, 90, 99, 99, 101, 101]
 
 
 def test_telemetry_on_a_full_disk_is_one_event_and_written_by_a_later_save(tmp_path, caplog):
@@ -259,7 +254,7 @@ def test_telemetry_on_a_full_disk_is_one_event_and_written_by_a_later_save(tmp_p
     assert caplog.text.count("can't be written") == 1
     (tmp_path / "telemetry.csv").unlink()
     made.save()
-    assert [float(entry["time_s"]) for entry in table(tmp_path / "telemetry.csv")] == [0, 0, 1, 1, 2, 2]
+    assert [float(entry["time_s"]) for entry in rows_of(tmp_path / "telemetry.csv")] == [0, 0, 1, 1, 2, 2]
 
 
 def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
@@ -274,7 +269,7 @@ def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
         lambda number: json.loads(made.record.to_json()) and None,
     )
     made.save()
-    assert [(int(entry["step"]), entry["gpu"]) for entry in table(tmp_path / "telemetry.csv")] == [
+    assert [(int(entry["step"]), entry["gpu"]) for entry in rows_of(tmp_path / "telemetry.csv")] == [
         (number, gpu) for number in range(num) for gpu in "01"
     ]
     assert [event["step"] for event in read(tmp_path)["events"]] == list(range(num))

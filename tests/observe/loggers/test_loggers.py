@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import warnings
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from tests.kit.tables import rows_of
 from wellfed.observe.loggers.lightning_loggers import (
     LoggerSink,
     Quiet,
@@ -29,11 +29,6 @@ ROWS: list[dict[str, Any]] = [
     {"step": 20, "epoch": 1, "train/loss": 0.25, "val/ndcg@10": 0.125},
 ]
 SUMMARY = {"train/loss": 0.25, "ceiling/samples_per_s": 1000.0}
-
-
-def rows_of(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 class Taken(list[dict[str, float]]):

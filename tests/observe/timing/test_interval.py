@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
 from wellfed.observe.timing.interval import MIN_STEPS, error_of_mean, half_width, student_t, student_t_975
 
 SAMPLES, MEAN_S = 8, 0.01
@@ -102,7 +103,7 @@ def test_steps_all_alike_leave_no_doubt() -> None:
     assert error_of_mean([0.0] * 40) == 0
 
 
-@settings(max_examples=100)
+@examples(25)
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e3)), min_size=40, max_size=130))
 def test_it_goes_with_the_unit_of_time(steps: list[tuple[int, float]]) -> None:
     samples, times_s = [size for size, _ in steps], [time_s for _, time_s in steps]

@@ -139,6 +139,7 @@ def test_an_optimizer_of_ones_own():
     assert found.optimizer_state == 0
 
 
+@pytest.mark.slow
 def test_precisions():
     of = {name: measure(Mlp(128), task(precision=name), 64) for name in ("32-true", "bf16-true", "16-mixed")}
     assert of["bf16-true"].parameters == pytest.approx(of["32-true"].parameters / 2, rel=0.02)
@@ -154,6 +155,7 @@ class Deep(Mlp):
         self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
 
 
+@pytest.mark.slow
 def test_checkpointing_needs_less():
     plain, recomputed = (measure(Deep(), task(checkpointed=each), 512) for each in (False, True))
     assert isinstance(recomputed, Footprint), recomputed
@@ -191,6 +193,7 @@ def test_a_model_that_looks_at_values_is_run_for_real_and_drawn_on():
         assert one == pytest.approx(two, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_real_run_that_would_not_fit_is_not_tried():
     found = measure(Looks(), task(), 2048, host_bytes=1000)
     assert isinstance(found, NoEstimate)

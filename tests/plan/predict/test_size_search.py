@@ -1,9 +1,10 @@
 import random
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.kit.cards import GIB, Card, cards
+from tests.kit.examples import examples
 from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, Peak, Probe, search
 
 
@@ -18,7 +19,7 @@ STEEPER_BY_ROUNDING = Card(3221225472, rest=1530082099, fixed=765041049, optimiz
 FLAT_BELOW = Card(2**31, rest=1402575257, fixed=0, optimizer=623837184, per_sample=26021804.4, tells_apart=False)
 
 
-@settings(max_examples=600)
+@examples(150)
 @given(cards())
 @example(STEEPER_BY_ROUNDING)
 def test_the_largest_that_fits_is_found_in_six_probes_on_any_card(card):
@@ -33,7 +34,7 @@ def test_the_largest_that_fits_is_found_in_six_probes_on_any_card(card):
     assert fit.stopped_by == "budget"
 
 
-@settings(max_examples=200)
+@examples(50)
 @given(cards(), st.integers(0, 2**32))
 def test_no_step_of_the_next_200_runs_out_of_memory(card, seed):
     """Kernels' workspaces and odd batches need some more now and then: up to 3 % here."""
@@ -41,7 +42,7 @@ def test_no_step_of_the_next_200_runs_out_of_memory(card, seed):
     assert all(card.needs(size, more=noise.uniform(0.99, 1.03)).total <= card.budget for _ in range(200))
 
 
-@settings(max_examples=200)
+@examples(50)
 @given(cards(tells_apart=False))
 @example(FLAT_BELOW)
 def test_where_only_the_maximum_is_known_nothing_that_does_not_fit_is_chosen(card):
@@ -52,7 +53,7 @@ def test_where_only_the_maximum_is_known_nothing_that_does_not_fit_is_chosen(car
     assert fit.size >= GOOD_FRAC * card.largest() or fit.stopped_by == "probes" or card.largest() < EXACT_BELOW
 
 
-@settings(max_examples=100)
+@examples(25)
 @given(cards(), st.integers(1, 500))
 def test_a_step_that_fits_whole_is_not_split(card, max_size):
     best = card.largest()
@@ -63,7 +64,7 @@ def test_a_step_that_fits_whole_is_not_split(card, max_size):
         assert fit.size >= GOOD_FRAC * max_size
 
 
-@settings(max_examples=200)
+@examples(50)
 @given(cards(), st.floats(2, 200))
 def test_growth_stops_where_it_no_longer_pays(card, half_rate_size):
     card.half_rate_size = half_rate_size

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wellfed
+from tests.kit.examples import examples
 from wellfed.errors import ConfigError
 from wellfed.run.folder.checkpoint_file import is_readable, load_checkpoint
 
@@ -73,7 +74,7 @@ def test_a_weight_that_was_flipped_is_found_although_torch_loads_it(whole: Path)
     assert not is_readable(whole)
 
 
-@settings(max_examples=300)
+@examples(75)
 @given(place=st.floats(0, 1, exclude_max=True), by=st.integers(1, 255))
 def test_any_flipped_byte_is_found_or_harmless(tmp_path_factory: pytest.TempPathFactory, place: float, by: int) -> None:
     path = tmp_path_factory.mktemp("flip") / "last.ckpt"

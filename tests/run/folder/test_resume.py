@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import wellfed
+from tests.config.test_quoting import read_by_hydra
 from tests.run.folder.test_lock import holder
 from wellfed.config.compose import compose
 from wellfed.config.quoting import key_value
@@ -19,13 +19,6 @@ from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
 from wellfed.run.folder.resume import Target, check_unchanged, expand, latest_checkpoint, locate
 from wellfed.train.lightning.checkpoints import checkpoint_trailer
-
-PARSER = OverridesParser.create()
-
-
-def read_by_hydra(override):
-    value = PARSER.parse_override(override).value()
-    return getattr(value, "text", value)
 
 
 def checkpoint(path, *, cut=False):

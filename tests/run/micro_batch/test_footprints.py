@@ -178,7 +178,7 @@ def planned(typed, capsys, *words):
 
 @pytest.mark.parametrize(
     "does",
-    ["print", "keep", *(pytest.param(does, marks=pytest.mark.slow) for does in ("nothing", "draw"))],  # planned below
+    ["keep", *(pytest.param(does, marks=pytest.mark.slow) for does in ("nothing", "print", "draw"))],  # planned below
 )
 def test_json_is_alone_on_stdout_and_the_peak_is_predicted(typed, capsys, does):
     found = planned(typed, capsys, f"+workload.model.does={does}")
@@ -233,6 +233,7 @@ def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
     assert "for samples" not in short[1] + all_long[1]
 
 
+@pytest.mark.slow
 def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch):
     monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)
     monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
@@ -242,6 +243,7 @@ def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch
     assert len([*(tmp_path / "cache" / "footprints").iterdir()]) == 1
 
 
+@pytest.mark.slow
 def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(typed):
     words = [*typed, "workload.data._target_=theirs.stream"]
     plan_without_running(compose(words))  # imports, which may draw
@@ -254,6 +256,7 @@ def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.slow
 def test_data_that_splits_its_batches_is_still_predicted(typed, capsys):
     assert planned(typed, capsys, "workload.data._target_=theirs.splitting")["predicted_peak_gib"] > 0
 
@@ -279,6 +282,7 @@ def test_what_fit_prints_can_be_typed(typed, capsys):
     assert "accumulate" not in line
 
 
+@pytest.mark.slow
 def test_what_is_written_leaves_the_budget_to_the_profile(typed, tmp_path, capsys):
     planned(typed, capsys, "--write", "mine")
     text = (tmp_path / "configs" / "experiment" / "mine.yaml").read_text()

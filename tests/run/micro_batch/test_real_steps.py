@@ -134,6 +134,7 @@ def test_running_out_of_memory_is_no_end(planner):
     assert "256 at a time ran out of memory" in found.knobs["memory.micro_batch"].because
 
 
+@pytest.mark.slow
 def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch):
     made = planner("workload.effective_batch_size=64")
     estimate = made.estimate(made.rough())
@@ -147,12 +148,13 @@ def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch)
     assert app.measured(made.config, plan, made.parts, estimate, MEMORY) == plan
 
 
+@pytest.mark.slow
 def test_training_on_the_cpu_is_not_probed(planner):
     made = planner("workload.effective_batch_size=64")
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
 
 
-@pytest.mark.parametrize("words", [(), ("gpu=cpu",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("gpu=cpu",), marks=pytest.mark.slow)])
 def test_tight_memory_takes_a_micro_batch_by_measured_rates(planner, words):
     made = planner("memory=tight", "workload.effective_batch_size=64", *words)
     before = {name: value.clone() for name, value in made.parts.model.state_dict().items()}
@@ -173,6 +175,7 @@ def test_a_typed_micro_batch_is_not_measured(planner):
     assert typed.for_training(0).knobs["memory.micro_batch"].source == "set"
 
 
+@pytest.mark.slow
 @pytest.mark.simulated
 def test_where_no_step_is_run_the_plan_says_why_not(planner):
     said = planner("workload.effective_batch_size=64", "gpu.compile=default").for_training(0).knobs

@@ -106,6 +106,7 @@ def test_a_stage_that_does_not_fit_is_named(tmp_path: Path) -> None:
         first._with_stages(plan, lambda later: later._fitted(later.estimate(later.rough()), None))
 
 
+@pytest.mark.slow
 def test_micro_batches_are_planned_for_each_stage(tmp_path: Path) -> None:
     """A budget that fits a whole step with a frozen encoder, and parts of one with a trained encoder."""
     planner = planner_of(
@@ -209,6 +210,7 @@ def test_one_run_goes_through_all_stages(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_features_that_nobody_trains_are_held_otherwise_too(tmp_path: Path) -> None:
     model = {"_target_": "tests.kit.encoded.Encoded", "train_encoder": False}
     staged, record, one = passes_of(tmp_path / "staged", STAGES, model=model)
@@ -221,7 +223,10 @@ def test_features_that_nobody_trains_are_held_otherwise_too(tmp_path: Path) -> N
         assert (weight - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("left_at", [STEPS + 1, 2 * STEPS, 3 * STEPS + 1])
+@pytest.mark.parametrize(
+    "left_at",
+    [2 * STEPS, *(pytest.param(step, marks=pytest.mark.slow) for step in (STEPS + 1, 3 * STEPS + 1))],
+)
 def test_what_is_left_before_at_or_after_the_change_goes_on_to_the_same_weights(tmp_path: Path, left_at: int) -> None:
     whole, _, expected = passes_of(tmp_path / "whole", STAGES)
     fit(whole)
@@ -292,7 +297,9 @@ def carried() -> Iterator[list[tuple[str, bool]]]:
     Series.carried.clear()
 
 
-@pytest.mark.parametrize("backend", ["inline", "threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["inline", *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "processes"))]
+)
 def test_loaders_build_what_batches_carry_then(tmp_path: Path, carried: list[tuple[str, bool]], backend: str) -> None:
     workers = [] if backend == "inline" else ["loader.num_workers=1", "loader.persistent_workers=true"]
     overrides = [STAGES, f"loader.backend={backend}", "loader.num_workers=null", *workers]
@@ -308,6 +315,7 @@ def test_loaders_build_what_batches_carry_then(tmp_path: Path, carried: list[tup
     assert torch.equal(model.head.weight, other.head.weight)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_loads_what_its_stage_needs_from_its_first_batch(
     tmp_path: Path, carried: list[tuple[str, bool]]
 ) -> None:

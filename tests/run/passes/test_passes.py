@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
+from tests.kit.few import few
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
@@ -155,12 +156,15 @@ def wall_of(tmp_path: Path, *overrides: str, data: str = "datasets", **more_work
 
 @pytest.mark.parametrize(
     ("hook", "times"),
-    [
-        ("on_train_batch_start", 12),
-        ("on_before_optimizer_step", 12),
-        ("on_train_epoch_end", 2),
-        ("on_validation_end", 2),
-    ],
+    few(
+        [
+            ("on_train_batch_start", 12),
+            ("on_before_optimizer_step", 12),
+            ("on_train_epoch_end", 2),
+            ("on_validation_end", 2),
+        ],
+        2,
+    ),
 )
 def test_each_hook_of_a_callback_is_timed_by_its_class(tmp_path: Path, hook: str, times: int) -> None:
     own = (f"+callbacks.own._target_={__name__}.Sleeps", f"+callbacks.own.hook={hook}")
@@ -270,6 +274,7 @@ def test_so_is_that_of_a_step_that_was_left_out(tmp_path: Path) -> None:
     assert event["step"] == batch + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["datasets", "all_holes"])
 def test_data_that_is_as_it_should_be_is_not_accused(tmp_path: Path, data: str) -> None:
     model = {"_target_": f"{__name__}.Diverges"}
@@ -320,7 +325,7 @@ def kinds(journal: Journal) -> list[str]:
     return [event["kind"] for event in journal.record.events]
 
 
-@pytest.mark.parametrize("steps", [4, 5, 6, 7])
+@pytest.mark.parametrize("steps", [5, 6, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (4, 7))])
 def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, steps: int) -> None:
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
@@ -354,7 +359,10 @@ def no_memory(model: Line) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(broken_step, "ValueError: no such step (test_passes.py:"), (broken_data, "no sample"), (no_memory, "memory")],
+    few(
+        [(broken_step, "ValueError: no such step (test_passes.py:"), (broken_data, "no sample"), (no_memory, "memory")],
+        1,
+    ),
 )
 def test_a_ceiling_that_fails_is_an_event_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, words: str
@@ -454,7 +462,10 @@ MAE = {"_target_": "torchmetrics.MeanAbsoluteError"}
 COLLECTED = {"_target_": "torchmetrics.MetricCollection", "metrics": [MAE]}
 
 
-@pytest.mark.parametrize("metrics", [MAE, [MAE], {"MeanAbsoluteError": MAE}, COLLECTED])
+@pytest.mark.parametrize(
+    "metrics",
+    [[MAE], COLLECTED, *(pytest.param(one, marks=pytest.mark.slow) for one in (MAE, {"MeanAbsoluteError": MAE}))],
+)
 def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics: Any) -> None:
     passes, _, _ = passes_of(tmp_path, *ONE_STEP, data="three_splits", metrics=metrics)
     fit(passes)

@@ -144,7 +144,7 @@ def test_ranks_learn_that_rank_0_runs_nothing(exchanges):
 def test_a_store_that_can_not_be_opened_is_reported(launcher, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "256.0.0.1")
     with pytest.raises(ConfigError, match=r"rank 1 of 3 can't meet the others at 256.0.0.1:"):
-        store.find(launch(1, 3), 2)
+        store.find(launch(1, 3), 1)
 
 
 def test_its_own_reason_counts_more_than_that_of_a_rank_that_lost_it(exchanges):
@@ -196,7 +196,7 @@ def meet_and(job):
     return begin
 
 
-@pytest.mark.parametrize("on_one_machine", [True, False])
+@pytest.mark.parametrize("on_one_machine", [True, pytest.param(False, marks=pytest.mark.slow)])  # False: as below
 def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_machine):
     monkeypatch.setattr(rank_outcomes, "GONE_S", 3.0)
     killed = meet_and(lambda one: os.kill(os.getpid(), signal.SIGKILL))
@@ -211,13 +211,14 @@ def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_mac
 
 
 def test_a_machine_that_gives_no_sign_of_life_is_gone(ranks, monkeypatch):
-    monkeypatch.setattr(rank_outcomes, "GONE_S", 3.0)
+    monkeypatch.setattr(rank_outcomes, "GONE_S", 2.0)
     stops = meet_and(lambda one: os.kill(os.getpid(), signal.SIGSTOP))
     for rank in range(2):
         ranks.start(launch(rank, 2), stops if rank else meet_and(wait))
     assert ranks.result(0).startswith("Rank 1 on node 1 (")
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_for_a_while_is_not_gone(ranks, monkeypatch):
     def job(one):
         if one.launch.rank:
@@ -252,6 +253,7 @@ def test_that_rank_0_is_killed_is_noticed_once(ranks, tmp_path):
         assert (noticed, lost) == ([said], {0})
 
 
+@pytest.mark.slow
 def test_the_record_of_a_rank_0_that_is_gone_is_written_before_another_rank_ends(ranks, tmp_path):
     def job(one):
         if one.launch.rank == 0:
@@ -287,6 +289,7 @@ def test_a_rank_that_hangs_when_another_fails_is_ended_after_its_record(ranks, m
     assert (tmp_path / "record0").read_text().endswith("no such file")
 
 
+@pytest.mark.slow
 def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
     monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.5)
     monkeypatch.setattr(rank_outcomes, "LAST_RECORD_S", 8.0)
@@ -306,6 +309,7 @@ def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
     assert ranks.code(0) == EXIT_FAILED
 
 
+@pytest.mark.slow
 def test_a_stop_of_all_ranks_ends_none_that_writes_its_checkpoint(ranks, monkeypatch):
     monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.2)
 
@@ -322,6 +326,7 @@ def test_a_stop_of_all_ranks_ends_none_that_writes_its_checkpoint(ranks, monkeyp
     assert ranks.result(0) == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_by_itself_is_left_to_it(ranks, monkeypatch):
     monkeypatch.setattr(rank_outcomes, "GRACE_S", 1.5)
 

@@ -62,6 +62,7 @@ def test_other_code_is_refused_before_anything_is_composed_there(exchanges, tmp_
     assert [outcome.exit_code for outcome in found] == [2, 2]
 
 
+@pytest.mark.slow
 def test_the_code_of_a_machine_is_read_once(launcher, tmp_path):
     asked = []
     launches = [Launch("torchrun", rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 import wellfed
+from tests.kit.few import few
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
@@ -162,7 +163,7 @@ def test_a_job_has_its_environment_and_its_processors(servers: Servers) -> None:
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "GPU-7"
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 130, 255])
+@pytest.mark.parametrize("code", [0, 3, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 130, 255))])
 def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
     assert servers.run(lambda prepared, task: task, code)[0].code == code
 
@@ -172,7 +173,13 @@ def test_one_that_calls_exit_ends_with_that(servers: Servers, given: object, cod
     assert servers.run(lambda prepared, task: sys.exit(task), given)[0].code == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)),
+    ],
+)
 def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Signals) -> None:
     def work(prepared: Any, task: int) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -302,7 +309,7 @@ def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
     assert server.ask(servers.job(0)) == []
 
 
-@pytest.mark.parametrize("end", ["kill", "raise", "hang"])
+@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("raise", "hang"))])
 def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
     def work(prepared: Any, task: str, study: Connection) -> int:
         study.send(Answer(1))
@@ -316,6 +323,7 @@ def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) 
     assert server.ask(servers.job(end, limit_s=2)) == [Answer(1)]
 
 
+@pytest.mark.slow
 def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers) -> None:
     def work(prepared: Any, task: int, study: Connection) -> int:
         for number in range(50):
@@ -345,19 +353,22 @@ def fail(error: BaseException) -> None:
 
 @pytest.mark.parametrize(
     ("prepare", "problem", "status"),
-    [
-        (partial(fail, ValueError("odd value")), "ValueError: odd value", "failed"),
-        (partial(fail, DataError("x.csv: line 3 is cut.")), "x.csv: line 3 is cut.", "failed"),
-        (
-            partial(fail, ConfigError([Fault("a", "is 1.", "Set 2."), Fault("b", "is 3.", "")])),
-            "a: is 1. Set 2. b: is 3.",
-            "invalid",
-        ),
-        (partial(fail, SystemExit(4)), "SystemExit: 4", "failed"),
-        (partial(os._exit, 4), "the process that holds data and model has died", "failed"),
-        (crash, "the process that holds data and model has died", "failed"),
-        (partial(fail, KeyboardInterrupt()), "has died (KeyboardInterrupt)", "failed"),
-    ],
+    few(
+        [
+            (partial(fail, ValueError("odd value")), "ValueError: odd value", "failed"),
+            (partial(fail, DataError("x.csv: line 3 is cut.")), "x.csv: line 3 is cut.", "failed"),
+            (
+                partial(fail, ConfigError([Fault("a", "is 1.", "Set 2."), Fault("b", "is 3.", "")])),
+                "a: is 1. Set 2. b: is 3.",
+                "invalid",
+            ),
+            (partial(fail, SystemExit(4)), "SystemExit: 4", "failed"),
+            (partial(os._exit, 4), "the process that holds data and model has died", "failed"),
+            (crash, "the process that holds data and model has died", "failed"),
+            (partial(fail, KeyboardInterrupt()), "has died (KeyboardInterrupt)", "failed"),
+        ],
+        3,
+    ),
     ids=["raises", "bad data", "bad configuration", "exits", "leaves", "crashes", "interrupted"],
 )
 def test_what_can_not_be_prepared_is_told(servers: Servers, prepare: Any, problem: str, status: str) -> None:

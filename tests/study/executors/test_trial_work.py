@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.few import few
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
@@ -146,7 +147,7 @@ def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process
     [
         (["memory.features=cache"], "frozen", True),
         pytest.param(["memory.features=cache_host"], "frozen", True, marks=pytest.mark.slow),  # as for cache
-        (["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
+        pytest.param(["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False, marks=pytest.mark.slow),
         (["memory.features=dynamic"], "frozen", False),
         (["memory.features=null"], "trained", False),
     ],
@@ -237,13 +238,16 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
 
 @pytest.mark.parametrize(
     ("data", "build_ms", "more", "is_here"),
-    [
-        ("Items", 1.0, (), True),
-        ("InWorkers", 1.0, (), False),
-        ("Items", 900.0, (), False),
-        ("Items", None, (), False),
-        ("Items", 1.0, ("loader.max_skipped=1",), False),
-    ],
+    few(
+        [
+            ("Items", 1.0, (), True),
+            ("InWorkers", 1.0, (), False),
+            ("Items", 900.0, (), False),
+            ("Items", None, (), False),
+            ("Items", 1.0, ("loader.max_skipped=1",), False),
+        ],
+        3,
+    ),
 )
 def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
     tmp_path: Path, data: str, build_ms: float | None, more: Sequence[str], is_here: bool

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.kit.few import few
 from tests.kit.machines import card, machine
 from wellfed import project
 from wellfed.config.compose import compose
@@ -93,13 +94,16 @@ def test_without_a_card_they_have_its_cores() -> None:
 
 @pytest.mark.parametrize(
     ("gain", "write", "why_not"),
-    [
-        (SURE, "auto", None),
-        (DOUBTFUL, "auto", "the gain is within noise"),
-        (DOUBTFUL, "always", None),
-        (None, "auto", "nothing is better than the start"),
-        (SURE, "never", "tune.write=never"),
-    ],
+    few(
+        [
+            (SURE, "auto", None),
+            (DOUBTFUL, "auto", "the gain is within noise"),
+            (DOUBTFUL, "always", None),
+            (None, "auto", "nothing is better than the start"),
+            (SURE, "never", "tune.write=never"),
+        ],
+        3,
+    ),
 )
 def test_they_are_written_where_the_gain_is_sure_or_by_wish(
     configs: Path, gain: TuneGain | None, write: str, why_not: str | None
@@ -135,13 +139,17 @@ def test_they_say_whose_they_are_and_why(configs: Path) -> None:
     ("start", "turned", "beside"),
     [
         (("loader=baseline", "gpu=8gb", "seed=3", "sweep.trial_steps=40"), TURNED, ["gpu=8gb", "seed=3"]),
-        (("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, ["loader.skip_ids=[3,4]"]),
+        pytest.param(
+            ("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, ["loader.skip_ids=[3,4]"], marks=pytest.mark.slow
+        ),
         (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), None),
-        (("gpu=24gb",), (*TURNED, "gpu.compile=default"), ["gpu=24gb", "gpu.compile=default"]),
+        pytest.param(
+            ("gpu=24gb",), (*TURNED, "gpu.compile=default"), ["gpu=24gb", "gpu.compile=default"], marks=pytest.mark.slow
+        ),
         (("gpu=cpu",), (*TURNED, "gpu.compile=default"), ["gpu=cpu", "gpu.compile=default"]),
         # These set knobs of the loader themselves, with options that others chose.
         (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), None),
-        (("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), None),
+        pytest.param(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), None, marks=pytest.mark.slow),
     ],
 )
 def test_the_command_runs_what_was_measured(
@@ -185,7 +193,9 @@ def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     assert len(written(configs, TURNED, replace=True).files) == 2
 
 
-@pytest.mark.parametrize("start", [("loader=mine",), ("memory=mine", "loader=baseline")])
+@pytest.mark.parametrize(
+    "start", [("loader=mine",), pytest.param(("memory=mine", "loader=baseline"), marks=pytest.mark.slow)]
+)
 def test_options_that_the_start_itself_names_are_not_replaced(configs: Path, start: tuple[str, ...]) -> None:
     written(configs, TURNED)
     with pytest.raises(ConfigError, match=r"tune.name=mine: is what the start itself names.* Add tune.name=mine_2"):

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import IterableDataset
 
 from tests.kit import tiny
+from tests.kit.few import few
 from tests.train.lightning.test_module import SometimesNan, oom_above
 from wellfed.batches import Delivery
 from wellfed.observe.timing.step_clock import StepClock
@@ -131,7 +132,7 @@ def of_precisions() -> Iterator[Any]:
                 yield pytest.param(precision, clip, micro, marks=() if is_first else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("precision", "clip", "micro"), [*of_precisions()])
+@pytest.mark.parametrize(("precision", "clip", "micro"), few([*of_precisions()], 4))
 def test_a_run_is_lightnings_bit_for_bit(
     tmp_path: Path, precision: str, clip: float | None, micro: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

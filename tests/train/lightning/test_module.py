@@ -424,6 +424,7 @@ def test_gradients_of_a_fused_optimizer_are_clipped_whatever_their_types(tmp_pat
     assert torch.allclose(trained(True), trained(False), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_stepped_down_goes_on_with_its_size(tmp_path: Path) -> None:
     """A resume does not try the failed size again, and has the same weights bit for bit."""
 

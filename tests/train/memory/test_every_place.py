@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import tiny
+from tests.kit.few import few
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
@@ -83,6 +84,14 @@ PLACES = {
     "validation": lambda: Place("val", changes=HALVES),
     "test": lambda: Place("test", changes=HALVES),
 }
+
+
+PLANTED = [
+    pytest.param(name, precision, marks=[] if PRECISIONS[number % 3] == precision else [pytest.mark.slow])
+    for number, name in enumerate(name for name in PLACES if name != "nowhere")
+    for precision in PRECISIONS
+]
+"""Every place of the CPU with each precision; by default with one, in turns."""
 
 
 class AsksInBackward(torch.autograd.Function):
@@ -318,19 +327,22 @@ def check_fifty_steps(name: str, device: torch.device) -> None:
     assert (disturbed - calm).norm() / calm.norm() < 1e-5, name
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", [name for name in PLACES if name != "nowhere"])
+@pytest.mark.parametrize(("name", "precision"), PLANTED)
 def test_planted_errors(name: str, precision: str) -> None:
     check(name, precision, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PLACES if name != "nowhere"])
 def test_fifty_steps_with_planted_errors(name: str) -> None:
     check_fifty_steps(name, CPU)
 
 
 @pytest.mark.simulated(**CARD)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision",
+    [each if each == "16-mixed" else pytest.param(each, marks=pytest.mark.slow) for each in PRECISIONS],
+)
 def test_a_card_that_has_no_room(precision: str) -> None:
     import fake_cuda
 
@@ -340,6 +352,7 @@ def test_a_card_that_has_no_room(precision: str) -> None:
     assert fake_cuda.driver.violations() == []
 
 
+@pytest.mark.slow
 @pytest.mark.simulated(**CARD)
 def test_fifty_steps_on_a_card_that_has_no_room() -> None:
     for name in PLACES:
@@ -347,7 +360,7 @@ def test_fifty_steps_on_a_card_that_has_no_room() -> None:
         torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", few(PRECISIONS, 1))
 def test_a_step_that_was_applied_in_part_needs_the_last_checkpoint(precision: str) -> None:
     with pytest.raises(RestartNeeded, match="which was applied in part") as caught:
         trained(Place("within the step", since=8), precision, CPU)

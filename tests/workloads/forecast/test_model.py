@@ -14,15 +14,6 @@ from workloads.forecast.seasonal_naive import seasonal_naive
 SEASON, HORIZON, LONGEST, CHANNELS, SERIES = 7, 5, 28, 4, 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The machine is shared; results do not depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def windows(size: int = 6, gaps: float = 0.2) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(0)
     history = torch.randn(size, LONGEST, CHANNELS, generator=draw)

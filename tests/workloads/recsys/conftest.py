@@ -5,18 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 RATINGS = [(1, 10, 5, 100), (1, 20, 3, 101), (1, 30, 4, 102), (2, 30, 1, 50), (2, 10, 2, 60), (2, 20, 5, 70)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The machine is shared; results do not depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -7,17 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The machine is shared; results do not depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

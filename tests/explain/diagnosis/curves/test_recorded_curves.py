@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
 from wellfed.errors import DataError
 from wellfed.explain.diagnosis.curves.recorded_curves import RecordedCurves, read_curves
 
@@ -218,7 +219,7 @@ def test_a_file_that_can_not_be_opened_is_said(tmp_path: Path) -> None:
         read_curves(tmp_path)
 
 
-@settings(max_examples=150)
+@examples(37)
 @given(data=st.data())
 def test_whatever_a_file_holds_it_is_curves_or_a_message(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

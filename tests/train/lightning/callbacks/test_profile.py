@@ -163,6 +163,7 @@ def test_a_folder_that_can_not_be_written_costs_the_run_nothing(tmp_path: Path) 
     assert [kind for kind, _ in profiled.events] == ["profile_failed"]
 
 
+@pytest.mark.slow
 def test_another_profiler_in_the_process_is_left_at_work(tmp_path: Path) -> None:
     """Another profiler, such as Lightning's own."""
     profiled = Profiled(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.kit import tiny
+from tests.kit.few import few
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import DataError
 from wellfed.process import Stopped, StopRequest
@@ -152,22 +153,25 @@ def fail_in(module: Any, what: str, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("what", "step", "is_users"),
-    [
-        ("on_train_batch_end", 1, True),
-        ("on_train_batch_end", 5, False),
-        ("on_train_batch_start", 2, True),
-        ("on_train_batch_start", 4, False),
-        ("on_train_epoch_start", 3, True),
-        ("on_train_epoch_end", 6, True),
-        ("on_validation_start", 3, False),
-        ("on_validation_batch_end", 6, True),
-        ("validation data", 3, False),
-        ("training data", 3, False),
-        ("training data", 4, False),
-        ("forward", 4, False),
-        ("backward", 2, False),
-        ("on_before_optimizer_step", 2, True),
-    ],
+    few(
+        [
+            ("on_train_batch_end", 1, True),
+            ("on_train_batch_end", 5, False),
+            ("on_train_batch_start", 2, True),
+            ("on_train_batch_start", 4, False),
+            ("on_train_epoch_start", 3, True),
+            ("on_train_epoch_end", 6, True),
+            ("on_validation_start", 3, False),
+            ("on_validation_batch_end", 6, True),
+            ("validation data", 3, False),
+            ("training data", 3, False),
+            ("training data", 4, False),
+            ("forward", 4, False),
+            ("backward", 2, False),
+            ("on_before_optimizer_step", 2, True),
+        ],
+        5,
+    ),
 )
 def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, step: int, is_users: bool) -> None:
     """The resumed run ends with the weights of an undisturbed one, bit for bit."""
