@@ -6,10 +6,5 @@ own LightningModule or LightningDataModule needs. Your own Trainer is watched by
     trainer      makes the Trainer              loop        Lightning's epoch loop, with direct steps
     hooks        lists and calls hooks          prefetch    copies batches to the device ahead
     sanity       tries batches before training  ceiling     times steps without loading
-    sharding     FSDP                           torchmetrics_import  keeps most of torchmetrics out
-    callbacks/  checkpoints/  user_module/
+    sharding     FSDP                           callbacks/  checkpoints/  user_module/
 """
-
-from wellfed.train.lightning.torchmetrics_import import defer_torchmetrics
-
-defer_torchmetrics()  # before Lightning is imported
