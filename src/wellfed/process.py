@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -25,6 +26,24 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 STOPS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 """Signals that ask a process to end. SIGHUP: the terminal is gone; SIGUSR1: Slurm's warning before a time limit."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Runs first imports of torch without garbage collections, and keeps later ones from looking at what they made.
+
+    The imports make a million objects that live until the end. Collections while they are imported take .4 s of CPU
+    time, and the one at the end of Python takes 1.4 s. Changes nothing if torch is imported already.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def fork() -> int:

@@ -65,4 +65,5 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
 
 def _imports(config: RunConfig) -> None:
     """Imports what each job would otherwise import itself."""
-    import wellfed.run.stages  # noqa: F401
+    with wellfed.process.without_collections():
+        import wellfed.run.stages  # noqa: F401

@@ -66,7 +66,8 @@ class LocalExecutor:
         self._is_open = True
 
     def __enter__(self) -> Self:
-        from wellfed.study.executors import trial_work
+        with wellfed.process.without_collections():
+            from wellfed.study.executors import trial_work
 
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."

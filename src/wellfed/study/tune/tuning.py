@@ -30,7 +30,7 @@ from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
-from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
+from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of, without_collections
 from wellfed.record import differences, write_atomically
 from wellfed.study.energy import check_energy
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
@@ -130,7 +130,8 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
 
 def _machine() -> MachineFacts:
     """Returns this machine as a run sees it; a child process asks torch, since this process must not start CUDA."""
-    import wellfed.study.executors.trial_work  # noqa: F401  imported before the forks, for all of them
+    with without_collections():
+        import wellfed.study.executors.trial_work  # noqa: F401  imported before the forks, for all of them
 
     def look(_: None, __: None) -> Iterator[MachineFacts]:
         from wellfed.observe.hardware.torch_cuda import torch_cuda
