@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import wellfed.process
+from wellfed import process
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
 from wellfed.observe.hardware.detect import machine
@@ -51,7 +51,7 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
         tempfile.TemporaryDirectory() as scratch,
         closing(ForkServers(_imports, work, lambda _: Path(scratch) / "log", _IMPORTS_S)) as servers,
     ):
-        slots = Slots(gpus, wellfed.process.CPUS_AT_START)
+        slots = Slots(gpus, process.CPUS_AT_START)
         pool = TrialPool(servers, slots, math.inf, lambda folder: folder.mkdir(parents=True, exist_ok=True))
         for done in pool.run(queue):
             if isinstance(done.end, JobEnd):
@@ -65,5 +65,5 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
 
 def _imports(config: RunConfig) -> None:
     """Imports what each job would otherwise import itself."""
-    with wellfed.process.without_collections():
+    with process.without_collections():
         import wellfed.run.stages  # noqa: F401
