@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ def defer_torchmetrics() -> None:
     torchmetrics is imported already, or if its files are laid out in another way.
     """
     spec = None if "torchmetrics" in sys.modules else find_spec("torchmetrics")
-    if spec is None or spec.loader is None:
+    if spec is None or (loader := spec.loader) is None:
         return
     package = sys.modules["torchmetrics"] = module_from_spec(spec)
     package._logger = logging.getLogger("torchmetrics")  # type: ignore[attr-defined]
@@ -37,7 +38,7 @@ def defer_torchmetrics() -> None:
             del sys.modules[name]
         return
     del sys.modules[_PLOT]  # the first who needs it imports the real one
-    package.__getattr__ = _Completion(package)  # type: ignore[method-assign]
+    package.__getattr__ = _Completion(package, loader)  # type: ignore[method-assign]
 
 
 def _without_matplotlib() -> ModuleType:
@@ -55,8 +56,9 @@ def _without_matplotlib() -> ModuleType:
 class _Completion:
     """``__getattr__`` of a package whose ``__init__.py`` has not run: runs it, and removes itself."""
 
-    def __init__(self, package: ModuleType) -> None:
-        self._package, self._is_running, self._turn = package, False, threading.RLock()
+    def __init__(self, package: ModuleType, loader: Loader) -> None:
+        self._package, self._loader = package, loader
+        self._is_running, self._turn = False, threading.RLock()
 
     def __call__(self, name: str) -> Any:
         """Returns an attribute that the package gets from its ``__init__.py``."""
@@ -70,11 +72,9 @@ class _Completion:
         raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
 
     def _run(self) -> None:
-        loader = self._package.__spec__ and self._package.__spec__.loader
-        assert loader is not None
         self._is_running = True
         try:
-            loader.exec_module(self._package)
+            self._loader.exec_module(self._package)
         finally:
             self._is_running = False
         del self._package.__getattr__
