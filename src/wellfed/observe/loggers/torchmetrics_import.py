@@ -11,6 +11,8 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
+import numpy
+
 _PLOT = "torchmetrics.utilities.plot"
 """Submodule that imports matplotlib, which `Metric.plot` alone needs."""
 
@@ -37,6 +39,7 @@ def defer_torchmetrics() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchmetrics"]:
             del sys.modules[name]
         return
+    numpy.Inf = numpy.inf  # type: ignore[attr-defined]  # that file sets it, and users' code may count on it
     del sys.modules[_PLOT]  # the first who needs it imports the real one
     package.__getattr__ = _Completion(package, loader)  # type: ignore[method-assign]
 
