@@ -48,7 +48,7 @@ def _without_matplotlib() -> ModuleType:
     """Returns a substitute for `_PLOT` with its types as without matplotlib, whose function calls the real one."""
 
     def plot_single_or_multi_val(*arguments: Any, **named: Any) -> Any:
-        return import_module(_PLOT).plot_single_or_multi_val(*arguments, **named)
+        return import_module("torchmetrics.utilities.plot").plot_single_or_multi_val(*arguments, **named)
 
     substitute = ModuleType(_PLOT)
     types = {"_AX_TYPE": object, "_PLOT_OUT_TYPE": tuple[object, object]}
