@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import re
@@ -172,6 +171,8 @@ def learn(values: set[str] | frozenset[str]) -> None:
 
 def _forms(value: str) -> Iterator[str]:
     """Returns the value as JSON, HTML, URLs, Python and yaml write it."""
+    import html  # few commands see a secret
+
     for text in (value, *([value.replace("\n", " ")] if "\n" in value else [])):
         yield from (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1])
         yield from (html.escape(text), html.escape(text).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import gc
 import os
 import signal
 import sys
@@ -25,6 +25,24 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 STOPS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 """Signals that ask a process to end. SIGHUP: the terminal closed. SIGUSR1: Slurm's warning before a time limit."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Runs imports without garbage collections, and keeps later collections from looking at what the imports made.
+
+    Importing torch and Lightning makes a million objects that live until the end. Collections meanwhile take .4 s of
+    CPU time, and the one at the end of Python takes 1.4 s. Changes nothing if torch is imported already.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def fork() -> int:
@@ -87,6 +105,8 @@ def die_with_parent(parent: int) -> None:
     """Lets Linux kill this process when its parent ends; exits if that is gone. Does nothing on other systems."""
     if not sys.platform.startswith("linux"):
         return
+    import ctypes
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 COLLECTIVE_TIMEOUT_S = 600.0
 """Seconds that a torch collective waits for a rank. After it the rank counts as hanging, and all others end."""
+INVITATION = "WELLFED_RANK_0"
+"""Environment variable with the path of the file that rank 0 has left for ranks started by Lightning."""
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that ranks sum in one call; DDP's default for ``bucket_cap_mb``."""
 
@@ -88,6 +89,8 @@ def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
     launch = launched(environ)
     if launch is None or launch.by != "srun" or launch.job is None:
         return None
+    import subprocess
+
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array else environ["SLURM_JOB_ID"]
     try:
@@ -95,6 +98,12 @@ def requeue(environ: Mapping[str, str] = os.environ) -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         return f"scontrol requeue {job}: {getattr(error, 'stderr', None) or error}"
     return None
+
+
+def is_one_of_many(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether this process was started beside other ranks, by torchrun, srun or Lightning."""
+    launch = launched(environ)
+    return INVITATION in environ or (launch is not None and launch.world_size > 1)
 
 
 def own_rank(environ: Mapping[str, str] = os.environ) -> int:

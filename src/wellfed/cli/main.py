@@ -15,6 +15,7 @@ from wellfed import __version__, project
 from wellfed.cli.exit_code import all_shown, report_error
 from wellfed.command_line import ENTRIES, command, is_command
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, in_environment
+from wellfed.process import without_collections
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def _run(asked: Command, words: Sequence[str]) -> int:
             print(said, file=sys.stderr)
         project.add_sources()
     file, function = ("entry_scripts", asked.name) if asked.name in ENTRIES else (asked.name, "main")
-    module = importlib.import_module(f"wellfed.cli.commands.{file}")
+    with without_collections():
+        module = importlib.import_module(f"wellfed.cli.commands.{file}")
     return int(getattr(module, function)(words))
 
 

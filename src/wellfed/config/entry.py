@@ -27,7 +27,7 @@ from wellfed.config.hydra_internals import Hydra, command_line_parser, repositor
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
 from wellfed.config.knobs import in_order
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
-from wellfed.process import STOPS, exit_code_of
+from wellfed.process import STOPS, exit_code_of, without_collections
 from wellfed.units import show_text
 
 Job = Callable[[Composed[Any]], int]
@@ -122,7 +122,8 @@ def _flag_faults(args: Namespace, config_name: str, flags: Mapping[str, str]) ->
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:
-    composed = compose(args.overrides, config_name, **_config_folders(args))
+    with without_collections():
+        composed = compose(args.overrides, config_name, **_config_folders(args))
     is_rank_of_trial = os.environ.get("LOCAL_RANK", "0") != "0"  # started by Lightning with this command line
     many = [f"{group}={composed.choices[group]}" for group in ("sweep", "search") if group in composed.choices]
     if many and not is_rank_of_trial:

@@ -14,6 +14,7 @@ from wellfed.config.entry import config_folders
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
+from wellfed.process import without_collections
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 from wellfed.run.folder.resume import derived_overrides
 
@@ -28,12 +29,12 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
         ConfigError, DataError: there is no such checkpoint, or it can't be evaluated here.
     """
     run = _run_of(checkpoint, asked)
-    # Imports torch only for a checkpoint that exists.
-    from wellfed.observe.hardware.detect import machine
-    from wellfed.observe.hardware.torch_cuda import torch_cuda
-    from wellfed.run.bookkeeper import Bookkeeper
-    from wellfed.run.passes.passes import Passes
-    from wellfed.run.planner import Planner
+    with without_collections():  # imports torch only for a checkpoint that exists
+        from wellfed.observe.hardware.detect import machine
+        from wellfed.observe.hardware.torch_cuda import torch_cuda
+        from wellfed.run.bookkeeper import Bookkeeper
+        from wellfed.run.passes.passes import Passes
+        from wellfed.run.planner import Planner
 
     load_checkpoint(checkpoint)  # before data and model are made
     facts = machine(torch_cuda())

@@ -24,7 +24,7 @@ from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, WellfedError
 from wellfed.masking import learn, masked_override
 from wellfed.plan.nodes import launch_faults
-from wellfed.process import Stopped, StopRequest, exit_code_of
+from wellfed.process import Stopped, StopRequest, exit_code_of, without_collections
 from wellfed.ranks import launched, own_rank
 from wellfed.record import GitState, LaunchEntry, RunRecord, engine_state, git_state
 from wellfed.run.folder import resume, run_folder
@@ -180,9 +180,10 @@ class _Start:
             screen.show_start(screen.Terminal(), self._config.workload.name, origin)
         run, exit_code = None, EXIT_FAILED
         try:
-            from wellfed.run.passes.passes import Measure
-            from wellfed.run.ranks.other_ranks import OtherRanks  # imports torch and Lightning
-            from wellfed.run.stages import Run
+            with without_collections():
+                from wellfed.run.passes.passes import Measure
+                from wellfed.run.ranks.other_ranks import OtherRanks  # imports torch and Lightning
+                from wellfed.run.stages import Run
 
             shared = self.shared or self._to_share(folder.path, target)
             if self.exchange is not None and self.rank == 0:

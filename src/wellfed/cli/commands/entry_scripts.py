@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from wellfed.cli.exit_code import report_error
 from wellfed.command_line import announce, set_arguments
 from wellfed.config import entry
 from wellfed.config.compose import Composed
 from wellfed.config.files import folder_lookup
-from wellfed.config.quoting import quoted
-from wellfed.config.schema import EvaluateConfig, TuneRunConfig
+from wellfed.config.quoting import key_value, quoted
+from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from wellfed.record import write_atomically
-from wellfed.run.folder.resume import expand
-from wellfed.run.train import on_all_ranks
+from wellfed.ranks import is_one_of_many
 
 RESULT = "evaluation.json"
 
 
 def train(argv: Sequence[str]) -> int:
     """Composes and checks the configuration before torch is imported, then trains; with ``-m`` many runs."""
-    return on_all_ranks(lambda job: entry.main("train", job, [*argv], expand=expand))
+
+    def start(job: Callable[[Composed[RunConfig]], int]) -> int:
+        return entry.main("train", job, [*argv], expand=_expand)
+
+    if not is_one_of_many():
+        return start(_train)
+    from wellfed.run.train import on_all_ranks
+
+    return on_all_ranks(start)
+
+
+def _train(composed: Composed[RunConfig]) -> int:
+    from wellfed.run.train import train  # --help, --cfg job and a typo need none of it
+
+    return train(composed)
+
+
+def _expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> list[str]:
+    """Returns the command line with the recorded overrides of the run that it resumes or starts again."""
+    if {key_value(text)[0] for text in overrides}.isdisjoint(("resume", "rerun")):
+        return [quoted(text) for text in overrides]
+    from wellfed.run.folder.resume import expand
+
+    return expand(overrides, compose)
 
 
 def tune(argv: Sequence[str]) -> int:
@@ -68,6 +90,8 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
         print(f"test/{name} {value:.6g}")
     path = checkpoint.parent.parent / RESULT
     result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
+    from wellfed.record import write_atomically
+
     try:
         write_atomically(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:

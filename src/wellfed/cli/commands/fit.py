@@ -16,6 +16,7 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.plan.predict.size_search import Probe
+from wellfed.process import without_collections
 from wellfed.units import GIB, gib, show_bytes, show_gib
 
 _TARGET = "target_util_pct="
@@ -38,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
     # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Fitting: importing PyTorch, reading data, building the model")
-        from wellfed.run.fitting import fit  # imports torch, which --help and typos don't need
+        with without_collections():
+            from wellfed.run.fitting import fit  # imports torch, which --help and typos don't need
 
         fitting = fit(composed, target, (lambda probe: None) if asked.json else _Rows())
     found, budget_gib = fitting.found, fitting.budget_gib

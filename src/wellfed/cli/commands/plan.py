@@ -24,6 +24,7 @@ from wellfed.explain.report.run_lines import show_value
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
 from wellfed.plan.run_plan import DryPlan, RunPlan
+from wellfed.process import without_collections
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
@@ -57,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
     # Keeps output of the workload's code out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         announce("Planning: importing PyTorch, reading data, building the model")
-        from wellfed.run.planner import plan_without_running  # imports torch, which --help and typos don't need
+        with without_collections():
+            from wellfed.run.planner import plan_without_running  # imports torch, which --help and typos don't need
 
         found = plan_without_running(composed)
     if asked.json:

@@ -15,14 +15,18 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from wellfed.errors import text_of
 from wellfed.masking import hidden, masked
 from wellfed.observe.loggers.sink import PICTURES, GuardedSink
+from wellfed.observe.loggers.torchmetrics_import import defer_torchmetrics
+
+defer_torchmetrics()  # before Lightning is imported, which happens here first in a run
+
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger  # noqa: E402
+from lightning.pytorch.loggers.logger import Logger  # noqa: E402
+from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 _LOG = logging.getLogger(__name__)
 Forward = Callable[[Mapping[str, float]], None]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -95,7 +96,8 @@ class WandbSink(GuardedSink):
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         import wandb
 
-        self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+        with _without_pandas():
+            self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
     def _take_file(self, name: str, path: Path) -> None:
         import wandb
@@ -103,7 +105,7 @@ class WandbSink(GuardedSink):
         if path.suffix.lower() in PICTURES:
             self.run.log({name: wandb.Image(str(path))})
             return
-        with path.open(encoding="utf-8") as page:
+        with path.open(encoding="utf-8") as page, _without_pandas():
             self.run.log({name: wandb.Html(page, inject=False)})  # without wandb's style sheet
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -136,6 +138,47 @@ def _forget_service(exit_code: int) -> None:
 
     with suppress(Exception):
         wandb.teardown(exit_code)
+
+
+@contextmanager
+def _without_pandas() -> Iterator[None]:
+    """Keeps wandb from importing pandas to see that a value is no DataFrame, which takes .2 s of CPU time.
+
+    wandb then goes by the name of a value's type, so a DataFrame that another thread logs meanwhile is taken as one.
+    """
+    from wandb import util
+
+    before = getattr(util, "pd_available", False)
+    util.pd_available = before and "pandas" in sys.modules
+    try:
+        yield
+    finally:
+        util.pd_available = before
+
+
+@contextmanager
+def _without_launch() -> Iterator[None]:
+    """Keeps ``wandb.init`` from importing wandb's launch, which takes .4 s of CPU time.
+
+    It looks there for inputs of a launch job, which only code that has imported launch can have declared. The
+    substitute is gone before the run is handed out.
+    """
+    name = "wandb.sdk.launch.inputs.internal"
+    if name in sys.modules:
+        yield
+        return
+    substitute = sys.modules[name] = ModuleType(name)
+    substitute.StagedLaunchInputs = _NoInputs  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is substitute:
+            del sys.modules[name]
+
+
+class _NoInputs:
+    def apply(self, run: Any) -> None:
+        """Does nothing: no inputs were declared."""
 
 
 def open_run(
@@ -176,7 +219,8 @@ def open_run(
             [*sys.argv[:1], *map(masked_override, sys.argv[1:])],
         )  # wandb records the command line
         try:
-            return init(mode)
+            with _without_launch():
+                return init(mode)
         finally:
             sys.argv = typed
 

@@ -25,7 +25,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.plan.nodes import RankFacts, code_faults
-from wellfed.ranks import Launch, lightnings_launch, own_rank
+from wellfed.ranks import INVITATION, Launch, lightnings_launch, own_rank
 from wellfed.record import FILE_NAME, GitState, write_atomically
 from wellfed.run.folder.resume import Target, checkpoints_of
 from wellfed.run.outcome import Outcome
@@ -34,8 +34,6 @@ from wellfed.units import show_text
 
 SEEN_S = 15.0
 """Seconds until other machines see a new file on a network file system."""
-_INVITATION = "WELLFED_RANK_0"
-"""Environment variable with the path of the file that rank 0 has left for ranks started by Lightning."""
 _COMMON = ("torch", "lightning")
 """Packages whose versions must be the same on all machines."""
 
@@ -105,20 +103,20 @@ def invite(shared: SharedRun, world_size: int) -> Exchange:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-    os.environ[_INVITATION] = str(path)
+    os.environ[INVITATION] = str(path)
     return exchange
 
 
 def uninvite() -> None:
     """Removes the file of `invite`."""
-    path = os.environ.pop(_INVITATION, None)
+    path = os.environ.pop(INVITATION, None)
     if path is not None:
         Path(path).unlink(missing_ok=True)
 
 
 def invited() -> tuple[Exchange, SharedRun] | None:
     """Returns the content of `invite`'s file, in a process that Lightning has started for another rank; else None."""
-    path, rank = os.environ.get(_INVITATION), own_rank()
+    path, rank = os.environ.get(INVITATION), own_rank()
     if path is None or rank == 0:
         return None
     address, shared, world_size = pickle.loads(Path(path).read_bytes())

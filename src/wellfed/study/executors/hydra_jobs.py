@@ -14,7 +14,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import wellfed.process
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
 from wellfed.observe.hardware.detect import machine
@@ -42,12 +41,13 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
     codes = [EXIT_FAILED] * len(jobs)
     prepare_to_fork(RunConfig())
     gpus = visible(os.environ, len(machine().gpus))
-    slots, waiting = Slots(gpus, wellfed.process.CPUS_AT_START), deque(range(len(jobs)))
+    slots, waiting = Slots(gpus, process.CPUS_AT_START), deque(range(len(jobs)))
     running: dict[int, Slot] = {}
 
     def prepare() -> Sequence[HydraJob]:
         """Imports what each job would otherwise import itself."""
-        import wellfed.run.stages  # noqa: F401
+        with process.without_collections():
+            import wellfed.run.stages  # noqa: F401
 
         return jobs
 

@@ -60,7 +60,8 @@ class LocalExecutor(Executor):
         self._running: dict[str, _RunningTrial] = {}
 
     def _reach(self) -> None:
-        from wellfed.study.executors import trial_work  # here, before the forks, for all of them
+        with wellfed.process.without_collections():
+            from wellfed.study.executors import trial_work  # here, before the forks, for all of them
 
         group = self.settings.group
         way_out = f"Raise {group}.timeout_s, with {group}.retry=[timeout]."

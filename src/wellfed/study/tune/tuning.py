@@ -29,7 +29,7 @@ from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.plan.device import plan_device
-from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
+from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of, without_collections
 from wellfed.record import differences, write_atomically
 from wellfed.study.board import step_table
 from wellfed.study.energy import check_energy
@@ -129,7 +129,8 @@ def _start(composed: Composed[Any]) -> Composed[RunConfig]:
 
 def _machine() -> MachineFacts:
     """Returns this machine as a run sees it; a child process asks torch, since this process must not start CUDA."""
-    from wellfed.study.executors.trial_work import see_machine  # imported before the forks, for all of them
+    with without_collections():
+        from wellfed.study.executors.trial_work import see_machine  # imported before the forks, for all of them
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -1,0 +1,96 @@
+"""A budget of imports: how many modules and processes a command needs, and which libraries it must do without."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.commands import FAST, ROOT, environment
+
+PROBE = """
+import gc, json, os, runpy, sys
+script, *sys.argv[1:] = sys.argv[1:]
+sys.argv[0], sys.path[0] = script, os.path.dirname(script)
+started, kinds = [], ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
+sys.addaudithook(lambda kind, facts: started.append(str(facts[0] if facts else kind)) if kind in kinds else None)
+code = None
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as stop:
+    code = stop.code
+print(json.dumps([code, sorted(sys.modules), started, gc.isenabled(), gc.get_freeze_count()]), file=sys.stderr)
+"""
+BEFORE_TORCH = {"torch", "lightning", "numpy", "rich", "wandb", "ctypes", "wellfed.record", "wellfed.run.train"}
+"""Modules that help, a configuration and a typo need not."""
+OF_OTHERS = {
+    *("transformers", "scipy", "pandas", "sklearn", "wandb", "pydantic", "requests", "optuna", "mlflow", "tensorboard"),
+    *("torchmetrics.classification", "torchmetrics.functional", "torchmetrics.text", "torchmetrics.audio"),
+}
+"""Modules that a run needs only where its configuration names something that uses them."""
+
+
+def probed(script: str, *words: str, cwd: Path | None = None) -> tuple[int, set[str], list[str], bool, int]:
+    """A command in a process of its own: exit code, modules, processes that it started, and its garbage collector."""
+    command = [sys.executable, "-c", PROBE, str(ROOT / "src" / script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, env=environment(), timeout=300)
+    found: Any = json.loads(done.stderr.splitlines()[-1])
+    return found[0], set(found[1]), found[2], found[3], found[4]
+
+
+@pytest.mark.parametrize(("imported", "most"), [("wellfed", 120), ("wellfed.data", 120)])
+def test_a_package_of_public_names_imports_next_to_nothing(imported: str, most: int):
+    code = f"import sys, {imported}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert len(modules) < most
+    assert BEFORE_TORCH.isdisjoint(modules)
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "code"),
+    [
+        ("train.py", ["--help"], 0),
+        ("train.py", ["--cfg", "job"], 0),
+        ("train.py", ["gpu=42gb"], 2),
+        ("evaluate.py", ["--cfg", "job"], 0),
+    ],
+)
+def test_what_is_told_before_a_run_needs_no_code_of_a_run(script: str, words: list[str], code: int):
+    ended, modules, started, is_collecting, _ = probed(script, *words)
+    assert (ended, started, is_collecting) == (code, [], True)
+    assert BEFORE_TORCH.isdisjoint(modules)
+    assert len(modules) < 430, "Hydra alone needs 313 of them"
+
+
+def test_a_run_and_an_evaluation_import_what_they_use_alone(tmp_path: Path):
+    """GPT-2 is left out, which needs transformers. Three questions to git, and one to uname by Python's platform."""
+    words = [*(word for word in FAST if "encoder" not in word), "workload.model.text=none", f"paths.log_dir={tmp_path}"]
+    ended, modules, started, is_collecting, frozen = probed("train.py", "trainer.max_steps=1", "logger=none", *words)
+    assert ended == 0
+    assert OF_OTHERS.isdisjoint(modules)
+    assert len(modules) < 3100
+    assert sorted(started) in (["git"] * 3 + ["uname"], ["git"] * 3)
+    assert is_collecting
+    assert frozen > 100_000, "collections look at all of torch again"
+
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    ended, modules, started, is_collecting, _ = probed("evaluate.py", f"checkpoint={checkpoint}")
+    assert (ended, is_collecting) == (0, True)
+    assert OF_OTHERS.isdisjoint(modules)
+    assert set(started) <= {"git", "uname"}
+
+
+@pytest.mark.slow
+def test_wandb_comes_without_its_launch_and_without_pandas(tmp_path: Path):
+    words = [*FAST, "workload.model.text=none", f"paths.log_dir={tmp_path}", "logger=wandb", "logger.mode=offline"]
+    ended, modules, started, _, _ = probed("train.py", "trainer.max_steps=1", *words)
+    assert ended == 0
+    assert "wandb" in modules
+    assert {"wandb.sdk.launch", "wandb.apis.public", "pandas"}.isdisjoint(modules)
+    assert len([name for name in started if "git" not in name and "uname" not in name]) <= 1, "wandb's own service"
+    assert list(tmp_path.rglob("*.wandb"))
