@@ -62,8 +62,8 @@ class Wall:
         """``waited_s``: how long each thread of the process has waited for a core."""
         self._now_s, self._waited_s = now_s, waited_s
         self._cores_waited_s = 0.0
-        self._account: str | None = None
-        """None while nothing is timed."""
+        self.account: str | None = None
+        """Account of the present; None while nothing is timed."""
         self._since_s = self._began_s = self._before_s = 0.0
         self._spent_s: dict[str, float] = defaultdict(float)
         self.wait_for_device: Callable[[], None] = lambda: None
@@ -71,11 +71,11 @@ class Wall:
 
     def switch(self, account: str) -> str | None:
         """Time goes to this account from now on. Returns the account before; None if nothing is timed."""
-        before = self._account
+        before = self.account
         if before is not None:
             now_s = self._now_s()
             self._spent_s[before] += now_s - self._since_s
-            self._account, self._since_s = account, now_s
+            self.account, self._since_s = account, now_s
         return before
 
     def back(self, before: str | None) -> None:
@@ -85,7 +85,7 @@ class Wall:
 
     def settle(self) -> None:
         """Waits for the steps that a GPU still computes, in their account; within a validation there are none."""
-        if self._account == VALIDATION:
+        if self.account == VALIDATION:
             return
         before = self.switch(STEPS)
         if before is not None:
@@ -105,7 +105,7 @@ class Wall:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Time within the block is accounted for; several blocks add up."""
-        self._account, waited_s = START, self._waited_s()
+        self.account, waited_s = START, self._waited_s()
         self._since_s = self._began_s = self._now_s()
         try:
             yield
@@ -116,7 +116,7 @@ class Wall:
                 (later_s[one] - waited_s[one] for one in later_s.keys() & waited_s), default=0.0
             )
             self._before_s += self._since_s - self._began_s
-            self._account = None
+            self.account = None
 
     @property
     def core_wait_frac(self) -> float | None:
@@ -126,8 +126,8 @@ class Wall:
 
     def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:
         """The accounts so far, those of the run's earlier processes included; None if nothing was timed."""
-        self.back(self._account)  # closes what is open
-        total_s = self._before_s + (0.0 if self._account is None else self._since_s - self._began_s)
+        self.back(self.account)  # closes what is open
+        total_s = self._before_s + (0.0 if self.account is None else self._since_s - self._began_s)
         if total_s <= 0:
             return earlier
         found = {key: self._spent_s.get(account, 0.0) for account, key in _KEYS.items()}

@@ -38,7 +38,7 @@ class Totals:
     def hold(self) -> None:
         """Makes the pending figures those of the step, also if the optimizer asks for gradients again."""
         if self._held is None:
-            self._held = list(self._pending)
+            self._held, self._pending = self._pending, []
 
     def drop(self, *, held: bool = False) -> None:
         """Drops pending figures, since the passes will be done again; ``held``: the step is left out."""
