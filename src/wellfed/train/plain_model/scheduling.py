@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from wellfed.errors import ConfigError
@@ -44,7 +43,7 @@ class FactorLR(LambdaLR):
 
     def step(self, epoch: int | None = None) -> None:
         groups = self.optimizer.param_groups
-        if epoch is not None or self._is_initial or any([isinstance(group["lr"], Tensor) for group in groups]):
+        if epoch is not None or self._is_initial or not {type(group["lr"]) for group in groups} <= {float, int}:
             with as_scheduled(self.optimizer):
                 super().step(epoch)
             return
