@@ -17,7 +17,7 @@ from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.machines import named
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
-from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepColumns, StepSummary, summarise
 from wellfed.observe.timing.step_clock import READY_FRAC, READY_MS, StepRow
@@ -57,7 +57,8 @@ class Journal:
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, line=step_line, flush_s=_STEPS_S)
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self.disk_full)
         # Written at once: the last seconds show why a run was killed.
-        self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self.disk_full, flush_s=0)
+        path = folder / "telemetry.csv"
+        self._telemetry = CsvTable(path, TELEMETRY_COLUMNS, self.disk_full, line=telemetry_line, flush_s=0)
         # Guards the record's events, also while the record is written. No table's lock is acquired within it.
         self._lock = threading.RLock()
 
@@ -164,17 +165,14 @@ class Journal:
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""
-        self._telemetry.append(
-            *(
-                {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": named(one.gpu), **one.values}
-                for one in samples
-            )
-        )
+        self._telemetry.append(*samples)
 
     def publish(self, samples: Sequence[Sample]) -> None:
         """Hands at least one sample to the sink, as one row. May block as long as the sink does."""
-        figures = {f"{prefix(one.gpu)}/{name}": value for one in samples for name, value in one.values.items()}
-        self.sink.log({TIME_AXIS: samples[0].time_s, **figures})
+        row: dict[str, float | int | None] = {TIME_AXIS: samples[0].time_s}
+        for one in samples:
+            row.update({curve(one.gpu, name): value for name, value in one.values.items()})
+        self.sink.log(row)
 
     def summary(self) -> StepSummary | None:
         """Returns the figures of the steps so far."""
@@ -226,6 +224,20 @@ def _times(recent: StepColumns | None) -> dict[str, float]:
     """Returns ``step/wait_ms`` and so on, the means of these steps."""
     found = {} if recent is None else {name: getattr(recent, name) for name in _SHARES}
     return {f"step/{name}": float(times_ms.mean()) for name, times_ms in found.items() if times_ms is not None}
+
+
+def telemetry_line(sample: Sample) -> str:
+    """Returns the line of telemetry.csv."""
+    values = sample.values
+    cells = [cell(sample.time_s), str(sample.step), sample.phase, str(named(sample.gpu))]
+    cells += [
+        "" if (value := values.get(name)) is None else f"{value:.6g}" if 0 <= value < LARGE else cell(value)
+        for name in _TELEMETRY_FIGURES
+    ]
+    return ",".join(cells)
+
+
+_TELEMETRY_FIGURES = TELEMETRY_COLUMNS[4:]
 
 
 def step_line(row: StepRow) -> str:

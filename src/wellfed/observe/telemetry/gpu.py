@@ -56,6 +56,9 @@ class _Question:
     is_proven: bool = False
     """The GPU has answered it."""
 
+    def __post_init__(self) -> None:
+        self.named = frozenset(self.names)
+
 
 class GpuSource(Source):
     """Source of readings of all GPUs of a run, for one thread, which may wait for the driver."""
@@ -181,9 +184,10 @@ class _Gpu:
 
     def _ask(self, question: _Question, values: dict[str, float]) -> bool:
         """Adds the figures of the answer; returns whether the GPU is still there."""
-        if all(name in values for name in question.names):  # GPM has answered already, and cheaper
+        if values.keys() >= question.named:  # GPM has answered already, and cheaper
             return True
-        self._device.session.tries = 1 if question.is_proven else CONFIRMING_TRIES
+        session = self._device.session
+        session.tries = 1 if question.is_proven else CONFIRMING_TRIES
         try:
             answer = question.ask(self._readers)
         except NoDataError:
@@ -205,10 +209,11 @@ class _Gpu:
                 lacking = [name for name in question.names if name not in figures]
                 self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
             question.is_proven = True
-            values.update({name: value for name, value in figures.items() if name not in values})
+            for name, value in figures.items():
+                values.setdefault(name, value)
             self._seen.update(figures)
         finally:
-            self._device.session.tries = 1
+            session.tries = 1
         return True
 
     def _stumbled(self, error: NvmlError) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from typing import Literal
 
@@ -90,12 +91,19 @@ TIME_AXIS = "telemetry/time_s"
 """Axis of the curves in wandb."""
 
 
+@cache
 def prefix(gpu: int) -> str:
     """Returns the prefix of a figure's name among several GPUs and the host."""
     if is_host(gpu):
         return str(named(gpu)).replace("-1", "host")
     *node, place = str(named(gpu)).split("/")
     return "/".join([*node, f"gpu{place}"])
+
+
+@cache
+def curve(gpu: int, name: str) -> str:
+    """Returns the name of a figure's curve: ``gpu0/util_pct``."""
+    return f"{prefix(gpu)}/{name}"
 
 
 def gpu_questions() -> dict[Ask, list[Metric]]:
