@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate, islice
@@ -134,8 +134,8 @@ def batch_size(batch: Batch) -> int:
     Raises:
         TypeError: there is no tensor, or the first dimensions differ.
     """
-    found = batch.values() if type(batch) is dict and _is_flat(batch) else tensors(batch)
-    sizes = {tensor.shape[0] if tensor.ndim else None for tensor in found}
+    each: Iterable[Tensor] = batch.values() if type(batch) is dict and _is_flat(batch) else tensors(batch)
+    sizes = {tensor.shape[0] if tensor.ndim else None for tensor in each}
     if len(sizes) != 1 or None in sizes:
         found = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(batch)) or "no tensors"
         raise TypeError(

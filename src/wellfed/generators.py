@@ -80,24 +80,25 @@ class GeneratorStates:
         self._device = device if device.type == "cuda" else None
         self._torch: torch.Tensor | None = None
         self._cuda: torch.Tensor | None = None
-        self._numpy = np.random.get_state()
+        self._numpy: Any = np.random.get_state()
         self._python = random.getstate()
-        self._numpy_memory = self._python_memory = b""
-        self._own_generator = getattr(random, "_inst", None)
-        self._numpy_generator = _numpy_generator()
+        self._numpy_generator, self._numpy_memory = _numpy_memory()
+        self._python_memory = _python_memory(random._inst) if _shows_draws() else None
+        self._numpy_before = self._python_before = b""
 
     def take(self) -> None:
         """Saves the states; does not synchronize with the device."""
         self._torch = torch.default_generator.get_state()
         if self._device is not None:
             self._cuda = torch.cuda.get_rng_state(self._device)
-        memory = _numpy_memory(self._numpy_generator)
-        # Half of a pair of normal numbers is kept elsewhere: what is drawn from it does not show in the memory.
-        if memory is None or memory != self._numpy_memory or self._numpy[3]:
-            self._numpy, self._numpy_memory = np.random.get_state(), memory or b""
-        memory = _python_memory(self._own_generator)
-        if memory is None or memory != self._python_memory or self._own_generator.gauss_next != self._python[2]:
-            self._python, self._python_memory = random.getstate(), memory or b""
+        is_usual = self._numpy_memory is not None and _bit_generator() is self._numpy_generator
+        memory = self._numpy_memory.raw if is_usual and self._numpy_memory is not None else b""
+        # The second of a pair of normal numbers is kept elsewhere: drawing it does not show in the memory.
+        if not memory or memory != self._numpy_before or self._numpy[3]:
+            self._numpy, self._numpy_before = np.random.get_state(), memory
+        memory = b"" if self._python_memory is None else self._python_memory.raw
+        if not memory or memory != self._python_before or _gauss_next() != self._python[2]:
+            self._python, self._python_before = random.getstate(), memory
 
     def restore(self) -> None:
         """Goes back to the latest `take`."""
@@ -109,31 +110,31 @@ class GeneratorStates:
         random.setstate(self._python)
 
 
+_Memory = ctypes.Array[ctypes.c_char]
 _NUMPY_BYTES = 625 * 4
 """Bytes of numpy's MT19937: 624 numbers and the position among them
 (https://numpy.org/doc/stable/reference/random/bit_generators/mt19937.html)."""
-
-
-def _numpy_generator() -> Any:
-    """Returns the bit generator of ``np.random``, or None if it is not the usual one."""
-    found = np.random.get_bit_generator()
-    return found if type(found) is np.random.MT19937 else None
-
-
-def _numpy_memory(generator: Any) -> bytes | None:
-    """Returns the memory of numpy's generator; None if another is in use."""
-    if generator is None or np.random.get_bit_generator() is not generator:
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, _NUMPY_BYTES)
-
-
 _PYTHON_BYTES = random.Random.__base__.__basicsize__ - object.__basicsize__  # type: ignore[union-attr]
 """Bytes that Python's generator has beyond those of any object: its numbers and the position among them."""
+_bit_generator: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]
 
 
-def _python_memory(generator: Any) -> bytes | None:
-    """Returns the memory of a generator of Python; None if the interpreter keeps it in another place."""
-    return ctypes.string_at(id(generator) + object.__basicsize__, _PYTHON_BYTES) if _shows_draws() else None
+def _gauss_next() -> float | None:
+    """Returns the second of a pair of normal numbers that Python's generator keeps."""
+    return random._inst.gauss_next  # type: ignore[attr-defined,no-any-return]
+
+
+def _numpy_memory() -> tuple[Any, _Memory | None]:
+    """Returns numpy's generator, and its memory if it is the usual one."""
+    found = _bit_generator()
+    if type(found) is not np.random.MT19937:
+        return found, None
+    return found, (ctypes.c_char * _NUMPY_BYTES).from_address(found.ctypes.state_address)
+
+
+def _python_memory(generator: random.Random) -> _Memory:
+    """Returns the memory of a generator of CPython."""
+    return (ctypes.c_char * _PYTHON_BYTES).from_address(id(generator) + object.__basicsize__)
 
 
 @cache
@@ -142,12 +143,12 @@ def _shows_draws() -> bool:
     if sys.implementation.name != "cpython" or not hasattr(random, "_inst") or _PYTHON_BYTES < 625 * 4:
         return False
     tried, seen = random.Random(1), set()
+    memory = _python_memory(tried)
     for _ in range(3):
-        memory = ctypes.string_at(id(tried) + object.__basicsize__, _PYTHON_BYTES)
         words = b"".join(word.to_bytes(4, sys.byteorder) for word in tried.getstate()[1][:-1])
-        if words not in memory:
+        if words not in memory.raw:
             return False
-        seen.add(memory)
+        seen.add(memory.raw)
         tried.random()
     return len(seen) == 3
 

@@ -32,8 +32,8 @@ from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan, StreamFacts
 from wellfed.sample_rng import SampleRng
 from wellfed.train.memory.fallbacks import MicroBatches
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.passes import Passes
+from wellfed.train.step.replicas import Ranks
 
 WORLDS = (8, 64, 512, 4096)
 many = st.integers(1, 5000)

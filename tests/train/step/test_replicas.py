@@ -26,9 +26,9 @@ from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")

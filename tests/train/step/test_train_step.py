@@ -18,8 +18,8 @@ from wellfed.record import ignore_event
 from wellfed.train.memory.fallbacks import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.precision import Precision
 from wellfed.train.step.passes import Computation
+from wellfed.train.step.precision import Precision
 from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")

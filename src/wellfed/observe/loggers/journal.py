@@ -247,8 +247,8 @@ def step_line(row: StepRow) -> str:
     copied_ms = copy_ms or 0.0
     step_ms = wait_ms + copied_ms + compute_ms + host_ms
     is_ready = asked_wait_ms <= (READY_MS if READY_FRAC * step_ms < READY_MS else READY_FRAC * step_ms)
-    is_usual = build_ms is not None and slowest_ms is None and slowest_index is None
-    if not (is_usual and step_ms < LARGE and build_ms < LARGE and (launch_ms or 0.0) < LARGE):
+    largest_ms = max(step_ms, build_ms or 0.0, launch_ms or 0.0)
+    if build_ms is None or slowest_ms is not None or slowest_index is not None or largest_ms >= LARGE:
         found = (step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, is_ready)
         return ",".join(map(cell, (*found, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index)))
     time = f"{time_s:.6g}" if time_s < LARGE else f"{time_s:.3f}"

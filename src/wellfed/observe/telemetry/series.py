@@ -87,8 +87,7 @@ class Series:
     def add(self, value: float) -> None:
         """Adds a reading."""
         self.num += 1
-        if value > self._max:
-            self._max = value
+        self._max = max(self._max, value)
         self._sum += value
         if len(self._values) < self._kept:
             self._values.append(value)

@@ -89,7 +89,7 @@ class DeviceEvent(Protocol):
 _Counts = tuple[int, int, int, int, bool]
 """Step, samples, size of the largest micro-batch, number of micro-batches, and whether the step is warm-up."""
 _NOT_BUILT = (None, None, None, None)
-_row: Callable[[tuple[object, ...]], StepRow] = partial(tuple.__new__, StepRow)  # type: ignore[arg-type]
+_row: Callable[[tuple[object, ...]], StepRow] = partial(tuple.__new__, StepRow)
 """Makes a row of a tuple: without the call of a function that the class itself needs."""
 
 

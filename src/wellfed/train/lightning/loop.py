@@ -87,7 +87,8 @@ class StepLoop(_TrainingEpochLoop):
         """Optimizer steps so far; read several times a step, so it skips Lightning's check of the mode."""
         if not self._is_direct:
             return int(super().global_step)
-        return self.automatic_optimization.optim_progress.optimizer.step.total.completed
+        steps: int = self.automatic_optimization.optim_progress.optimizer.step.total.completed
+        return steps
 
     @property
     def done(self) -> bool:

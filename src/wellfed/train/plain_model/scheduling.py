@@ -42,6 +42,7 @@ class FactorLR(LambdaLR):
     """
 
     def step(self, epoch: int | None = None) -> None:
+        """Sets the rates of the next step."""
         groups = self.optimizer.param_groups
         if epoch is not None or self._is_initial or not {type(group["lr"]) for group in groups} <= {float, int}:
             with as_scheduled(self.optimizer):

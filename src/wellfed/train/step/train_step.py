@@ -125,6 +125,9 @@ class TrainStep:
         if self._loss.has_compiled or self._retry.has_retried:
             self._loss.has_compiled = self._retry.has_retried = False
             self.was_disturbed = True
+        return self._taken_loss()
+
+    def _taken_loss(self) -> Tensor:
         loss, self._first_loss = self._first_loss, None
         assert loss is not None
         return loss
