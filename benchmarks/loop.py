@@ -23,6 +23,7 @@ machine does not change these counts. `tests/end_to_end/test_loop.py` holds them
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -33,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from operator import truediv
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -283,7 +285,7 @@ LOOPS: dict[str, Callable[..., None]] = {
 
 def watched(name: str, num_steps: int, scratch: Path, model: str = "mlp", *, counts_calls: bool = False) -> Steps:
     """Runs a loop, and returns its steps."""
-    global steps
+    global steps  # noqa: PLW0603  the data set of a loop is made by its run, and has no other way to them
     steps = Steps(counts_calls=counts_calls)
     try:
         LOOPS[name](num_steps, scratch, model)
@@ -363,7 +365,7 @@ def result(name: str, found: dict[str, list[Cost]]) -> dict[str, Any]:
         "over_raw_us_ci95": interval(over),
         "over_raw_cpu_us_median": statistics.median(over_cpu),
         "over_raw_cpu_us_ci95": interval(over_cpu),
-        "x_raw_median": statistics.median(own.wall_us / base.wall_us for own, base in zip(found[name], found["raw"])),
+        "x_raw_median": statistics.median(map(truediv, wall, [cost.wall_us for cost in found["raw"]])),
     }
 
 
@@ -383,6 +385,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--only", nargs="+", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--calls", action="store_true", help="count and list calls of Python functions")
+    parser.add_argument("--before", type=json.loads, default={}, help="calls over raw of an earlier commit, by loop")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     names = ["raw", *(name for name in chosen.only if name != "raw")]
@@ -399,6 +402,7 @@ def main() -> None:
     for row in results:
         row["calls"] = sum(calls[row["loop"]].values())
         row["calls_over_raw"] = row["calls"] - results[0]["calls"]
+        row["calls_over_raw_before"] = chosen.before.get(row["loop"])
     record = {
         "theme": "loop",
         "date": datetime.now(UTC).date().isoformat(),

@@ -11,7 +11,7 @@ from benchmarks.loop import LOOPS, MOST_CALLS, WARMUP, calls_a_step, measure, ov
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("name", MOST_CALLS)
+@pytest.mark.parametrize("name", [pytest.param("ours", marks=pytest.mark.slow), "ours_bare"])
 def test_a_run_adds_few_calls_to_a_step(name: str) -> None:
     """No other process changes these counts, as it changes times. `benchmarks/loop.py --calls` lists them."""
     found = calls_a_step(["raw", name])
