@@ -1,15 +1,15 @@
 """Computes the 95 % interval of a rate from steps that are not independent: a slow one often follows a slow one.
 
-The steps are put together into at most 40 blocks, so that what alternates from step to step cancels out. The blocks are
-taken for an autoregressive series of first order, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). Its
-autocorrelation is not estimated, which few blocks can't do without underrating it: all values are weighed by how well
-they explain the series and by the reference prior of such a series, 1 / sqrt(1 - a^2) (Berger and Yang, Econometric
-Theory 10, 1994), and the error of the mean is averaged over them.
+The steps are joined into 40 blocks, so that differences between alternate steps cancel out. The blocks are modelled as
+an autoregressive series of first order, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). An estimate of the
+autocorrelation from few blocks would be too low. So the error of the mean is averaged over all autocorrelations. Each
+is weighed by how well it explains the series, and by the reference prior of such a series, 1 / sqrt(1 - a^2) (Berger
+and Yang, Econometric Theory 10, 1994).
 
-Simulated, such intervals hold the truth in 95 % of the cases and more up to an autocorrelation of 0.9, and in 90 % from
-40 steps on up to 0.98, from 100 steps on up to 0.99 (record 2026-11-24_interval_coverage_cpu). They hold for
-what happened in the steps: a stall that comes every 100 steps is not in the interval of 40 steps without one. Measure
-several times as many steps as lie between such stalls.
+In simulations such intervals contain the true rate in at least 95 % of the cases up to an autocorrelation of 0.9. They
+contain it in 90 % up to 0.98 with 40 steps, and up to 0.99 with 100 steps (record 2026-11-24_interval_coverage_cpu).
+They describe the measured steps only: an interval of 40 steps does not include a stall that comes every 100 steps.
+Measure several times the number of steps between such stalls.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from itertools import pairwise
 from statistics import NormalDist
 
 MIN_STEPS = 40
-"""With fewer there is no interval: a drift over so few steps can't be told from none."""
+"""Fewest steps for an interval; over fewer a drift can't be distinguished from noise."""
 _NUM_BLOCKS = 40
 _AUTOCORRELATIONS = [0.03 * number for number in range(34)]
-"""0 to 0.99. None below 0: steps that alternate would make the interval narrower than chance allows for."""
+"""0 to 0.99. Negative ones are left out: alternating steps would make the interval too narrow."""
 
 
 def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None:
-    """Half the 95 % interval of ``sum(samples) / sum(times)``, which lies in its middle.
+    """Returns half the 95 % interval of ``sum(samples) / sum(times)``, which lies in its middle.
 
-    The rate is a ratio of two sums, so its error is that of the blocks' samples about rate x time: the mean of the
-    blocks' own rates would give a stalled block the weight of a fast one, and may leave the rate out of its interval.
+    The rate is a ratio of two sums, so its error comes from the differences of the blocks' samples from rate x time.
+    The mean of the blocks' own rates would give a stalled block the weight of a fast one.
 
-    Both are of each step, in order. None with fewer than `MIN_STEPS` steps, or if they took no time.
+    Args:
+        samples: of each step, in order.
+        times: of the same steps.
+
+    Returns:
+        None with fewer than `MIN_STEPS` steps, or if they took no time.
     """
     total = sum(times)
     if len(times) < MIN_STEPS or total <= 0:
@@ -44,10 +49,10 @@ def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None
 
 
 def error_of_mean(values: Sequence[float]) -> float:
-    """Standard error of the mean of a stationary series that may be autocorrelated.
+    """Returns the standard error of the mean of a stationary series that may be autocorrelated.
 
     Averages the variance of the mean over the posterior of a first-order autoregression. The priors of the mean and of
-    the logarithm of the scale are flat; that of the autocorrelation is the reference prior.
+    the logarithm of the scale are flat. The autocorrelation has the reference prior.
     """
     k, mean = len(values), math.fsum(values) / len(values)
     series = [value - mean for value in values]
@@ -58,7 +63,7 @@ def error_of_mean(values: Sequence[float]) -> float:
     ends, end_squares = series[0] + series[-1], series[0] ** 2 + series[-1] ** 2
     log_weights, variances = [], []
     for a in _AUTOCORRELATIONS:
-        # Of the series' inverse correlation matrix, times 1 - a^2: its sum, and its products with ones and the series.
+        # The inverse correlation matrix of the series, times 1 - a^2: its sum, its products with ones and the series.
         precision = (1 - a) * (k - (k - 2) * a)
         offset = (1 - a) * a * ends / precision  # of the best mean for this autocorrelation from the plain mean
         about_mean = (1 + a * a) * squares - a * a * end_squares - 2 * a * products
@@ -72,13 +77,15 @@ def error_of_mean(values: Sequence[float]) -> float:
 
 
 def student_t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Returns the 97.5 % quantile of Student's t."""
     return {1: 12.706, 2: 4.303}.get(degrees) or student_t(degrees, 0.975)
 
 
 def student_t(degrees: int, part: float) -> float:
-    """A quantile of Student's t between 0.9 and 0.9975: exact at 1 and 2 degrees, within 4 % from 3 on (Cornish-Fisher
-    expansion, Abramowitz and Stegun 26.7.5)."""
+    """Returns a quantile of Student's t between 0.9 and 0.9975.
+
+    It is exact for 1 and 2 degrees, and within 4 % for more (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5).
+    """
     if degrees == 1:
         return math.tan(math.pi * (part - 0.5))
     if degrees == 2:

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple, TextIO
 from wellfed.record import OperationEntry, ProfileEntry
 
 STEP = "ProfilerStep#"
-"""How the ranges of a step are called in a trace, with its number behind it; a step may have several."""
+"""Name of the ranges of a step in a trace, before its number; a step may have several."""
 BETWEEN = "(between operations)"
-"""Stands among the operations of a CPU for all else that its steps did: Python, the loop, waiting."""
+"""Name, among the operations of a CPU, for all else that its steps did: Python, the loop, waiting."""
 MOST_OPERATIONS = 20
-"""The largest, which the record has."""
+"""Maximum number of operations in the record; it keeps the largest."""
 _OPERATIONS = ("cpu_op", "user_annotation")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WITHIN = "DtoD"
-"""In the name of a copy that leaves a device's memory for the same."""
+"""Part of the name of a copy within a device."""
 _AROUND = (STEP, "Optimizer.step#")
-"""How ranges are called within which a whole step may be done: their own time is that of no operation."""
+"""Names of ranges that may contain a whole step; their own time belongs to no operation."""
 _BETWEEN_RANKS = "nccl"
-"""In the name of a kernel that moves data from one device to another."""
+"""Part of the name of a kernel that moves data between devices."""
 Interval = tuple[float, float]
 _CHUNK = 2**20
 """Characters read at a time: traces may have hundreds of MB."""
@@ -48,15 +48,15 @@ class Span(NamedTuple):
     lane: tuple[Any, Any]
     """Process and thread of the host, or device and stream."""
     correlation: int | None = None
-    """The same of a call to CUDA and of what it launched."""
+    """Number that a call to CUDA shares with the work it launched."""
     operation: int | None = None
-    """The same of an operation of torch and of all that was launched for it, ``External id`` of the trace."""
+    """Number that an operation of torch shares with all work launched for it, ``External id`` of the trace."""
 
 
 def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
     """Returns the operations of the steps of a trace; None if it has no step.
 
-    What was launched outside of the steps does not count, nor do steps behind number ``last``.
+    Work launched outside of the steps does not count, nor do steps after number ``last``.
     """
     host, launches, device, steps = _sorted_out(spans)
     whole = [step for step in steps if last is None or int(step.name.removeprefix(STEP)) <= last]
@@ -87,11 +87,11 @@ def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry |
 def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> list[Interval]:
     """Returns the times when at least one kernel was launched, but waited for an earlier one of its stream.
 
-    A kernel that comes to an idle stream takes some microseconds to begin, too; the host is not ahead by that.
+    A kernel on an idle stream takes some microseconds to begin, too. That does not mean that the host is ahead.
 
     Args:
-        work: of devices, in any order.
-        launched_us: when the call had returned that launched what has this correlation.
+        work: spans of devices, in any order.
+        launched_us: end of the call that launched the work with this correlation.
     """
     found: list[Interval] = []
     busy_until: dict[object, float] = {}
@@ -105,7 +105,7 @@ def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> l
 
 
 def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
-    """Returns each span with its time less that of the spans within it on its thread."""
+    """Returns each span with its time, without that of the spans within it on its thread."""
     lanes: dict[object, list[Span]] = defaultdict(list)
     for one in host:
         lanes[one.lane].append(one)
@@ -143,7 +143,7 @@ def length_us(apart: Sequence[Interval]) -> float:
 
 
 def overlap_us(first: Sequence[Interval], second: Sequence[Interval]) -> float:
-    """Returns how long both last; each comes from `union`."""
+    """Returns the time that is in both; each comes from `union`."""
     total, one, other = 0.0, 0, 0
     while one < len(first) and other < len(second):
         total += max(0.0, min(first[one][1], second[other][1]) - max(first[one][0], second[other][0]))
@@ -174,7 +174,7 @@ def _sorted_out(
 def _by_device(
     work: Sequence[Span], launches: Sequence[Span], host: Sequence[Span], num_steps: int
 ) -> list[OperationEntry]:
-    """Kernels and copies under the name of the operation that launched them, or else their own."""
+    """Returns kernels and copies under the name of the operation that launched them, or else their own."""
     launched_by = {one.correlation: one.operation for one in launches}
     names = {one.operation: one.name for one in host if not one.name.startswith(STEP)}
     names.pop(None, None)
@@ -219,7 +219,7 @@ def _within(time_us: float, windows: Sequence[Interval]) -> bool:
 
 
 def spans(path: Path) -> Iterator[Span]:
-    """Yields all that took time, in the order of the file; unreadable text between two events is left out.
+    """Yields all events with a duration, in the order of the file; leaves out unreadable text between two events.
 
     Raises:
         OSError: it can't be read.
@@ -245,7 +245,7 @@ def _span(event: dict[str, Any]) -> Span:
 
 
 def _events(stream: TextIO, path: Path) -> Iterator[Any]:
-    """Yields the list ``traceEvents``, of which no more than a chunk is held."""
+    """Yields the entries of the list ``traceEvents``; holds one chunk of the text at a time."""
     decode = json.JSONDecoder(strict=False).raw_decode
     text = stream.read(_CHUNK)
     begins = _BEGINS.search(text)

@@ -37,12 +37,15 @@ def is_within_steps(name: str) -> bool:
 
 
 def hooks_within_steps_s(wall: WallEntry) -> float:
-    """Seconds of the hooks that ran within steps."""
+    """Returns the seconds of the hooks that ran within steps."""
     return sum(spent_s for name, spent_s in wall["callbacks"].items() if is_within_steps(name))
 
 
 def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
-    """Seconds for which each thread of this process was ready to run and had no core; empty where nothing counts."""
+    """Returns the seconds for which each thread of this process was ready to run and had no core.
+
+    Empty if the system does not count them.
+    """
     found = {}
     with suppress(OSError, ValueError, IndexError):
         for task in tasks.iterdir():
@@ -52,14 +55,14 @@ def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, floa
 
 
 class Wall:
-    """Gives each moment of training to one account. What runs within another account is taken from that one."""
+    """Division of the time of training among accounts; each moment belongs to one, the innermost."""
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.perf_counter,
         waited_s: Callable[[], Mapping[str, float]] = waited_for_a_core_s,
     ) -> None:
-        """``waited_s``: how long each thread of the process has waited for a core."""
+        """``waited_s`` returns the seconds that each thread of the process has waited for a core."""
         self._now_s, self._waited_s = now_s, waited_s
         self._cores_waited_s = 0.0
         self.account: str | None = None
@@ -70,7 +73,7 @@ class Wall:
         """Waits for a GPU, which may be steps behind the host."""
 
     def switch(self, account: str) -> str | None:
-        """Time goes to this account from now on. Returns the account before; None if nothing is timed."""
+        """Gives the time from now on to this account; returns the previous account, None if nothing is timed."""
         before = self.account
         if before is not None:
             now_s = self._now_s()
@@ -94,7 +97,7 @@ class Wall:
 
     @contextmanager
     def during(self, account: str) -> Iterator[None]:
-        """Time within the block goes to this account; the steps launched before it are waited for first."""
+        """Gives the time within the block to this account; waits first for the steps launched before it."""
         self.settle()
         before = self.switch(account)
         try:
@@ -104,7 +107,7 @@ class Wall:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time within the block is accounted for; several blocks add up."""
+        """Divides the time within the block among accounts; several blocks add up."""
         self.account, waited_s = START, self._waited_s()
         self._since_s = self._began_s = self._now_s()
         try:
@@ -120,12 +123,14 @@ class Wall:
 
     @property
     def core_wait_frac(self) -> float | None:
-        """Share of the time for which the thread that waited most was ready to run and had no core; None without
-        training, or where the system does not count it."""
+        """Returns the largest share of the time for which a thread was ready to run and had no core.
+
+        None without training, or if the system does not count it.
+        """
         return self._cores_waited_s / self._before_s if self._before_s > 0 and self._waited_s() else None
 
     def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:
-        """The accounts so far, those of the run's earlier processes included; None if nothing was timed."""
+        """Returns the accounts so far, with those of the run's earlier processes; None if nothing was timed."""
         self.back(self.account)  # closes what is open
         total_s = self._before_s + (0.0 if self.account is None else self._since_s - self._began_s)
         if total_s <= 0:
