@@ -38,9 +38,10 @@ from wellfed.record import git_state  # noqa: E402
 from wellfed.train.memory.less_memory import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402
 from wellfed.train.step.micro_batches import Preparation  # noqa: E402
+from wellfed.train.step.passes import Computation  # noqa: E402
 from wellfed.train.step.precision import Precision  # noqa: E402
 from wellfed.train.step.replicas import AgreeingReplicas, Replicas  # noqa: E402
-from wellfed.train.step.train_step import Computation, StepSettings, TrainStep  # noqa: E402
+from wellfed.train.step.train_step import StepSettings, TrainStep  # noqa: E402
 
 CPU = torch.device("cpu")
 DEPTH, SAMPLES, STEPS = 6, 64, 20

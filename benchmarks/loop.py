@@ -1,29 +1,44 @@
-"""What does a training step cost beyond plain PyTorch? A small network, us a step over a raw loop.
+"""Measures what a training step costs beyond plain PyTorch: microseconds and calls a step over a raw loop.
 
-    python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 2000] [--out RECORD]
+    python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 2000] [--only raw ours ours_bare] [--out RECORD]
+    python benchmarks/loop.py --calls
 
-Four loops take turns within one process, in another order each round: plain PyTorch; a whole run as the command line
-starts it, with all its callbacks, files, progress bar, wandb (offline) and telemetry at 2 Hz; Lightning with its
-defaults and one self.log a step; Lightning with all of that switched off. All have the same network, batches from
-memory, fused AdamW and gradient clipping. A difference is that of two loops of one round; first steps are dropped.
-The mlp shows best what is added; the lstm, six times as long a step, how little that is to a network that works.
+Five loops take turns within one process, in another order each round:
+
+- `raw`: plain PyTorch;
+- `ours`: a whole run as the command line starts it, with all its callbacks, files, progress bar, wandb (offline) and
+  telemetry at 2 Hz;
+- `ours_bare`: the same with telemetry=none and logger=none;
+- `lightning_default`: Lightning with its defaults and one self.log a step;
+- `lightning_bare`: Lightning with all of that switched off.
+
+All have the same network, batches from memory, fused AdamW and gradient clipping. A difference is that of two loops of
+one round; first steps are dropped. Wall time and CPU time of the training thread are measured where a batch is fetched.
+The mlp shows best what is added; the lstm takes six times as long a step.
+
+`--calls` counts the calls of Python functions a step instead, by `sys.setprofile`, and lists them by function. A busy
+machine does not change these counts. `tests/end_to_end/test_loop.py` holds them to `MOST_CALLS`.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
 import math
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from operator import truediv
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import lightning.pytorch as pl
 import torch
@@ -37,12 +52,20 @@ from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
+from wellfed.observe.timing import step_clock  # noqa: E402
 from wellfed.observe.timing.interval import student_t_975  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.run.train import train  # noqa: E402
+from wellfed.train.lightning.callbacks import progress  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3
 WARMUP = 50
+COUNTED, NUM_WINDOWS = 100, 3
+"""Steps of a window in which calls are counted, and number of such windows in a run."""
+MOST_CALLS = {"ours": 50, "ours_bare": 46}
+"""Calls of Python functions that a run may add to a step of plain PyTorch, which has 214."""
+_BY_TIME = ("wellfed/observe/loggers/csv_table.py", "wellfed/observe/loggers/journal.py")
+"""Code that runs by time and not by steps: writing rows. It is not counted, and the bar is not drawn."""
 WORKLOAD = f"""
 name: loop
 effective_batch_size: {BATCH}
@@ -83,6 +106,63 @@ class Lstm(nn.Module):
 MODELS: dict[str, type[nn.Module]] = {"mlp": Mlp, "lstm": Lstm}
 
 
+class Cost(NamedTuple):
+    """Time of one step in microseconds."""
+
+    wall_us: float
+    cpu_us: float
+    """CPU time of the training thread."""
+
+
+class Steps:
+    """Times and calls of the steps of one loop, from one fetched batch to the next."""
+
+    def __init__(self, *, counts_calls: bool = False) -> None:
+        self._counts_calls = counts_calls
+        self._wall_s: list[float] = []
+        self._cpu_s: list[float] = []
+        self._calls: list[Counter[Any]] = []
+
+    def fetched(self) -> None:
+        """Marks that a batch is fetched; called by the training thread."""
+        if self._counts_calls:
+            sys.setprofile(None)
+            if len(self._wall_s) >= WARMUP and len(self._calls) <= NUM_WINDOWS:
+                if (len(self._wall_s) - WARMUP) % COUNTED == 0:
+                    self._calls.append(Counter())
+                sys.setprofile(self._note)
+        self._wall_s.append(time.perf_counter())
+        self._cpu_s.append(time.thread_time())
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self._calls[-1][frame.f_code] += 1
+
+    def cost(self) -> Cost:
+        """Returns the mean from the end of the warm-up to the last batch."""
+        num_steps = len(self._wall_s) - 1 - WARMUP
+        found = (1e6 * (marks[-1] - marks[WARMUP]) / num_steps for marks in (self._wall_s, self._cpu_s))
+        return Cost(*found)
+
+    def calls(self) -> dict[str, float]:
+        """Returns the calls a step by function, of the window with the fewest; without `_BY_TIME`."""
+        found = min(map(_by_function, self._calls[:NUM_WINDOWS]), key=Counter.total)
+        return {name: number / COUNTED for name, number in found.most_common()}
+
+
+def _by_function(calls: Counter[Any]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for code, number in calls.items():
+        file = code.co_filename.partition("site-packages/")[2] or code.co_filename.rpartition("/src/")[2]
+        if not file.startswith(_BY_TIME):
+            found[f"{file or code.co_filename}:{code.co_qualname}"] += number
+    return found
+
+
+steps = Steps()
+"""Steps of the loop that runs now."""
+
+
 class Samples:
     """Training data in memory."""
 
@@ -97,7 +177,8 @@ class Samples:
         return {"x": self._inputs[index], "y": self._targets[index]}
 
     def fetch(self, indices: Tensor, rng: Any = None) -> dict[str, Tensor]:
-        """A batch."""
+        """Returns a batch, and marks the start of its step."""
+        steps.fetched()
         return {"x": self._inputs.index_select(0, indices), "y": self._targets.index_select(0, indices)}
 
 
@@ -107,24 +188,17 @@ def datasets(num_steps: int) -> Datasets:
 
 
 class Batches:
-    """An epoch in random order, for the loops that are not ours; knows when the steps after the warm-up began."""
+    """An epoch in random order, for the loops that are not ours."""
 
     def __init__(self, num_steps: int) -> None:
         self._data, self._num_steps = Samples(num_steps), num_steps
-        self._asked_at_s: list[float] = []
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        self._asked_at_s = []
         for indices in torch.randperm(len(self._data)).split(BATCH):
-            self._asked_at_s.append(time.perf_counter())
             yield self._data.fetch(indices)
-
-    def us_per_step(self) -> float:
-        """From the end of the warm-up to the last batch."""
-        return 1e6 * (self._asked_at_s[-1] - self._asked_at_s[WARMUP]) / (self._num_steps - 1 - WARMUP)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -132,8 +206,8 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
 
-def raw(num_steps: int, scratch: Path, model: str = "mlp") -> float:
-    """Plain PyTorch."""
+def raw(num_steps: int, scratch: Path, model: str = "mlp") -> None:
+    """Trains with plain PyTorch."""
     batches, network = Batches(num_steps), MODELS[model]()
     optimizer, parameters = optimizer_of(network), list(network.parameters())
     for batch in batches:
@@ -141,11 +215,10 @@ def raw(num_steps: int, scratch: Path, model: str = "mlp") -> float:
         network.loss(batch).loss.backward()  # type: ignore[operator]
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
-    return batches.us_per_step()
 
 
-def ours(num_steps: int, scratch: Path, model: str = "mlp") -> float:
-    """The command line's run, without the parts before and after the training."""
+def ours(num_steps: int, scratch: Path, model: str = "mlp", *more: str) -> None:
+    """Trains as the command line does, without the ceiling after the training."""
     (scratch / "workload").mkdir(exist_ok=True)
     (scratch / "workload" / "loop.yaml").write_text(WORKLOAD % MODELS[model].__name__)
     folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
@@ -157,16 +230,17 @@ def ours(num_steps: int, scratch: Path, model: str = "mlp") -> float:
         "trainer.max_epochs=1",
         "trainer.accelerator=cpu",
         f"trainer.gradient_clip={CLIP}",
-        "telemetry.ceiling_steps=0",
-        "logger.mode=offline",
+        *(more or ["telemetry.ceiling_steps=0", "logger.mode=offline"]),
         f"hydra.run.dir={folder}",
     ]
     code = train(compose(overrides, extra_dirs=[scratch]))
     if code:
         raise RuntimeError(f"the run ended with {code}: {(folder / 'train.log').read_text()}")
-    with (folder / "steps.csv").open(newline="") as stream:
-        end_s = [float(row["time_s"]) for row in csv.DictReader(stream)]
-    return 1e6 * (end_s[-1] - end_s[WARMUP]) / (len(end_s) - 1 - WARMUP)
+
+
+def ours_bare(num_steps: int, scratch: Path, model: str = "mlp") -> None:
+    """Trains as the command line does, with telemetry and logger switched off."""
+    ours(num_steps, scratch, model, "telemetry=none", "telemetry.ceiling_steps=0", "logger=none")
 
 
 class Lit(pl.LightningModule):
@@ -186,29 +260,39 @@ class Lit(pl.LightningModule):
         return optimizer_of(self.model)
 
 
-def lightning_default(num_steps: int, scratch: Path, model: str = "mlp") -> float:
-    """Lightning's own callbacks, progress bar and CSV logger; a row every 50 steps."""
-    return _lightning(num_steps, scratch, model, logs=True, logger=CSVLogger(scratch))
+def lightning_default(num_steps: int, scratch: Path, model: str = "mlp") -> None:
+    """Trains with Lightning's own callbacks, progress bar and CSV logger; a row every 50 steps."""
+    _lightning(num_steps, scratch, model, logs=True, logger=CSVLogger(scratch))
 
 
-def lightning_bare(num_steps: int, scratch: Path, model: str = "mlp") -> float:
-    """The Trainer alone: logs nothing, saves nothing, shows nothing."""
+def lightning_bare(num_steps: int, scratch: Path, model: str = "mlp") -> None:
+    """Trains with the Trainer alone, which logs, saves and shows nothing."""
     switches = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return _lightning(num_steps, scratch, model, logs=False, **dict.fromkeys(switches, False))
+    _lightning(num_steps, scratch, model, logs=False, **dict.fromkeys(switches, False))
 
 
-def _lightning(num_steps: int, scratch: Path, model: str, *, logs: bool, **options: Any) -> float:
-    batches = Batches(num_steps)
+def _lightning(num_steps: int, scratch: Path, model: str, *, logs: bool, **options: Any) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, gradient_clip_val=CLIP, default_root_dir=scratch, devices=1, **options
     )
-    trainer.fit(Lit(model, logs), batches)
-    return batches.us_per_step()
+    trainer.fit(Lit(model, logs), Batches(num_steps))
 
 
-LOOPS: dict[str, Callable[..., float]] = {
-    loop.__name__: loop for loop in (raw, ours, lightning_default, lightning_bare)
+LOOPS: dict[str, Callable[..., None]] = {
+    loop.__name__: loop for loop in (raw, ours, ours_bare, lightning_default, lightning_bare)
 }
+
+
+def watched(name: str, num_steps: int, scratch: Path, model: str = "mlp", *, counts_calls: bool = False) -> Steps:
+    """Runs a loop, and returns its steps."""
+    global steps  # noqa: PLW0603  the data set of a loop is made by its run, and has no other way to them
+    steps = Steps(counts_calls=counts_calls)
+    try:
+        LOOPS[name](num_steps, scratch, model)
+    finally:
+        if counts_calls:
+            sys.setprofile(None)
+    return steps
 
 
 @contextmanager
@@ -231,28 +315,67 @@ def prepared() -> Iterator[Path]:
         os.environ.update(environ)
 
 
-def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -> dict[str, list[float]]:
-    """us a step of each loop, one figure a round; a round before them is dropped."""
-    found: dict[str, list[float]] = {name: [] for name in names}
+def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -> dict[str, list[Cost]]:
+    """Returns the cost of a step of each loop, one figure a round; a round before them is dropped."""
+    found: dict[str, list[Cost]] = {name: [] for name in names}
     with prepared() as scratch:
         for number in range(rounds + 1):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                us = LOOPS[name](num_steps if number else WARMUP + 10, scratch, model)
+                cost = watched(name, num_steps if number else WARMUP + 10, scratch, model).cost()
                 if number:
-                    found[name].append(us)
+                    found[name].append(cost)
     return found
 
 
-def over_raw(found: dict[str, list[float]], name: str) -> list[float]:
-    """us a step beyond the raw loop of the same round."""
-    return [us - raw_us for us, raw_us in zip(found[name], found["raw"], strict=True)]
+def calls_a_step(names: list[str], model: str = "mlp") -> dict[str, dict[str, float]]:
+    """Returns the calls of Python functions a step of each loop, by function."""
+    num_steps = WARMUP + COUNTED * NUM_WINDOWS + 5
+    by_time = patch.object(progress, "REDRAW_S", math.inf), patch.object(step_clock, "WINDOW_S", math.inf)
+    with prepared() as scratch, by_time[0], by_time[1]:
+        return {name: watched(name, num_steps, scratch, model, counts_calls=True).calls() for name in names}
+
+
+def over_raw(found: dict[str, list[Cost]], name: str, clock: str = "wall_us") -> list[float]:
+    """Returns the microseconds a step beyond the raw loop of the same round."""
+    return [getattr(own, clock) - getattr(base, clock) for own, base in zip(found[name], found["raw"], strict=True)]
 
 
 def interval(values: list[float]) -> list[float]:
-    """95 % interval of the mean."""
+    """Returns the 95 % interval of the mean; empty for a single value."""
+    if len(values) < 2:
+        return []
     half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return [statistics.fmean(values) - half, statistics.fmean(values) + half]
+
+
+def result(name: str, found: dict[str, list[Cost]]) -> dict[str, Any]:
+    """Returns the row of a loop in the record."""
+    wall, over, over_cpu = (
+        [cost.wall_us for cost in found[name]],
+        over_raw(found, name),
+        over_raw(found, name, "cpu_us"),
+    )
+    return {
+        "loop": name,
+        "n": len(wall),
+        "us_per_step_median": statistics.median(wall),
+        "us_per_step_ci95": interval(wall),
+        "over_raw_us_median": statistics.median(over),
+        "over_raw_us_ci95": interval(over),
+        "over_raw_cpu_us_median": statistics.median(over_cpu),
+        "over_raw_cpu_us_ci95": interval(over_cpu),
+        "x_raw_median": statistics.median(map(truediv, wall, [cost.wall_us for cost in found["raw"]])),
+    }
+
+
+def said(row: dict[str, Any]) -> str:
+    """Returns the row of a loop as a text."""
+    low, high = row["over_raw_us_ci95"] or [row["over_raw_us_median"]] * 2
+    return (
+        f"{row['loop']} {row['us_per_step_median']:.0f} us a step, {row['over_raw_us_median']:.0f} over plain PyTorch "
+        f"({low:.0f} to {high:.0f}, x {row['x_raw_median']:.2f}; CPU {row['over_raw_cpu_us_median']:.0f})"
+    )
 
 
 def main() -> None:
@@ -260,33 +383,30 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--only", nargs="+", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--calls", action="store_true", help="count and list calls of Python functions")
+    parser.add_argument("--before", type=json.loads, default={}, help="calls over raw of an earlier commit, by loop")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
+    names = ["raw", *(name for name in chosen.only if name != "raw")]
+    calls = calls_a_step(names, chosen.model)
+    for name in names if chosen.calls else ():
+        print(f"{name}: {sum(calls[name].values()):.1f} calls a step")
+        for function, number in calls[name].items():
+            print(f"  {number:7.2f} {function}")
+    if chosen.calls:
+        return
     facts, load_before = machine(), os.getloadavg()
-    raw_us = measure(list(LOOPS), chosen.rounds, chosen.steps, chosen.model)
-    results = []
-    for name, values in raw_us.items():
-        over = over_raw(raw_us, name)
-        results.append(
-            {
-                "loop": name,
-                "n": len(values),
-                "us_per_step_median": statistics.median(values),
-                "us_per_step_ci95": interval(values),
-                "over_raw_us_median": statistics.median(over),
-                "over_raw_us_ci95": interval(over),
-                "x_raw_median": statistics.median(us / base for us, base in zip(values, raw_us["raw"], strict=True)),
-                "of_lightning_default_median": statistics.median(
-                    us / most for us, most in zip(over, over_raw(raw_us, "lightning_default"), strict=True)
-                ),
-            }
-        )
-    shown = {result["loop"]: result for result in results}
+    found = measure(names, chosen.rounds, chosen.steps, chosen.model)
+    results = [result(name, found) for name in names]
+    for row in results:
+        row["calls"] = sum(calls[row["loop"]].values())
+        row["calls_over_raw"] = row["calls"] - results[0]["calls"]
+        row["calls_over_raw_before"] = chosen.before.get(row["loop"])
     record = {
         "theme": "loop",
         "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/loop.py --model {chosen.model} --rounds {chosen.rounds} --steps {chosen.steps} "
-        "--out RECORD",
+        "command": " ".join(["python benchmarks/loop.py", *sys.argv[1:]]),
         "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
         "machine": {"load_before": load_before, "load": os.getloadavg(), **facts.to_dict()},
         "config": {
@@ -302,17 +422,8 @@ def main() -> None:
             "terminal": "forced, written to /dev/null",
         },
         "results": results,
-        "raw": raw_us,
-        "says": "; ".join(
-            f"{name} {shown[name]['us_per_step_median']:.0f} us a step, "
-            f"{shown[name]['over_raw_us_median']:.0f} over plain PyTorch "
-            f"({shown[name]['over_raw_us_ci95'][0]:.0f} to {shown[name]['over_raw_us_ci95'][1]:.0f}, "
-            f"x {shown[name]['x_raw_median']:.2f}, "
-            f"{shown[name]['of_lightning_default_median']:.2f} of what Lightning's defaults add)"
-            for name in shown
-            if name != "raw"
-        )
-        + f"; plain PyTorch ({chosen.model}) takes {shown['raw']['us_per_step_median']:.0f} us.",
+        "says": "; ".join(f"{said(row)}, {row['calls_over_raw']:.0f} calls of functions more" for row in results[1:])
+        + f"; plain PyTorch ({chosen.model}) takes {results[0]['us_per_step_median']:.0f} us.",
     }
     print(record["says"])
     if chosen.out:
@@ -320,4 +431,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks import loop  # the module that the workload names, with its one `steps`
+
+    loop.main()

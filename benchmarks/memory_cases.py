@@ -52,9 +52,10 @@ from wellfed.train.memory.features import hold
 from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
-from wellfed.train.step.train_step import Computation, TrainStep, parameter_groups
+from wellfed.train.step.train_step import TrainStep, parameter_groups
 
 CPU = torch.device("cpu")
 STEPS = 4

@@ -52,7 +52,7 @@ def test_a_cell(tmp_path, value, cell):
 
 @given(st.floats(0, 1e7))
 def test_times_keep_their_milliseconds(seconds):
-    assert abs(float(csv_table._cell(seconds)) - seconds) <= 0.0006
+    assert abs(float(csv_table.cell(seconds)) - seconds) <= 0.0006
 
 
 def test_one_head_however_often_it_is_opened(tmp_path):

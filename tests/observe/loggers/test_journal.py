@@ -5,11 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kit.tables import rows_of
 from wellfed.observe.loggers import csv_table
-from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
-from wellfed.observe.telemetry.machines import HOST
+from wellfed.observe.loggers.csv_table import cell
+from wellfed.observe.loggers.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal, step_line, telemetry_line
+from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.observe.telemetry.metrics import COLUMNS
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.step_clock import StepRow
@@ -52,6 +55,34 @@ def test_files_and_record_after_save(tmp_path):
         ("val", "loss", "0.5"), ("val", "accuracy", "0.25"),
     ]  # fmt: skip
     assert read(tmp_path)["status"] == "running"
+
+
+times = st.floats(0, 1e5)
+
+
+@given(st.builds(row, st.integers(1, 10**6), time_s=times, wait_ms=times, copy_ms=st.none() | times, compute_ms=times,
+                 host_ms=times, asked_wait_ms=times, build_ms=st.none() | times, build_cpu_ms=times,
+                 launch_ms=st.none() | times, slowest_ms=st.none() | times,
+                 slowest_index=st.none() | st.integers(0, 9)))  # fmt: skip
+def test_a_line_of_a_step_has_the_cells_of_any_table(made):
+    assert step_line(made).split(",") == [cell(getattr(made, name)) for name in STEP_COLUMNS]
+
+
+@given(st.dictionaries(st.sampled_from(COLUMNS[4:]), st.floats(-1e6, 1e6)), st.sampled_from([-1, 0, 1000]))
+def test_a_line_of_a_reading_has_the_cells_of_any_table(values, gpu):
+    sample = Sample(12.5, 7, "train", gpu, values)
+    known = {"time_s": 12.5, "step": 7, "phase": "train", "gpu": named(gpu), **values}
+    assert telemetry_line(sample).split(",") == [cell(known.get(name)) for name in COLUMNS]
+
+
+def test_steps_that_are_finished_and_not_yet_handed_over_count(tmp_path):
+    made, finished = journal(tmp_path), [row(1), row(2)]
+    made.finished_steps = lambda: [finished.pop(0) for _ in finished.copy()]
+    assert made.recent_rate() == pytest.approx(800)
+    finished.append(row(3))
+    made.save()
+    assert [entry["step"] for entry in rows_of(tmp_path / "steps.csv")] == ["1", "2", "3"]
+    assert [one.step for one in made.rows] == [1, 2, 3]
 
 
 def test_the_sink_is_handed_rows_with_their_axes(tmp_path):

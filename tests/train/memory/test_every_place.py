@@ -35,8 +35,9 @@ from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureTable
 from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
+from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

@@ -84,6 +84,54 @@ def test_all_generators() -> None:
     assert (drawn(), np.random.randn(), random.gauss(0, 1)) == first
 
 
+DRAWS = {
+    "nothing": lambda: None,
+    "python": random.random,
+    "python, a pair": lambda: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "numpy, a pair": np.random.randn,
+    "torch": lambda: torch.rand(()),
+    "seeds": lambda: (random.seed(5), np.random.seed(5), torch.manual_seed(5)),
+}
+
+
+@pytest.mark.parametrize("between", DRAWS)
+@pytest.mark.parametrize("within", DRAWS)
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_generators_go_back_to_the_start_of_a_step(
+    between: str, within: str, is_readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing the second of a pair changes no number of a generator."""
+    if not is_readable:  # another interpreter, or another generator of numpy
+        monkeypatch.setattr(generators, "_shows_draws", lambda: False)
+        monkeypatch.setattr(generators, "_numpy_memory", lambda: (None, None))
+    states = generators.GeneratorStates(CPU)
+    for _ in range(3):
+        DRAWS[between]()
+        states.take()
+        expected = str(generators.state())
+        for _ in range(2):
+            DRAWS[within]()
+            drawn()
+            states.restore()
+            assert str(generators.state()) == expected
+
+
+def test_draws_show_in_the_memory_of_the_generators() -> None:
+    """Else each step would pay for whole states."""
+    assert generators._shows_draws()
+    states = generators.GeneratorStates(CPU)
+    assert states._numpy_memory is not None
+    states.take()
+    kept = states._numpy, states._python
+    states.take()
+    assert (states._numpy, states._python) == kept
+    assert states._python is kept[1]
+    random.random()
+    states.take()
+    assert states._python is not kept[1]
+
+
 @pytest.mark.simulated(cards=2)
 def test_the_device_of_this_process_alone() -> None:
     device = torch.device("cuda", 1)

@@ -27,9 +27,10 @@ from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
-from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
+from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

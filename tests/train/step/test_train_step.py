@@ -18,8 +18,9 @@ from wellfed.record import ignore_event
 from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import Computation, StepSettings, TrainStep
+from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -76,7 +77,8 @@ def test_by_default_errors_of_memory_pass_as_they_are() -> None:
 def test_what_was_done_is_noted() -> None:
     step = made(torch.optim.SGD, 6)
     step(delivery())
-    assert (step.number, step.num_micro_batches, step.largest, step.samples) == (1, 3, 6, 16)
+    passes = step.passes
+    assert (step.number, passes.num_micro_batches, passes.largest, passes.samples) == (1, 3, 6, 16)
     assert step.totals.count == 1
 
 
@@ -193,7 +195,7 @@ def test_a_step_without_weight_changes_nothing(precision: str) -> None:
     assert torch.equal(weights_of(step), before)
     assert str(optimizer.state_dict()) == state
     assert scale == (None if scaler is None else scaler.state_dict())
-    assert (step.number, step.totals.count, step.samples) == (4, 1, 0)
+    assert (step.number, step.totals.count, step.passes.samples) == (4, 1, 0)
     assert events == [("empty_step", {"step": 2, "count": 1}), ("empty_step", {"step": 3, "count": 2})]
     step(Delivery((x, torch.tensor([True] * 4)), epoch=0, index=4, total=4))
     assert not torch.equal(weights_of(step), before)

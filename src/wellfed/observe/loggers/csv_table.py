@@ -34,18 +34,18 @@ class CsvTable:
         on_error: Callable[[OSError], None],
         *,
         flush_s: float = FLUSH_S,
-        cells: Callable[[Any], Sequence[object]] | None = None,
+        line: Callable[[Any], str] | None = None,
     ) -> None:
         """
         Args:
-            cells: returns a row's cells in the order of the columns; None = rows are
-                mappings, with empty cells for missing columns.
+            line: returns the line of a row, without its end; None = rows are mappings, with empty cells for missing
+                columns.
             flush_s: seconds for which rows may be held back; 0 = each `append` writes before it returns.
         """
         self.path, self._columns, self._on_error, self._flush_s = path, tuple(columns), on_error, flush_s
         self._lock = threading.Lock()  # rows appended during a write must not be lost or written twice
-        self._cells = cells or (lambda row: [row.get(column) for column in self._columns])
-        # Formatting many rows at once costs a third.
+        self._line = line
+        # Rows are formatted many at a time, at a third of the cost.
         self._rows: deque[Any] = deque(maxlen=MOST_ROWS)
         self._flushed_at_s, self._pause_s = time.monotonic(), 0.0
 
@@ -84,9 +84,7 @@ class CsvTable:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         try:
             start = os.fstat(descriptor).st_size
-            rows = [[_cell(value) for value in self._cells(row)] for row in self._rows]
-            text = _lines(rows if start else [self._columns, *rows])
-            left = memoryview(text.encode())
+            left = memoryview(self._text(has_columns=start == 0).encode())
             try:
                 while left:
                     left = left[os.write(descriptor, left) :]
@@ -97,6 +95,12 @@ class CsvTable:
                 raise
         finally:
             os.close(descriptor)
+
+    def _text(self, *, has_columns: bool) -> str:
+        columns = _lines([self._columns]) if has_columns else ""
+        if self._line is not None:
+            return columns + "\n".join([*map(self._line, self._rows), ""])
+        return columns + _lines([[cell(row.get(name)) for name in self._columns] for row in self._rows])
 
 
 def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> int:
@@ -177,12 +181,16 @@ def _lines(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def _cell(value: object) -> str:
+LARGE = 1e3
+"""Numbers from here on have three decimals, so times keep their milliseconds in long runs; others six digits."""
+
+
+def cell(value: object) -> str:
+    """Returns a value as the text of a cell."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, float):
-        # .3f keeps milliseconds in long runs.
-        return f"{value:.6g}" if abs(value) < 1e3 else f"{value:.3f}"
+        return f"{value:.6g}" if abs(value) < LARGE else f"{value:.3f}"
     return str(value)

@@ -7,22 +7,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from wellfed.masking import hidden_in
-from wellfed.observe.loggers.csv_table import CsvTable, column
+from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.telemetry.machines import named
 from wellfed.observe.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
-from wellfed.observe.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.observe.telemetry.metrics import TIME_AXIS, curve
 from wellfed.observe.telemetry.series import Sample
-from wellfed.observe.timing.readiness import StepSummary, summarise
-from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.readiness import StepColumns, StepSummary, summarise
+from wellfed.observe.timing.step_clock import READY_FRAC, READY_MS, StepRow
 from wellfed.record import EventKind, RunRecord
 
 _LOG = logging.getLogger(__name__)
@@ -37,6 +35,8 @@ MOST_OF_A_KIND = 500
 """Maximum number of events of a kind. The first half and the latest are kept, ``left_out`` counts the rest."""
 _LONGEST_FACT = 10_000
 """Maximum number of characters of a text in an event."""
+_STEPS_S = 0.8
+"""Seconds for which steps may be held back; with `step_clock.WINDOW_S` they are on disk within a second."""
 KEPT_STEPS = 100_000
 """Number of latest steps that the final figures cover; steps.csv has all steps."""
 
@@ -49,12 +49,15 @@ class Journal:
         """``earlier_s``: seconds of earlier processes of a resumed run, where ``time_s`` starts."""
         self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
-        self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
-        self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, cells=attrgetter(*STEP_COLUMNS))
+        self._rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
+        self.finished_steps: Callable[[], Iterable[StepRow]] = tuple
+        """Returns the rows of steps that are finished and not written; called before rows are read."""
+        self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, line=step_line, flush_s=_STEPS_S)
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self.disk_full)
-        # Unbuffered, since the last seconds show why a run was killed.
-        self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self.disk_full, flush_s=0)
-        # Guards the record's events, also while the record is written. Acquire no table's lock inside it.
+        # Written at once: the last seconds show why a run was killed.
+        path = folder / "telemetry.csv"
+        self._telemetry = CsvTable(path, TELEMETRY_COLUMNS, self.disk_full, line=telemetry_line, flush_s=0)
+        # Guards the record's events, also while the record is written. No table's lock is acquired within it.
         self._lock = threading.RLock()
 
     def time_s(self) -> float:
@@ -76,9 +79,13 @@ class Journal:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
     def rewind(self, step: int, time_s: float) -> None:
-        """Drops steps and metrics after a step, and those written after ``time_s``. Telemetry is kept."""
-        while self.rows and self.rows[-1].step > step:
-            self.rows.pop()
+        """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
+
+        Telemetry stays.
+        """
+        rows = self.rows
+        while rows and rows[-1].step > step:
+            rows.pop()
         for table in (self._steps, self._metrics):
             table.flush()  # otherwise they would be written later
             for column_, last in (("step", step), ("time_s", time_s)):
@@ -120,9 +127,15 @@ class Journal:
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Writes finished optimizer steps."""
-        finished = list(rows)
-        self.rows += finished
-        self._steps.append(*finished)
+        if finished := list(rows):
+            self._rows += finished
+            self._steps.append(*finished)
+
+    @property
+    def rows(self) -> deque[StepRow]:
+        """Rows of the latest steps, at most `KEPT_STEPS`."""
+        self.steps(self.finished_steps())
+        return self._rows
 
     def metrics(
         self,
@@ -140,48 +153,44 @@ class Journal:
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        times = self._recent_times() if throughput else {}
+        times = _times(self._recent()) if throughput else {}
         self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""
-        self._telemetry.append(
-            *(
-                {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": named(one.gpu), **one.values}
-                for one in samples
-            )
-        )
+        self._telemetry.append(*samples)
 
     def publish(self, samples: Sequence[Sample]) -> None:
-        """Passes at least one sample to the sink, as one row. May block as long as the sink does."""
-        figures = {f"{prefix(one.gpu)}/{name}": value for one in samples for name, value in one.values.items()}
-        self.sink.log({TIME_AXIS: samples[0].time_s, **figures})
+        """Hands at least one sample to the sink, as one row. May block as long as the sink does."""
+        row: dict[str, float | int | None] = {TIME_AXIS: samples[0].time_s}
+        for one in samples:
+            row.update({curve(one.gpu, name): value for name, value in one.values.items()})
+        self.sink.log(row)
 
     def summary(self) -> StepSummary | None:
         """Returns the figures of the steps so far."""
         return summarise(self.rows)
 
     def recent_throughput(self) -> dict[str, float]:
-        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty without any."""
-        rows = self._recent()
-        rate = _rate(rows)
-        return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}
+        """Returns ``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up, if there are any."""
+        recent = self._recent()
+        rate = None if recent is None else recent.samples_per_s
+        if recent is None or rate is None:
+            return {}
+        return {"samples_per_s": rate, "readiness_frac": recent.readiness_frac}
 
-    def _recent_times(self) -> dict[str, float]:
-        """Returns ``step/wait_ms`` and so on: means over the same steps as `recent_throughput`."""
-        rows = self._recent()
-        times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _SHARES}
-        return {f"step/{name}": fmean(of_steps) for name, of_steps in times.items() if of_steps}
-
-    def _recent(self) -> list[StepRow]:
-        return [row for row in islice(reversed(self.rows), 200) if not row.warmup]
+    def _recent(self) -> StepColumns | None:
+        rows = [row for row in islice(reversed(self.rows), 200) if not row.warmup]
+        return StepColumns.of(rows) if rows else None
 
     def recent_rate(self) -> float | None:
         """Returns samples/s over the last 50 steps."""
-        return _rate(list(islice(reversed(self.rows), 50)))
+        rows = list(islice(reversed(self.rows), 50))
+        return StepColumns.of(rows).samples_per_s if rows else None
 
     def save(self, *, duration_s: float | None = None) -> None:
         """Writes everything to disk; ``duration_s`` is given for a finished run."""
+        self.steps(self.finished_steps())
         for table in (self._steps, self._metrics, self._telemetry):
             table.flush()
         self.record.duration_s = round(self.time_s(), 3) if duration_s is None else duration_s
@@ -204,6 +213,41 @@ def _shortened(fact: Any) -> Any:
     return f"{fact[:_LONGEST_FACT]}..." if isinstance(fact, str) and len(fact) > _LONGEST_FACT else fact
 
 
-def _rate(rows: Sequence[StepRow]) -> float | None:
-    total_ms = sum(row.step_ms for row in rows)
-    return 1e3 * sum(row.samples for row in rows) / total_ms if total_ms > 0 else None
+def _times(recent: StepColumns | None) -> dict[str, float]:
+    """Returns ``step/wait_ms`` and so on, the means of these steps."""
+    found = {} if recent is None else {name: getattr(recent, name) for name in _SHARES}
+    return {f"step/{name}": float(times_ms.mean()) for name, times_ms in found.items() if times_ms is not None}
+
+
+def telemetry_line(sample: Sample) -> str:
+    """Returns the line of telemetry.csv."""
+    values = sample.values
+    cells = [cell(sample.time_s), str(sample.step), sample.phase, str(named(sample.gpu))]
+    cells += [
+        "" if (value := values.get(name)) is None else f"{value:.6g}" if 0 <= value < LARGE else cell(value)
+        for name in _TELEMETRY_FIGURES
+    ]
+    return ",".join(cells)
+
+
+_TELEMETRY_FIGURES = TELEMETRY_COLUMNS[4:]
+
+
+def step_line(row: StepRow) -> str:
+    """Returns the line of steps.csv, with the same cells as `csv_table.cell` gives."""
+    step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, asked_wait_ms, *rest = row
+    _, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index = rest
+    copied_ms = copy_ms or 0.0
+    step_ms = wait_ms + copied_ms + compute_ms + host_ms
+    is_ready = asked_wait_ms <= (READY_MS if READY_FRAC * step_ms < READY_MS else READY_FRAC * step_ms)
+    largest_ms = max(step_ms, build_ms or 0.0, launch_ms or 0.0)
+    if build_ms is None or slowest_ms is not None or slowest_index is not None or largest_ms >= LARGE:
+        found = (step, time_s, epoch, samples, micro, num_micro, wait_ms, copy_ms, compute_ms, host_ms, is_ready)
+        return ",".join(map(cell, (*found, build_ms, build_cpu_ms, launch_ms, slowest_ms, slowest_index)))
+    time = f"{time_s:.6g}" if time_s < LARGE else f"{time_s:.3f}"
+    copy = "" if copy_ms is None else f"{copy_ms:.6g}"
+    launch = "" if launch_ms is None else f"{launch_ms:.6g}"
+    return (
+        f"{step},{time},{epoch},{samples},{micro},{num_micro},{wait_ms:.6g},{copy},{compute_ms:.6g},{host_ms:.6g},"
+        f"{is_ready:d},{build_ms:.6g},{build_cpu_ms:.6g},{launch},,"
+    )

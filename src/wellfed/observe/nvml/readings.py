@@ -71,8 +71,9 @@ class OpenDevice:
         return self._nvml
 
     def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of a device function; raises as `NvmlSession.ask` does."""
-        return self.session.ask(function, self.handle, *args, **kwargs)
+        """Returns the answer of a device function; raises as `NvmlSession.ask` does."""
+        assert self._nvml is not None
+        return self._nvml.ask(function, self.handle, *args, **kwargs)
 
 
 def memory_used_gib(device: OpenDevice) -> float:

@@ -149,6 +149,8 @@ class NvmlSession:
         """``tries``: how often a failing call is made. Use several where one failure matters, e.g. to list cards."""
         self._load = load
         self._library: Any = None
+        self._found: dict[str, Any] = {}
+        """Functions and constants of the library that were asked for."""
         self.tries = tries
 
     def __enter__(self) -> Self:
@@ -163,8 +165,8 @@ class NvmlSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        library, self._library = self._library, None
-        # A lost card makes the shutdown fail too. That must not hide how the block ended.
+        library, self._library, self._found = self._library, None, {}
+        # A lost card makes the shutdown fail too; that must not hide how the block ended.
         with contextlib.suppress(library.NVMLError):
             library.nvmlShutdown()
 
@@ -176,7 +178,7 @@ class NvmlSession:
             GpuLostError: the card is gone.
             NvmlError: any other NVML error.
         """
-        call = self._of_library("function", function)
+        call = self._found.get(function) or self._of_library("function", function)
         errors = []
         for _ in range(self.tries):
             try:
@@ -199,7 +201,8 @@ class NvmlSession:
         Raises:
             FunctionNotFoundError: the installed nvidia-ml-py lacks it.
         """
-        return self._of_library("constant", name)
+        found = self._found.get(name)
+        return self._of_library("constant", name) if found is None else found
 
     def _of_library(self, kind: str, name: str) -> Any:
         if self._library is None:
@@ -207,6 +210,7 @@ class NvmlSession:
         value = getattr(self._library, name, None)
         if value is None:
             raise FunctionNotFoundError(name, f"{kind} not found in this nvidia-ml-py")
+        self._found[name] = value
         return value
 
 

@@ -56,6 +56,9 @@ class _GpuQuery:
     is_proven: bool = False
     """The GPU has answered it at least once."""
 
+    def __post_init__(self) -> None:
+        self.named = frozenset(self.names)
+
 
 class GpuSource(Source):
     """Source of readings of all GPUs of a run. Its thread may wait for the driver."""
@@ -180,9 +183,10 @@ class _Gpu:
 
     def _ask(self, query: _GpuQuery, values: dict[str, float]) -> bool:
         """Adds the figures of the answer; returns whether the GPU is still there."""
-        if all(name in values for name in query.names):  # GPM has given them already, at lower cost
+        if values.keys() >= query.named:  # GPM has answered already, and cheaper
             return True
-        self._device.session.tries = 1 if query.is_proven else CONFIRMING_TRIES
+        session = self._device.session
+        session.tries = 1 if query.is_proven else CONFIRMING_TRIES
         try:
             answer = query.ask(self._readers)
         except NoDataError:
@@ -204,10 +208,11 @@ class _Gpu:
                 lacking = [name for name in query.names if name not in figures]
                 self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
             query.is_proven = True
-            values.update({name: value for name, value in figures.items() if name not in values})
+            for name, value in figures.items():
+                values.setdefault(name, value)
             self._seen.update(figures)
         finally:
-            self._device.session.tries = 1
+            session.tries = 1
         return True
 
     def _report_failure(self, error: NvmlError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -36,6 +37,25 @@ def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[s
     # Time of virtual machines is already part of user time.
     total_s = sum(seconds for name, seconds in machine.items() if not name.startswith("guest"))
     return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
+
+
+def _usage(process: psutil.Process) -> tuple[float, int]:
+    """Returns the CPU seconds of a process so far and its resident bytes.
+
+    On Linux both are in one file, which is read in a quarter of the time that psutil takes for its two.
+    """
+    if _PAGE_BYTES is not None and type(process) is psutil.Process:
+        with open(f"/proc/{process.pid}/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()  # a name may have spaces
+        return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE_BYTES  # proc(5), from field 3 on
+    with process.oneshot():
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+
+
+_PAGE_BYTES: int | None = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else None
+_TICKS: int = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 1
+"""Units of /proc/<pid>/stat: bytes of a page (None = no Linux), and ticks of CPU time in a second."""
 
 
 def _started() -> set[int]:
@@ -78,12 +98,10 @@ class HostSource(Source):
         cpu_s, rss_bytes = {}, 0
         for process in (self._own, *self._children):
             try:
-                with process.oneshot():
-                    times = process.cpu_times()
-                    rss_bytes += process.memory_info().rss
-            except psutil.Error:  # ended, or not readable by this user
+                cpu_s[process.pid], held_bytes = _usage(process)
+            except (psutil.Error, OSError):  # ended, or is not ours to look at
                 continue
-            cpu_s[process.pid] = times.user + times.system
+            rss_bytes += held_bytes
         if not cpu_s:
             return []
         values, before = {"rss_gib": gib(rss_bytes)}, self._before

@@ -6,6 +6,7 @@ Files and reports show a GPU of another node as ``node1/0``, and its host as ``n
 from __future__ import annotations
 
 import re
+from functools import cache
 
 HOST = -1
 """Number of the host among the GPUs."""
@@ -25,6 +26,7 @@ def is_host(number: int) -> bool:
     return (number - HOST) % _STRIDE == 0
 
 
+@cache
 def named(number: int) -> int | str:
     """Returns a number as files and reports show it."""
     node, index = divmod(number - HOST, _STRIDE)

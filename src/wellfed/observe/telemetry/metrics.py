@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from typing import Literal
 
@@ -88,12 +89,19 @@ TIME_AXIS = "telemetry/time_s"
 """Axis of the curves in wandb."""
 
 
+@cache
 def prefix(gpu: int) -> str:
     """Returns the prefix of a figure's name: ``gpu0``, ``host`` or ``node1/gpu0``."""
     if is_host(gpu):
         return str(named(gpu)).replace("-1", "host")
     *node, index = str(named(gpu)).split("/")
     return "/".join([*node, f"gpu{index}"])
+
+
+@cache
+def curve(gpu: int, name: str) -> str:
+    """Returns the name of a figure's curve: ``gpu0/util_pct``."""
+    return f"{prefix(gpu)}/{name}"
 
 
 def gpu_queries() -> dict[Query, list[Metric]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections import defaultdict
@@ -75,12 +76,12 @@ class Series:
         self._kept, self._values = kept, list[float]()
         self._random = random.Random(0)
         self.num = 0
-        self._sum, self._max = 0.0, 0.0
+        self._sum, self._max = 0.0, -math.inf
 
     def add(self, value: float) -> None:
         """Adds a reading."""
-        self._max = value if self.num == 0 else max(self._max, value)
         self.num += 1
+        self._max = max(self._max, value)
         self._sum += value
         if len(self._values) < self._kept:
             self._values.append(value)

@@ -1,13 +1,15 @@
 """Computes the 95 % interval of a rate from steps that are not independent, since slow steps often come together.
 
-The steps form at most 40 blocks, so that alternation from step to step cancels out. The blocks are modelled as a
-first-order autoregressive series, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). Few blocks would underestimate its
-autocorrelation. So the error of the mean is averaged over all autocorrelations, weighted by likelihood and by the
-reference prior 1 / sqrt(1 - a^2) (Berger and Yang, Econometric Theory 10, 1994).
+The steps are joined into 40 blocks, so that differences between alternate steps cancel out. The blocks are modelled as
+an autoregressive series of first order, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). An estimate of the
+autocorrelation from few blocks would be too low. So the error of the mean is averaged over all autocorrelations. Each
+is weighed by how well it explains the series, and by the reference prior of such a series, 1 / sqrt(1 - a^2) (Berger
+and Yang, Econometric Theory 10, 1994).
 
-In simulations the intervals contain the truth in at least 95 % of cases for autocorrelations up to 0.9. At 0.98 they do
-in 90 % from 40 steps on, at 0.99 from 100 steps on (record 2026-11-24_interval_coverage_cpu). An interval covers only
-what happened in its steps. Measure several times as many steps as lie between two stalls.
+In simulations such intervals contain the true rate in at least 95 % of the cases up to an autocorrelation of 0.9. They
+contain it in 90 % up to 0.98 with 40 steps, and up to 0.99 with 100 steps (record 2026-11-24_interval_coverage_cpu).
+They describe the measured steps only: an interval of 40 steps does not include a stall that comes every 100 steps.
+Measure several times the number of steps between such stalls.
 """
 
 from __future__ import annotations
@@ -18,20 +20,24 @@ from itertools import pairwise
 from statistics import NormalDist
 
 MIN_STEPS = 40
-"""Minimum number of steps for an interval. Over fewer, drift can't be detected."""
+"""Fewest steps for an interval; over fewer a drift can't be distinguished from noise."""
 _NUM_BLOCKS = 40
 _AUTOCORRELATIONS = [0.03 * number for number in range(34)]
-"""Assumed autocorrelations, 0 to 0.99. Negative ones would make the interval too narrow for alternating steps."""
+"""0 to 0.99. Negative ones are left out: alternating steps would make the interval too narrow."""
 
 
 def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None:
-    """Returns half the width of the 95 % interval around ``sum(samples) / sum(times)``.
+    """Returns half the 95 % interval of ``sum(samples) / sum(times)``, which lies in its middle.
 
-    The error is taken from the blocks' samples around rate x time. Averaging the blocks' own rates would give a stalled
-    block the weight of a fast one.
+    The rate is a ratio of two sums, so its error comes from the differences of the blocks' samples from rate x time.
+    The mean of the blocks' own rates would give a stalled block the weight of a fast one.
 
-    Both arguments have one entry per step, in order. Returns None with fewer than `MIN_STEPS` steps, or if they took no
-    time.
+    Args:
+        samples: of each step, in order.
+        times: of the same steps.
+
+    Returns:
+        None with fewer than `MIN_STEPS` steps, or if they took no time.
     """
     total = sum(times)
     if len(times) < MIN_STEPS or total <= 0:
@@ -45,8 +51,8 @@ def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None
 def error_of_mean(values: Sequence[float]) -> float:
     """Returns the standard error of the mean of a stationary series that may be autocorrelated.
 
-    Averages the variance of the mean over the posterior of a first-order autoregression. Priors are flat for the mean
-    and the log of the scale, and the reference prior for the autocorrelation.
+    Averages the variance of the mean over the posterior of a first-order autoregression. The priors of the mean and of
+    the logarithm of the scale are flat. The autocorrelation has the reference prior.
     """
     k, mean = len(values), math.fsum(values) / len(values)
     series = [value - mean for value in values]
@@ -57,7 +63,7 @@ def error_of_mean(values: Sequence[float]) -> float:
     ends, end_squares = series[0] + series[-1], series[0] ** 2 + series[-1] ** 2
     log_weights, variances = [], []
     for a in _AUTOCORRELATIONS:
-        # Sum of the inverse correlation matrix times 1 - a^2.
+        # The inverse correlation matrix of the series, times 1 - a^2: its sum, its products with ones and the series.
         precision = (1 - a) * (k - (k - 2) * a)
         offset = (1 - a) * a * ends / precision  # best mean for this autocorrelation minus the plain mean
         about_mean = (1 + a * a) * squares - a * a * end_squares - 2 * a * products
@@ -76,8 +82,10 @@ def student_t_975(degrees: int) -> float:
 
 
 def student_t(degrees: int, part: float) -> float:
-    """Returns a quantile of Student's t between 0.9 and 0.9975. Exact at 1 and 2 degrees, within 4 % from 3 on
-    (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5)."""
+    """Returns a quantile of Student's t between 0.9 and 0.9975.
+
+    It is exact for 1 and 2 degrees, and within 4 % for more (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5).
+    """
     if degrees == 1:
         return math.tan(math.pi * (part - 0.5))
     if degrees == 2:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
 from wellfed.observe.timing.interval import half_width
-from wellfed.observe.timing.step_clock import StepRow
+from wellfed.observe.timing.step_clock import READY_FRAC, READY_MS, StepRow
 from wellfed.record import LoadingEntry, Throughput, TimeEntry
+
+Column = np.ndarray[Any, np.dtype[np.float64]]
+_COMPLETE = ("samples", "wait_ms", "compute_ms", "host_ms", "asked_wait_ms")
+"""Columns without gaps."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class StepSummary:
     launch_ms_p50: float | None = None
     """None on a CPU."""
     build_ms_mean: float | None = None
-    """Mean milliseconds to build a batch; None if unknown, like the next three."""
+    """Mean milliseconds to build a batch; None if unknown, like the next ones."""
     build_ms_p50: float | None = None
     build_ms_p99: float | None = None
     build_cpu_frac: float | None = None
@@ -65,27 +70,68 @@ class StepSummary:
         return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
+@dataclass(frozen=True)
+class StepColumns:
+    """Columns of several rows; all arrays have one entry a row, in milliseconds."""
+
+    samples: Column
+    wait_ms: Column
+    copy_ms: Column | None
+    """None where there is no copy to a device; 0 for a step without one."""
+    compute_ms: Column
+    host_ms: Column
+    asked_wait_ms: Column
+
+    @classmethod
+    def of(cls, rows: Sequence[StepRow]) -> StepColumns:
+        """Returns the columns of at least one row."""
+        columns = dict(zip(StepRow._fields, zip(*rows, strict=True), strict=True))
+        copies = columns["copy_ms"]
+        has_copy = copies.count(None) < len(copies)
+        return cls(
+            copy_ms=np.array([ms or 0.0 for ms in copies]) if has_copy else None,
+            **{name: np.array(columns[name], dtype=float) for name in _COMPLETE},
+        )
+
+    @cached_property
+    def step_ms(self) -> Column:
+        """Wall time of each step, as `StepRow.step_ms`."""
+        copy_ms: Column | float = 0.0 if self.copy_ms is None else self.copy_ms
+        return cast(Column, self.wait_ms + copy_ms + self.compute_ms + self.host_ms)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Rate of all rows; None if they took no time."""
+        total_ms = float(self.step_ms.sum())
+        return 1e3 * float(self.samples.sum()) / total_ms if total_ms > 0 else None
+
+    @property
+    def readiness_frac(self) -> float:
+        """Share of the steps whose batch was ready, as `StepRow.ready`."""
+        return float((self.asked_wait_ms <= np.maximum(READY_MS, READY_FRAC * self.step_ms)).mean())
+
+
 def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
     """Returns the figures of the rows that are not warm-up; None if there are none."""
     kept = [row for row in rows if not row.warmup]
-    total_ms = sum(row.step_ms for row in kept)
-    if not kept or total_ms <= 0:
+    columns = StepColumns.of(kept) if kept else None
+    rate = None if columns is None else columns.samples_per_s
+    if columns is None or rate is None:
         return None
-    p50, p95 = np.quantile([row.step_ms for row in kept], (0.50, 0.95))
-    rate = 1e3 * sum(row.samples for row in kept) / total_ms
-    half = half_width([row.samples for row in kept], [row.step_ms / 1e3 for row in kept])
+    total_ms, copy_ms = float(columns.step_ms.sum()), columns.copy_ms
+    p50, p95 = np.quantile(columns.step_ms, (0.50, 0.95))
+    half = half_width(columns.samples.tolist(), (columns.step_ms / 1e3).tolist())
     launches = [row.launch_ms for row in kept if row.launch_ms is not None]
-    has_copy = any(row.copy_ms is not None for row in kept)
     return StepSummary(
         steps=len(kept),
         warmup_steps=len(rows) - len(kept),
         samples_per_s=rate,
         ci95=None if half is None else (max(0.0, rate - half), rate + half),
-        readiness_frac=sum(row.ready for row in kept) / len(kept),
-        wait_frac=sum(row.wait_ms for row in kept) / total_ms,
-        copy_frac=sum(row.copy_ms or 0.0 for row in kept) / total_ms if has_copy else None,
-        compute_frac=sum(row.compute_ms for row in kept) / total_ms,
-        host_frac=sum(row.host_ms for row in kept) / total_ms,
+        readiness_frac=columns.readiness_frac,
+        wait_frac=float(columns.wait_ms.sum()) / total_ms,
+        copy_frac=None if copy_ms is None else float(copy_ms.sum()) / total_ms,
+        compute_frac=float(columns.compute_ms.sum()) / total_ms,
+        host_frac=float(columns.host_ms.sum()) / total_ms,
         step_ms_mean=total_ms / len(kept),
         step_ms_p50=float(p50),
         step_ms_p95=float(p95),

@@ -1,16 +1,17 @@
 """Turns marks of the training loop into one row per step, also for a device that works asynchronously.
 
-On a CPU the host's clock gives all times. On a GPU the host only launches work. So three events per step are recorded
-on the compute stream, and read some steps later, when the device has passed them. Nothing waits for them.
+On a CPU the times are those of the host's clock. On a GPU the host only launches work, so three events a step are
+recorded on the compute stream. They are read once the device has passed them, some steps later; nothing waits for them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # imports torch
     from wellfed.batches import BuildTime
@@ -18,7 +19,11 @@ if TYPE_CHECKING:  # imports torch
 from wellfed.observe.timing.wall import STEPS, Wall
 
 WARMUP_STEPS = 3
-"""Number of first steps of a process, in which allocator, thread pools and caches fill."""
+"""First steps of a process: allocator, thread pools and caches fill."""
+READY_MS, READY_FRAC = 0.05, 0.01
+"""Longest wait for a batch that still counts as ready, in ms and as a share of the step; the larger one counts."""
+WINDOW_STEPS, WINDOW_S = 64, 0.2
+"""Steps, or seconds, after which finished rows are due to be taken."""
 
 
 class StepRow(NamedTuple):
@@ -34,37 +39,38 @@ class StepRow(NamedTuple):
     micro_batch: int
     num_micro: int
     wait_ms: float
-    """Milliseconds that the step waited for its batch."""
+    """Time for which the step stood still because its batch was not there yet."""
     copy_ms: float | None
     """Copy to the device that no computation hid; None on a CPU."""
     compute_ms: float
-    """Forward, backward and optimizer. On a GPU from their first to their last kernel, with idle time in between."""
+    """Forward, backward and optimizer; on a GPU from the first of their kernels to the last. This includes the time
+    that the device waits in between for a host that launches late."""
     host_ms: float
     """The rest, between two steps: the loop, callbacks, logging."""
     asked_wait_ms: float
-    """Milliseconds that the loop waited for the batch, even if the device was busy; decides `ready`."""
+    """Time that the loop waited for the batch, hidden or not; decides `ready`."""
     warmup: bool = False
-    """First steps, and steps that compiled or were retried. Excluded from the figures."""
+    """First steps and those that compiled or were retried; they are in the file and not in the figures."""
     build_ms: float | None = None
     """Milliseconds to build the batch, by any process or thread; None if unknown."""
     build_cpu_ms: float | None = None
-    """CPU milliseconds of the thread that built it."""
+    """CPU time of the thread that built it."""
     launch_ms: float | None = None
-    """Milliseconds that the host took to launch forward, backward and optimizer; None on a CPU."""
+    """Time that the host took to launch forward, backward and optimizer; None on a CPU."""
     slowest_ms: float | None = None
-    """Milliseconds to read the slowest sample of the batch; None if unknown."""
+    """Time to read the slowest sample of the batch; None if unknown."""
     slowest_index: int | None = None
     """Index of that sample."""
 
     @property
     def step_ms(self) -> float:
-        """Wall time of the step."""
+        """Returns the wall time of the step."""
         return self.wait_ms + (self.copy_ms or 0.0) + self.compute_ms + self.host_ms
 
     @property
     def ready(self) -> bool:
-        """Whether the batch was waiting when requested: after at most 0.05 ms, or 1 % of the step."""
-        return self.asked_wait_ms <= max(0.05, 0.01 * self.step_ms)
+        """Returns whether the batch was there when it was asked for."""
+        return self.asked_wait_ms <= max(READY_MS, READY_FRAC * self.step_ms)
 
 
 class DeviceEvent(Protocol):
@@ -77,7 +83,14 @@ class DeviceEvent(Protocol):
         """Returns whether the device has passed the mark."""
 
     def elapsed_time(self, end_event: DeviceEvent, /) -> float:
-        """Returns the milliseconds from this mark to another; both must be passed."""
+        """Returns the milliseconds from this mark to another; the device has passed both."""
+
+
+_Counts = tuple[int, int, int, int, bool]
+"""Step, samples, size of the largest micro-batch, number of micro-batches, and whether the step is warm-up."""
+_NOT_BUILT = (None, None, None, None)
+_row: Callable[[tuple[object, ...]], StepRow] = partial(tuple.__new__, StepRow)
+"""Makes a row of a tuple: without the call of a function that the class itself needs."""
 
 
 @dataclass(slots=True)
@@ -85,25 +98,24 @@ class _Marks:
     """Marks of a step while the device may still compute it."""
 
     epoch: int
-    begin_s: float
-    """End of the previous step."""
     previous: DeviceEvent | None
+    """End of the previous step."""
     asked_s: float
     got_s: float
-    begin: DeviceEvent | None
+    begin: DeviceEvent
     built: BuildTime | None
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
     end_s: float = 0.0
     end: DeviceEvent | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    counts: _Counts = (0, 0, 0, 0, False)
 
 
 class StepClock:
-    """Collector of the marks of each step: ``ask -> got -> copied -> end``, in this order, once a step.
+    """Collects the marks of each step: ``ask -> got -> copy_begins -> copied -> end``, in this order, once a step.
 
-    Time from `end` to the next `ask` is host time. `interrupt` announces a gap in training (validation, a checkpoint);
-    the next step is then timed from its own `ask`.
+    The time between `end` of one step and `ask` of the next is host time. `interrupt` announces a pause in training
+    (validation, a checkpoint); the following step is timed from its own `ask`.
     """
 
     def __init__(
@@ -114,23 +126,31 @@ class StepClock:
         new_event: Callable[[], DeviceEvent] | None = None,
         wall: Wall | None = None,
     ) -> None:
-        """``wall``: also accounts for the time between steps."""
+        """``wall``: account of the time between the steps, too."""
         self.wall = wall or Wall()
         self._now_s, self._new_event = now_s, new_event
         self._origin_s = now_s() if origin_s is None else origin_s
         self._last_end_s: float | None = None
         self._last_end: DeviceEvent | None = None
+        self._asked_s = self._got_s = self._begin_s = self._copied_s = 0.0
+        self._epoch = 0
+        self._built: BuildTime | None = None
+        self._is_open = False
+        """A step has begun and not ended."""
         self._open: _Marks | None = None
-        self._asked_s = self._got_s = 0.0
+        """Its marks on a device."""
         self._pending: deque[_Marks] = deque()
+        self._rows: list[StepRow] = []
+        self._taken_at_s = self._origin_s
 
     def time_s(self) -> float:
         """Returns the seconds since the run first started."""
         return self._now_s() - self._origin_s
 
     def ask(self) -> None:
-        """Marks that the loop requests the next batch."""
-        self.wall.switch(STEPS)
+        """Marks that the loop asks for the next batch."""
+        if self.wall.account != STEPS:
+            self.wall.switch(STEPS)
         self._asked_s = self._now_s()
 
     def got(self) -> None:
@@ -138,76 +158,100 @@ class StepClock:
         self._got_s = self._now_s()
 
     def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
-        """Marks that the copy to the device is about to be launched; ``built``: time to build the batch."""
-        begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
-        self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark(), built)
+        """Marks that the copy to the device is about to be launched; ``built``: what building the batch took."""
+        self._begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
+        self._epoch, self._built, self._is_open = epoch, built, True
+        if self._new_event is not None:
+            begin = _marked(self._new_event)
+            self._open = _Marks(epoch, self._last_end, self._asked_s, self._got_s, begin, built)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
-        if self._open is not None:
-            self._open.copied_s = self._now_s()
-            self._open.copied = self._mark()
+        if self._is_open:
+            self._copied_s = self._now_s()
+            if self._open is not None and self._new_event is not None:
+                self._open.copied_s, self._open.copied = self._copied_s, _marked(self._new_event)
 
-    def end(self, *, step: int, samples: int, micro_batch: int, num_micro: int, warmup: bool = False) -> None:
-        """Marks that the optimizer step is launched (GPU) or done (CPU)."""
-        marks, self._open = self._open, None
-        if marks is None:
-            return
-        facts = {"step": step, "samples": samples, "micro_batch": micro_batch, "num_micro": num_micro, "warmup": warmup}
-        marks.facts, marks.end_s, marks.end = facts, self._now_s(), self._mark()
-        self._last_end_s, self._last_end = marks.end_s, marks.end
-        self._pending.append(marks)
+    def end(self, *, step: int, samples: int, micro_batch: int, num_micro: int, warmup: bool = False) -> bool:
+        """Marks that the optimizer step is launched (GPU) or done (CPU).
+
+        Returns whether rows are due to be taken. They may be taken earlier, too.
+        """
+        if not self._is_open:
+            return False
+        self._is_open, end_s = False, self._now_s()
+        self._last_end_s, marks = end_s, self._open
+        if marks is not None and self._new_event is not None:
+            self._open = None
+            marks.counts = (step, samples, micro_batch, num_micro, warmup)
+            marks.end_s, marks.end = end_s, _marked(self._new_event)
+            self._last_end = marks.end
+            self._pending.append(marks)
+            num_rows = len(self._pending)
+        else:
+            wait_ms = 1e3 * (self._got_s - self._asked_s)
+            compute_ms = 1e3 * (end_s - self._copied_s)
+            host_ms = max(0.0, 1e3 * (end_s - self._begin_s) - wait_ms - compute_ms)
+            build_ms, build_cpu_ms, *slowest = self._built or _NOT_BUILT
+            at = (step, end_s - self._origin_s, self._epoch, samples, micro_batch, num_micro)
+            times = (wait_ms, None, compute_ms, host_ms, wait_ms, warmup, build_ms, build_cpu_ms, None)
+            self._rows.append(_row((*at, *times, *slowest)))
+            num_rows = len(self._rows)
+        return num_rows >= WINDOW_STEPS or end_s - self._taken_at_s >= WINDOW_S
 
     def interrupt(self) -> None:
         """Marks a pause in training between two steps, whose time belongs to neither."""
         self._last_end_s, self._last_end = None, None
 
-    def rows(self, *, wait: bool = False) -> Iterator[StepRow]:
-        """Yields the steps that the device has finished, oldest first, each once. With ``wait`` yields all remaining
-        steps, and the device must be idle."""
+    def rows(self, *, wait: bool = False) -> list[StepRow]:
+        """Returns the steps that are finished on the device, oldest first, each once.
+
+        With ``wait`` the device is idle, and all remaining steps are returned.
+        """
+        found, self._rows, self._taken_at_s = self._rows, [], self._now_s()
         while self._pending:
             end = self._pending[0].end
             if end is not None and not wait and not end.query():
-                return
-            yield self._row(self._pending.popleft())
+                break
+            found.append(self._row_on_device(self._pending.popleft()))
+        return found
 
-    def _mark(self) -> DeviceEvent | None:
-        if self._new_event is None:
-            return None
-        event = self._new_event()
-        event.record()
-        return event
+    def _row_on_device(self, marks: _Marks) -> StepRow:
+        """Returns the row of a step by the device's own time line.
 
-    def _row(self, marks: _Marks) -> StepRow:
+        The device stood idle between two steps. Of this gap the time in which the loop waited for a batch is wait; in
+        the rest the host was late.
+        """
+        assert marks.copied is not None
+        assert marks.end is not None
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
-        copy_ms: float | None
-        launch_ms: float | None = None
-        if marks.begin is None or marks.copied is None or marks.end is None:
-            wait_ms, copy_ms = asked_wait_ms, None
-            compute_ms = 1e3 * (marks.end_s - marks.copied_s)
-            host_ms = max(0.0, 1e3 * (marks.end_s - marks.begin_s) - wait_ms - compute_ms)
-        else:
-            # The device was idle for `gap` between two steps. The part in which the loop waited for a batch is wait
-            # time, the rest is host time.
-            gap_ms = asked_wait_ms if marks.previous is None else max(0.0, marks.previous.elapsed_time(marks.begin))
-            wait_ms = min(gap_ms, asked_wait_ms)
-            host_ms = gap_ms - wait_ms
-            copy_ms = marks.begin.elapsed_time(marks.copied)
-            compute_ms = marks.copied.elapsed_time(marks.end)
-            launch_ms = 1e3 * (marks.end_s - marks.copied_s)
+        gap_ms = asked_wait_ms if marks.previous is None else max(0.0, marks.previous.elapsed_time(marks.begin))
+        wait_ms = min(gap_ms, asked_wait_ms)
+        step, samples, micro_batch, num_micro, warmup = marks.counts
         built = marks.built
         return StepRow(
-            **marks.facts,
+            step=step,
             time_s=marks.end_s - self._origin_s,
             epoch=marks.epoch,
+            samples=samples,
+            micro_batch=micro_batch,
+            num_micro=num_micro,
             wait_ms=wait_ms,
-            copy_ms=copy_ms,
-            compute_ms=compute_ms,
-            host_ms=host_ms,
+            copy_ms=marks.begin.elapsed_time(marks.copied),
+            compute_ms=marks.copied.elapsed_time(marks.end),
+            host_ms=gap_ms - wait_ms,
             asked_wait_ms=asked_wait_ms,
+            warmup=warmup,
             build_ms=None if built is None else built.wall_ms,
             build_cpu_ms=None if built is None else built.cpu_ms,
-            launch_ms=launch_ms,
+            launch_ms=1e3 * (marks.end_s - marks.copied_s),
             slowest_ms=None if built is None else built.slowest_ms,
             slowest_index=None if built is None else built.slowest_index,
         )
+
+
+def _marked(new_event: Callable[[], DeviceEvent]) -> DeviceEvent:
+    """Returns a new event that is recorded on the current stream."""
+    event = new_event()
+    event.record()
+    return event

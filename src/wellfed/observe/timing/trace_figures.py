@@ -14,17 +14,18 @@ from typing import Any, NamedTuple, TextIO
 from wellfed.record import OperationEntry, ProfileEntry
 
 STEP = "ProfilerStep#"
-"""Name prefix of a step's ranges in a trace, before its number. A step may have several."""
+"""Name of the ranges of a step in a trace, before its number; a step may have several."""
 BETWEEN = "(between operations)"
-"""Entry among a CPU's operations for everything else in its steps: Python, the loop, waiting."""
+"""Name, among the operations of a CPU, for all else that its steps did: Python, the loop, waiting."""
 MOST_OPERATIONS = 20
+"""Maximum number of operations in the record; it keeps the largest."""
 _OPERATIONS = ("cpu_op", "user_annotation")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WITHIN = "DtoD"
-"""Part of the name of a copy within one device's memory."""
+"""Part of the name of a copy within a device."""
 _AROUND = (STEP, "Optimizer.step#")
-"""Name prefixes of ranges that enclose a step. Their own time belongs to no operation."""
+"""Names of ranges that may contain a whole step; their own time belongs to no operation."""
 _BETWEEN_RANKS = "nccl"
 """Part of the name of a kernel that moves data between devices."""
 Interval = tuple[float, float]
@@ -47,14 +48,16 @@ class Span(NamedTuple):
     lane: tuple[Any, Any]
     """Process and thread of the host, or device and stream."""
     correlation: int | None = None
-    """Number shared by a CUDA call and the work that it launched."""
+    """Number that a call to CUDA shares with the work it launched."""
     operation: int | None = None
-    """Number shared by an operation of torch and all work launched for it, ``External id`` of the trace."""
+    """Number that an operation of torch shares with all work launched for it, ``External id`` of the trace."""
 
 
 def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
-    """Returns the operations of the steps of a trace; None if it has no step. Work launched outside of the steps, or in
-    steps after number ``last``, does not count."""
+    """Returns the operations of the steps of a trace; None if it has no step.
+
+    Work launched outside of the steps does not count, nor do steps after number ``last``.
+    """
     host, launches, device, steps = _sorted_out(spans)
     whole = [step for step in steps if last is None or int(step.name.removeprefix(STEP)) <= last]
     windows = union([(step.start_us, step.end_us) for step in whole])
@@ -84,11 +87,11 @@ def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry |
 def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> list[Interval]:
     """Returns the times when at least one kernel was launched but waited for an earlier one of its stream.
 
-    The few microseconds that a kernel on an idle stream takes to begin do not count.
+    A kernel on an idle stream takes some microseconds to begin, too. That does not mean that the host is ahead.
 
     Args:
         work: spans of devices, in any order.
-        launched_us: correlation -> time when the launching call had returned.
+        launched_us: end of the call that launched the work with this correlation.
     """
     found: list[Interval] = []
     busy_until: dict[object, float] = {}
@@ -102,7 +105,7 @@ def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> l
 
 
 def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
-    """Returns each span with its own time, without the spans inside it on its thread."""
+    """Returns each span with its time, without that of the spans within it on its thread."""
     lanes: dict[object, list[Span]] = defaultdict(list)
     for one in host:
         lanes[one.lane].append(one)
@@ -140,7 +143,7 @@ def length_us(apart: Sequence[Interval]) -> float:
 
 
 def overlap_us(first: Sequence[Interval], second: Sequence[Interval]) -> float:
-    """Returns how long both last at the same time; each argument comes from `union`."""
+    """Returns the time that is in both; each comes from `union`."""
     total, one, other = 0.0, 0, 0
     while one < len(first) and other < len(second):
         total += max(0.0, min(first[one][1], second[other][1]) - max(first[one][0], second[other][0]))
@@ -216,7 +219,7 @@ def _within(time_us: float, windows: Sequence[Interval]) -> bool:
 
 
 def spans(path: Path) -> Iterator[Span]:
-    """Yields all spans, in the order of the file. Unreadable text between two events is skipped.
+    """Yields all events with a duration, in the order of the file; leaves out unreadable text between two events.
 
     Raises:
         OSError: the file can't be read.
@@ -242,7 +245,7 @@ def _span(event: dict[str, Any]) -> Span:
 
 
 def _events(stream: TextIO, path: Path) -> Iterator[Any]:
-    """Yields the events of ``traceEvents``, with one chunk of text in memory at a time."""
+    """Yields the entries of the list ``traceEvents``; holds one chunk of the text at a time."""
     decode = json.JSONDecoder(strict=False).raw_decode
     text = stream.read(_CHUNK)
     begins = _BEGINS.search(text)

@@ -42,7 +42,10 @@ def hooks_within_steps_s(wall: WallEntry) -> float:
 
 
 def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
-    """Returns the seconds that each thread of this process was ready to run without a core; empty if not counted."""
+    """Returns the seconds for which each thread of this process was ready to run and had no core.
+
+    Empty if the system does not count them.
+    """
     found = {}
     with suppress(OSError, ValueError, IndexError):
         for task in tasks.iterdir():
@@ -52,30 +55,30 @@ def waited_for_a_core_s(tasks: Path = Path("/proc/self/task")) -> dict[str, floa
 
 
 class Wall:
-    """Accounts of the training time. Time of a nested account is not counted in the outer one."""
+    """Division of the time of training among accounts; each moment belongs to one, the innermost."""
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.perf_counter,
         waited_s: Callable[[], Mapping[str, float]] = waited_for_a_core_s,
     ) -> None:
-        """``waited_s``: returns how long each thread of the process has waited for a core."""
+        """``waited_s`` returns the seconds that each thread of the process has waited for a core."""
         self._now_s, self._waited_s = now_s, waited_s
         self._cores_waited_s = 0.0
-        self._account: str | None = None
-        """None while nothing is timed."""
+        self.account: str | None = None
+        """Account of the present; None while nothing is timed."""
         self._since_s = self._began_s = self._before_s = 0.0
         self._spent_s: dict[str, float] = defaultdict(float)
         self.wait_for_device: Callable[[], None] = lambda: None
         """Waits for a GPU, which may be steps behind the host."""
 
     def switch(self, account: str) -> str | None:
-        """Directs time to this account from now on. Returns the previous account; None if nothing is timed."""
-        before = self._account
+        """Gives the time from now on to this account; returns the previous account, None if nothing is timed."""
+        before = self.account
         if before is not None:
             now_s = self._now_s()
             self._spent_s[before] += now_s - self._since_s
-            self._account, self._since_s = account, now_s
+            self.account, self._since_s = account, now_s
         return before
 
     def back(self, before: str | None) -> None:
@@ -84,8 +87,8 @@ class Wall:
             self.switch(before)
 
     def settle(self) -> None:
-        """Waits for the steps that a GPU still computes, in their own account. Does nothing within a validation."""
-        if self._account == VALIDATION:
+        """Waits for the steps that a GPU still computes, in their account; within a validation there are none."""
+        if self.account == VALIDATION:
             return
         before = self.switch(STEPS)
         if before is not None:
@@ -94,7 +97,7 @@ class Wall:
 
     @contextmanager
     def during(self, account: str) -> Iterator[None]:
-        """Directs time within the block to this account, after waiting for earlier steps."""
+        """Gives the time within the block to this account; waits first for the steps launched before it."""
         self.settle()
         before = self.switch(account)
         try:
@@ -104,8 +107,8 @@ class Wall:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Times the block; several blocks add up."""
-        self._account, waited_s = START, self._waited_s()
+        """Divides the time within the block among accounts; several blocks add up."""
+        self.account, waited_s = START, self._waited_s()
         self._since_s = self._began_s = self._now_s()
         try:
             yield
@@ -116,18 +119,20 @@ class Wall:
                 (later_s[one] - waited_s[one] for one in later_s.keys() & waited_s), default=0.0
             )
             self._before_s += self._since_s - self._began_s
-            self._account = None
+            self.account = None
 
     @property
     def core_wait_frac(self) -> float | None:
-        """Share of the time that the longest-waiting thread was ready but had no core. None without training, or where
-        the system does not count it."""
+        """Returns the largest share of the time for which a thread was ready to run and had no core.
+
+        None without training, or if the system does not count it.
+        """
         return self._cores_waited_s / self._before_s if self._before_s > 0 and self._waited_s() else None
 
     def entry(self, earlier: WallEntry | None = None) -> WallEntry | None:
         """Returns the accounts so far, with those of the run's earlier processes; None if nothing was timed."""
-        self.back(self._account)  # closes the current account
-        total_s = self._before_s + (0.0 if self._account is None else self._since_s - self._began_s)
+        self.back(self.account)  # closes what is open
+        total_s = self._before_s + (0.0 if self.account is None else self._since_s - self._began_s)
         if total_s <= 0:
             return earlier
         found = {key: self._spent_s.get(account, 0.0) for account, key in _KEYS.items()}

@@ -1,6 +1,6 @@
 """Counts the bytes of every tensor in training steps on a copy of the model, with fake or real tensors.
 
-The forward and backward passes run in `step.train_step.TrainStep`.
+The forward and backward passes are those of `step.passes.Passes`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, Hos
 from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
-from wellfed.train.step.train_step import Computation, TrainStep
+from wellfed.train.step.train_step import TrainStep
 
 CPU = torch.device("cpu")
 OPTIMIZER = 10**6
@@ -293,7 +294,7 @@ class Rehearsal:
         self._passes.clear()
         delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
         parts = [MicroBatch(batch, number, micro_batch, share=0.5) for number in range(num_passes)]
-        self._step.forward_backward(delivery, parts)
+        self._step.passes.forward_backward(delivery, parts)
         return list(self._passes)
 
 

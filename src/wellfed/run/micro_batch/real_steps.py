@@ -32,8 +32,9 @@ from wellfed.train.memory.features import DeviceTable, blank
 from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.train_step import Computation, StepSettings, TrainStep, parameter_groups
+from wellfed.train.step.train_step import StepSettings, TrainStep, parameter_groups
 
 RATES_S = 20.0
 """Seconds after which no further size is timed."""

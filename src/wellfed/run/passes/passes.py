@@ -275,7 +275,9 @@ class Passes:
         wall = self._books.wall
         if device.type == "cuda":
             wall.wait_for_device = torch.cuda.synchronize
-        return StepClock(origin_s=self._books.journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
+        clock = StepClock(origin_s=self._books.journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
+        self._books.journal.finished_steps = clock.rows
+        return clock
 
     def _log(self, *figures: Any, **about: Any) -> None:
         """Writes figures to the journal. The time counts as logging."""

@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from wellfed import process
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
 from wellfed.observe.hardware.detect import machine

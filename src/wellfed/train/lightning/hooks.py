@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wellfed.train.step.train_step import StepListener
+from wellfed.train.step.passes import StepListener
 
 HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
 """All hooks of a callback, without those that save and load its state."""
@@ -35,12 +35,21 @@ class Together(pl.Callback):
             inherited = getattr(pl.Callback, name)
             calls = [getattr(one, name) for one in callbacks if getattr(type(one), name) is not inherited]
             if calls:
-                setattr(self, name, partial(self._call, calls))
+                setattr(self, name, partial(_call, calls))
 
-    @staticmethod
-    def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
-        for call in calls:
-            call(*arguments, **named)
+
+def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
+    for call in calls:
+        call(*arguments, **named)
+
+
+def calls_of(callbacks: Sequence[pl.Callback], hook: str) -> list[Callable[..., None]]:
+    """Returns the methods behind a hook, in order: those that `Together` would call, and none that do nothing."""
+    found: list[Callable[..., None]] = []
+    for own in [getattr(callback, hook) for callback in callbacks if hooks_of(callback, [hook])]:
+        is_joint = isinstance(own, partial) and own.func is _call
+        found += own.args[0] if is_joint else [own]
+    return found
 
 
 class CallbacksInStep(StepListener):

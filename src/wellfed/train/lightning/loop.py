@@ -7,20 +7,22 @@ attributes of Lightning 2.6; where they are missing, Lightning's own loop runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from operator import attrgetter
 from typing import Any
 
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from wellfed.data.streams.stream_loader import UNKNOWN_LENGTH
 from wellfed.observe.timing.wall import VALIDATION, Wall
 from wellfed.train.lightning.callbacks.clock import is_within_step
 from wellfed.train.lightning.callbacks.users import nobody_logs
+from wellfed.train.lightning.hooks import calls_of
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.step.non_finite import as_scheduled
 
 _INSIDES = attrgetter(
     "_restarting",
@@ -28,15 +30,17 @@ _INSIDES = attrgetter(
     "_skip_next_val",
     "_should_check_val_fx",
     "_should_check_val_epoch",
-    "trainer.received_sigterm",
+    "trainer._signal_connector.received_sigterm",
     "trainer.lightning_module._current_fx_name",
+    "trainer.fit_loop._data_fetcher.combined_loader._iterator.iterators",
+    "trainer._val_check_time_interval",
     "_batches_that_stepped",
     "batch_progress.current.ready",
-    "scheduler_progress.increment_completed",
-    "automatic_optimization.optim_progress.optimizer_steps",
-    "automatic_optimization.optim_progress.optimizer.step.increment_ready",
-    "automatic_optimization.optim_progress.optimizer.zero_grad.total.increment_by",
-    "trainer._logger_connector.on_batch_start",
+    "batch_progress.total.processed",
+    "scheduler_progress.total.ready",
+    "automatic_optimization.optim_progress.optimizer.step.total.completed",
+    "automatic_optimization.optim_progress.optimizer.zero_grad.total.started",
+    "trainer._logger_connector._first_loop_iter",
     "trainer._logger_connector.on_batch_end",
     "trainer._logger_connector.update_train_step_metrics",
 )
@@ -71,7 +75,7 @@ class StepLoop(_TrainingEpochLoop):
         if is_alone and type(module) is StepModule and module.listener is None:
             with suppress(AttributeError):
                 _INSIDES(self)
-                self._is_direct = True
+                self._is_direct = not data_fetcher.batches and len(_loaders_of(data_fetcher)) == 1
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
 
     def _counts_steps(self) -> bool:
@@ -80,65 +84,129 @@ class StepLoop(_TrainingEpochLoop):
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far; read a dozen times a step, so it skips Lightning's check of the mode."""
-        progress = self.automatic_optimization.optim_progress
-        return int(progress.optimizer_steps if self._is_direct else super().global_step)
+        """Optimizer steps so far; read several times a step, so it skips Lightning's check of the mode."""
+        if not self._is_direct:
+            return int(super().global_step)
+        steps: int = self.automatic_optimization.optim_progress.optimizer.step.total.completed
+        return steps
 
     @property
     def done(self) -> bool:
         """True once the epoch is over. An early end waits for a whole step, whose gradients would be lost."""
         return super().done and not is_within_step(self.trainer)
 
-    def advance(self, data_fetcher: Any) -> None:
-        """Does what Lightning's method does for one batch, in the same order."""
-        if self._restarting or not self._is_direct:
-            super().advance(data_fetcher)
-            return
-        trainer, progress, logged = self.trainer, self.batch_progress, self.trainer._logger_connector
-        module: Any = trainer.strategy.lightning_module
-        batch, _, _ = next(data_fetcher)
-        batch_idx = progress.current.ready
-        progress.is_last_batch = data_fetcher.done
-        batch = trainer.precision_plugin.convert_input(batch)
-        batch = module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
-        progress.increment_ready()
-        logged.on_batch_start(batch)
-        self._call("on_train_batch_start", module, batch, batch_idx)
-        progress.increment_started()
-        counts = self.automatic_optimization.optim_progress.optimizer
-        counts.step.increment_ready()
-        output = {"loss": module.step(batch)}
-        counts.zero_grad.total.increment_by(1)
-        counts.zero_grad.current.increment_by(1)
-        counts.step.increment_completed()
-        progress.increment_processed()
-        if module.plain.scheduling is not None:
+    def run(self, data_fetcher: Any) -> None:
+        """Does what Lightning's method does, with direct steps where possible."""
+        self.reset()
+        self.on_run_start(data_fetcher)
+        while not self.done:
+            try:
+                if self._is_direct and not self._restarting:
+                    self._make_steps(data_fetcher)
+                else:
+                    self.advance(data_fetcher)
+                    self.on_advance_end(data_fetcher)
+            except StopIteration:
+                break
+            finally:
+                self.on_iteration_done()
+
+    def _make_steps(self, fetcher: Any) -> None:
+        """Makes steps up to one after which a validation may be due, or the epoch or the training may end.
+
+        Does for each batch what Lightning's `advance` and `on_advance_end` do, in the same order. Counters are set here
+        and not by Lightning's methods, of which a step would call forty.
+        """
+        trainer, progress, results = self.trainer, self.batch_progress, self._results
+        logged, signals, module = trainer._logger_connector, trainer._signal_connector, trainer.lightning_module
+        plugin, device, configs = trainer.precision_plugin, trainer.strategy.root_device, trainer.lr_scheduler_configs
+        step, loader, attributes = module.step, _loaders_of(fetcher)[0], vars(module)
+        converts = type(plugin).convert_input is not Precision.convert_input
+        moves = device.type != "cpu" or step.passes.needs_weights or "transfer_batch_to_device" in attributes
+        begins, ends = (calls_of(trainer.callbacks, hook) for hook in ("on_train_batch_start", "on_train_batch_end"))
+        here, counted = progress.current, (progress.total, progress.current)
+        optimizer = self.automatic_optimization.optim_progress.optimizer
+        stepped, zeroed = ((one.total, one.current) for one in (optimizer.step, optimizer.zero_grad))
+        last_step = self.max_steps if self.max_steps >= 0 else math.inf
+        while True:
+            batch = _next_of(loader, fetcher)
+            batch_idx = here.ready
+            progress.is_last_batch = is_last = fetcher.done
+            if converts:
+                batch = plugin.convert_input(batch)
+            if moves:
+                batch = module.transfer_batch_to_device(batch, device, 0)
+            for count in counted:
+                count.ready += 1
+            logged._first_loop_iter = logged._first_loop_iter is None
+            results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+            # `module.log` reads the hook's name. Setting it in the dict skips torch's search for a parameter.
+            attributes["_current_fx_name"] = "on_train_batch_start"
+            for call in begins:
+                call(trainer, module, batch, batch_idx)
+            attributes["_current_fx_name"] = None
+            for count in counted:
+                count.started += 1
+            for count in stepped:
+                count.ready += 1
+            output = {"loss": step(batch)}
+            for count in zeroed:
+                count.ready, count.started, count.completed = count.ready + 1, count.started + 1, count.completed + 1
+            for count in stepped:
+                count.completed += 1
+            for count in counted:
+                count.processed += 1
+            self._step_schedulers(module.plain, configs)
+            attributes["_current_fx_name"] = "on_train_batch_end"
+            for call in ends:
+                call(trainer, module, output, batch, batch_idx)
+            attributes["_current_fx_name"] = None
+            if results:  # a callback has logged something
+                logged.on_batch_end()
+            results.batch = None
+            for count in counted:
+                count.completed += 1
+            if results:
+                logged.update_train_step_metrics()
+            del batch, output  # they would keep device memory while the next batch is fetched
+            is_over = is_last or stepped[0].completed >= last_step or trainer.should_stop or signals.received_sigterm
+            if is_over or self._skip_next_val or self._validation_may_be_due():
+                self.on_advance_end(fetcher)
+                return
+            self._batches_that_stepped += 1
+            if self.when_over is not None:
+                self.when_over(trainer)
+                if trainer.should_stop:
+                    return
+
+    def _step_schedulers(self, plain: Any, configs: Any) -> None:
+        """Steps the schedulers of a plain model: our factor once a step, a user's scheduler as Lightning does."""
+        if plain.scheduling is not None:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        for config in trainer.lr_scheduler_configs if module.plain.scheduling is None else ():  # a factor, once a step
-            self.scheduler_progress.increment_ready()
-            with as_scheduled(config.scheduler.optimizer):
-                config.scheduler.step()
-            self.scheduler_progress.increment_completed()
-        self._call("on_train_batch_end", module, output, batch, batch_idx)
-        if self._results:  # a callback has logged something
-            logged.on_batch_end()
-        self._results.batch = None
-        progress.increment_completed()
-        if self._results:
-            logged.update_train_step_metrics()
+            return
+        progress = self.scheduler_progress
+        for config in configs:
+            for count in (progress.total, progress.current):
+                count.ready += 1
+            config.scheduler.step()
+            for count in (progress.total, progress.current):
+                count.completed += 1
+
+    def _validation_may_be_due(self) -> bool:
+        """Returns False if no validation can be due after this batch, which is not the last one of its epoch."""
+        trainer = self.trainer
+        every = trainer.val_check_batch
+        if not self._may_validate or (every == math.inf and trainer._val_check_time_interval is None):
+            return self._may_validate and isinstance(trainer.limit_train_batches, int)
+        if trainer._val_check_time_interval is not None:
+            return True
+        counted = self.batch_progress.total if trainer.check_val_every_n_epoch is None else self.batch_progress.current
+        return bool(counted.ready % every == 0)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Does nothing: `StopAtStepEnd` stops all ranks. Lightning's broadcast at each batch waits for the device."""
-
-    def _call(self, hook: str, module: Any, *arguments: Any) -> None:
-        # `module.log` reads the hook's name. Setting it in the dict skips torch's search for a parameter of that name.
-        attributes = vars(module)
-        attributes["_current_fx_name"] = hook
-        for callback in self.trainer.callbacks:
-            getattr(callback, hook)(self.trainer, module, *arguments)
-        attributes["_current_fx_name"] = None
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         """Returns whether to validate now; also after the last step, if schedulers or callbacks monitor validations."""
@@ -177,3 +245,21 @@ class StepLoop(_TrainingEpochLoop):
             where = "workload.schedule.monitor" if is_ours else "ReduceLROnPlateau: monitor"
             raise nobody_logs(where, key, trainer.callback_metrics)
         return value
+
+
+def _loaders_of(fetcher: Any) -> list[Iterator[Any]]:
+    """Returns the iterators behind a fetcher of Lightning, one for each loader of the epoch."""
+    return fetcher.combined_loader._iterator.iterators  # type: ignore[no-any-return]
+
+
+def _next_of(batches: Iterator[Any], fetcher: Any) -> Any:
+    """Returns the next batch, past the four layers of Lightning that combine several loaders."""
+    try:
+        batch = next(batches)
+    except StopIteration:
+        fetcher.done = True
+        raise
+    fetcher.fetched += 1
+    if fetcher.length is not None:
+        fetcher.done = fetcher.fetched >= fetcher.length
+    return batch

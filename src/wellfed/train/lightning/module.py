@@ -21,6 +21,7 @@ from wellfed.train.lightning.hooks import IN_STEP, CallbacksInStep, hooks_of
 from wellfed.train.lightning.sharding import all_weights
 from wellfed.train.memory import oom
 from wellfed.train.plain_model.plain_training import PlainSetup, PlainTraining
+from wellfed.train.plain_model.scheduling import FactorLR
 from wellfed.train.step.feature_table import FeatureStage
 from wellfed.train.step.non_finite import as_scheduled, rate_factor
 from wellfed.train.step.precision import Precision
@@ -60,7 +61,7 @@ class StepModule(pl.LightningModule):
             return {"optimizer": optimizer, "lr_scheduler": plain.scheduling.of(optimizer)}
         # A lambda is not saved with the scheduler. An object's attributes are, and a resumed run with more steps would
         # get the old end of its schedule back: a rate of 0.
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: plain.lr_factor(step))  # noqa: PLW0108
+        scheduler = FactorLR(optimizer, lambda step: plain.lr_factor(step))  # noqa: PLW0108
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     # -- training -------------------------------------------------------------------------------------------------
@@ -130,6 +131,9 @@ class StepModule(pl.LightningModule):
         raise NotImplementedError("the step is done in optimizer_step; Lightning wants this method to be there")
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        if isinstance(scheduler, FactorLR):
+            scheduler.step()
+            return
         try:
             with as_scheduled(scheduler.optimizer):
                 super().lr_scheduler_step(scheduler, metric)
@@ -198,7 +202,7 @@ class StepModule(pl.LightningModule):
     def weigh(self, delivery: Delivery) -> None:
         """Computes the weights of the micro-batches, if not known yet; to be called while they are on the host."""
         if self.step is not None:
-            self.step.weigh(delivery)
+            self.step.passes.weigh(delivery)
 
     def fewer_ahead(self, ahead: int, message: str) -> None:
         """Records that `DevicePrefetcher` copies fewer batches ahead from now on."""

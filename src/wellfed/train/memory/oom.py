@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -113,11 +113,11 @@ class Attempts:
     def __init__(self) -> None:
         self._takes_suspects = True
 
-    def __call__(self, work: Callable[[], Result]) -> tuple[Result | None, MemoryFailure | None]:
-        """Returns the result of one attempt, or its memory failure."""
+    def __call__(self, work: Callable[..., Result], *arguments: Any) -> tuple[Result | None, MemoryFailure | None]:
+        """Returns the result of one attempt, ``work(*arguments)``, or its memory failure."""
         failure = None
         try:
-            result = work()
+            result = work(*arguments)
         except Exception as error:
             result, failure = None, classify(error, takes_suspects=self._takes_suspects)
             if failure is None:

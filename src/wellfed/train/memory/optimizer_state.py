@@ -66,13 +66,17 @@ class BeforeStep:
 
 def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
     """Returns torch's counts of changes of all weights and states, and the numbers in states and groups."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    states = [value for state in [*optimizer.state.values(), *optimizer.param_groups] for value in state.values()]
-    return [
-        each._version if isinstance(each, Tensor) else each
-        for each in [*weights, *states]
-        if isinstance(each, (Tensor, int, float))
-    ]
+    found: list[float] = [weight._version for group in optimizer.param_groups for weight in group["params"]]
+    for state in optimizer.state.values():
+        for value in state.values():
+            if type(value) is Tensor:  # asking for subclasses takes longer than all else here
+                found.append(value._version)
+            elif isinstance(value, (Tensor, int, float)):
+                found.append(value._version if isinstance(value, Tensor) else value)
+    for group in optimizer.param_groups:
+        found += [value for value in group.values() if type(value) is float or type(value) is int]
+        found += [value._version for value in group.values() if type(value) is Tensor]
+    return found
 
 
 def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -19,14 +17,13 @@ class StepStart:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._device = device
         self._buffers = [
             _Buffer(module, name)
             for module in model.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        self._generators: dict[str, Any] = {}
+        self._generators = generators.GeneratorStates(device)
 
     is_taken = False
     """There is a saved start. Set it to False when a step is over."""
@@ -34,7 +31,7 @@ class StepStart:
     def take(self) -> None:
         """Saves the start of a step. Waits for the device only before the second step."""
         self.is_taken = False  # copies may run out of memory themselves
-        self._generators = generators.state(self._device)
+        self._generators.take()
         for buffer in self._buffers:
             buffer.take()
         self.is_taken = True
@@ -43,7 +40,7 @@ class StepStart:
         """Restores everything to the latest `take`. Does nothing before the first, or if that has failed."""
         if not self.is_taken:
             return
-        generators.restore(self._generators, self._device)
+        self._generators.restore()
         self.restore_buffers()
 
     def restore_buffers(self) -> None:

@@ -25,10 +25,11 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureStage, FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.non_finite import OnNan
+from wellfed.train.step.passes import Computation, StepListener
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.totals import Totals
-from wellfed.train.step.train_step import Computation, StepListener, StepSettings, TrainStep
+from wellfed.train.step.train_step import StepSettings, TrainStep
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """Makes one optimizer step, without Lightning: micro-batches and weights, forward, backward, clipping, retry.
 
-Knows torch and the workload contract; knows nothing of Lightning, plans, configuration or loaders.
-Start from `train_step.TrainStep`, which training, `fit`, the probe before training and the rehearsal of memory all run.
+Uses torch and the workload contract, and no Lightning, plan, configuration or loader. Start from
+`train_step.TrainStep`, which training, `fit` and the probe before training run. Its forward and backward passes are in
+`passes.Passes`, which the rehearsal of memory runs, too; `retry.StepRetry` does a step again with less memory.
 """

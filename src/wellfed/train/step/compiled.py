@@ -72,6 +72,7 @@ class Loss(Compiled):
         """``needs_gradient``: a backward pass follows if gradients are enabled."""
         super().__init__(model.loss, mode, on_failure)  # type: ignore[arg-type]
         self._model, self._needs_gradient = model, needs_gradient
+        self._name = f"{type(model).__name__}.loss"
 
     def __call__(self, batch: Batch) -> LossOutput:
         """Returns the model's loss for the batch.
@@ -79,7 +80,6 @@ class Loss(Compiled):
         Raises:
             ModelError: a mistake in the model or the data that can be explained.
         """
-        name = f"{type(self._model).__name__}.loss"
         try:
             if self._compiled is None:
                 given = self._function(batch)
@@ -90,11 +90,11 @@ class Loss(Compiled):
         except WellfedError:
             raise
         except Exception as error:
-            explanation = explained(error, name, batch, self._model)
+            explanation = explained(error, self._name, batch, self._model)
             if explanation is None:
                 raise
             raise explanation from error
-        return output_of(given, name, needs_gradient=self._needs_gradient)
+        return output_of(given, self._name, needs_gradient=self._needs_gradient)
 
 
 def _compiled_graphs() -> int:

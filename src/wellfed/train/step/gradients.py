@@ -27,8 +27,8 @@ class ClipByNorm:
     def __call__(self) -> None:
         """Limits the norm."""
         weights = [one for group in self._optimizer.param_groups for one in group["params"]]
-        gradients = [one.grad for one in weights if one.grad is not None]
-        has_sparse = any(gradient.is_sparse for gradient in gradients)
+        gradients = [gradient for one in weights if (gradient := one.grad) is not None]
+        has_sparse = True in [gradient.is_sparse for gradient in gradients]
         if has_sparse:
             gradients = [_values_of(one) for one in weights if one.grad is not None]
         if self.is_of_one_kind and gradients:

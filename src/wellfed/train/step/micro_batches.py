@@ -31,6 +31,8 @@ class Preparation:
         own = batches.methods(dataset)
         self._on_device: Callable[..., Batch] | None = own.get("on_device")
         self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
+        self.has_on_device, self.has_own_weight = self._on_device is not None, self._weight is not None
+        """Whether the data has ``on_device``, and whether data or model give the weight of a batch."""
         self._layout: batches.Layout = {}
         self._own_split: Callable[[Batch, list[int]], list[Batch]] | None = own.get("split")
 
@@ -53,11 +55,6 @@ class Preparation:
         first = self._split(batch, [1, sum(sizes) - 1])[0] if sum(sizes) > 1 else batch
         parts = iter(self.split(batch, [size for size in sizes if size]))
         return [next(parts) if size else first for size in sizes]
-
-    @property
-    def has_own_weight(self) -> bool:
-        """Whether data or model give the weight of a batch."""
-        return self._weight is not None
 
     def weight(self, part: Batch, num_samples: int) -> int:
         """Returns the weight of a part; its loss is a mean over exactly this.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from wellfed.train.memory import oom
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-_NOTHING = nullcontext()
 
 
 class Precision:
@@ -41,11 +40,11 @@ class Precision:
         """Converts the weights of a model to the type of the precision."""
         return model if self.dtype is None else model.to(self.dtype)
 
-    def forward(self) -> AbstractContextManager[Any]:
-        """Returns a context for the forward pass."""
+    def forward(self) -> AbstractContextManager[Any] | None:
+        """Returns a context for the forward pass; None = it needs none."""
         if self._autocast is not None:
             return self._autocast
-        return _NOTHING if self.dtype is None else _default_dtype(self.dtype)
+        return None if self.dtype is None else _default_dtype(self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the loss that the backward pass begins with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from wellfed.ranks import BUCKET_BYTES
 from wellfed.train.step.gradients import ClipByNorm, GradientAverage, as_zeros
 
 Told = TypeVar("Told")
-_NOTHING = nullcontext()
 
 
 class Ranks:
@@ -32,9 +31,9 @@ class Ranks:
     def begin_step(self) -> None:
         """Prepares a step."""
 
-    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
-        """Returns a context for the forward and backward pass of one micro-batch."""
-        return _NOTHING
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
+        """Returns a context for the forward and backward pass of one micro-batch; None = it needs none."""
+        return None
 
     def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Returns ``loss(*arguments)``, called through the wrapper of the model if there is one."""
@@ -126,9 +125,9 @@ class Replicas(_Wrapped):
         super().__init__(wrapper, device)
         self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
 
-    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
         """Lets DDP sum gradients in the last micro-batch alone."""
-        return _NOTHING if number == num_parts - 1 else self._wrapper.no_sync()
+        return None if number == num_parts - 1 else self._wrapper.no_sync()
 
 
 class StepFailed(Exception):
@@ -168,7 +167,7 @@ class AgreeingReplicas(Replicas):
             if sent is not buffer:
                 buffer.copy_(sent)
 
-    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
         """Returns a context in which no rank waits for another."""
         return self._wrapper.no_sync()  # type: ignore[no-any-return]
 

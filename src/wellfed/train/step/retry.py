@@ -80,14 +80,13 @@ class StepRetry:
             return attempt()
         if self._start is not None:
             self._start.is_taken = False
-        from_start = partial(self._from_start, attempt)
         if self._ranks.ends_together:
             self._is_in_passes = True
-            result: Any = self._agreed(from_start)
+            result: Any = self._agreed(partial(self._from_start, attempt))
             self._is_in_passes = False
             return result  # type: ignore[no-any-return]
         while True:
-            result, failure = self._attempts(from_start)
+            result, failure = self._attempts(self._from_start, attempt)
             if failure is None:
                 return result  # type: ignore[no-any-return]
             del result

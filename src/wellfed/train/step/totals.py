@@ -38,7 +38,7 @@ class Totals:
     def hold(self) -> None:
         """Makes the pending figures those of the step, also if the optimizer asks for gradients again."""
         if self._held is None:
-            self._held = list(self._pending)
+            self._held, self._pending = self._pending, []
 
     def drop(self, *, held: bool = False) -> None:
         """Drops pending figures, since the passes will be done again; ``held``: the step is left out."""
@@ -50,7 +50,10 @@ class Totals:
         """Adds the pending figures of a step that succeeded; none if it was left out."""
         pending = self._pending if self._held is None else self._held
         for name, value in pending:
-            self._sums[name] = self._sums[name].to(value.device) + value if name in self._sums else value
+            known = self._sums.get(name)
+            if known is not None and known.device != value.device:  # loaded from a checkpoint
+                known = known.to(value.device)
+            self._sums[name] = value if known is None else known + value
         self.count += bool(pending)
         self._pending.clear()
         self._held = None

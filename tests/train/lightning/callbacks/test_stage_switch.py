@@ -45,7 +45,7 @@ class Looks(pl.Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         self.encoders.append(encoded.encoder_weights(module.model))
-        self.sizes.append(module.step.largest)
+        self.sizes.append(module.step.passes.largest)
 
 
 @torch.no_grad()

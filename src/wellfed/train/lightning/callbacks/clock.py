@@ -55,19 +55,20 @@ class TimedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         batches_of_epoch = iter(self._loader)
-        keep_pace = getattr(self._loader, "keep_pace", lambda: None)
+        keep_pace, clock = getattr(self._loader, "keep_pace", None), self._clock
         while True:
-            keep_pace()
-            self._clock.ask()
+            if keep_pace is not None:
+                keep_pace()
+            clock.ask()
             try:
                 batch = next(batches_of_epoch)
             except StopIteration:
                 return
-            self._clock.got()
+            clock.got()
             if self._on_first is not None:
                 self._on_first(batches.bytes_by_dtype(batch.batch))
                 self._on_first = None
-            self._clock.copy_begins(batch.epoch, batch.took)
+            clock.copy_begins(batch.epoch, batch.took)
             if self._unwrap:
                 self.latest = replace(batch, batch=None, num_samples=batch.size)
             if batch.is_last:
@@ -95,9 +96,9 @@ class BareBatches:
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
     """Returns the samples of the step over all ranks, as the model counts them."""
-    delivery = delivery_of(trainer, batch)
-    own = module.step.samples if isinstance(module, StepModule) and module.step is not None else None
-    if delivery is not None and (delivery.is_padding or own in (None, delivery.size)):
+    delivery = batch if isinstance(batch, Delivery) else delivery_of(trainer, batch)
+    own = module.step.passes.samples if isinstance(module, StepModule) and module.step is not None else None
+    if delivery is not None and (delivery.is_padding or own is None or own == delivery.size):
         return delivery.total  # exact if ranks' shares differ by one
     return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
 
@@ -135,17 +136,22 @@ class Clock(pl.Callback):
         owner: Any = step or module
         if disturbed := getattr(owner, "was_disturbed", False):
             owner.was_disturbed = False
-        delivery, parts = delivery_of(trainer, batch), trainer.accumulate_grad_batches
-        size = batches.batch_size(batch) if delivery is None else delivery.size
-        self.clock.end(
+        if step is not None:
+            largest, num_parts = step.passes.largest, step.passes.num_micro_batches
+        else:
+            delivery, num_parts = delivery_of(trainer, batch), trainer.accumulate_grad_batches
+            largest = largest_share(batches.batch_size(batch) if delivery is None else delivery.size, num_parts)
+        is_due = self.clock.end(
             step=trainer.global_step,
             samples=step_samples(trainer, module, batch),
-            micro_batch=step.largest if step else largest_share(size, parts),
-            num_micro=step.num_micro_batches if step else parts,
+            micro_batch=largest,
+            num_micro=num_parts,
             warmup=disturbed or self._warmup_left > 0,
         )
-        self._warmup_left = max(0, self._warmup_left - 1)
-        self._take(self.clock.rows())
+        if self._warmup_left:
+            self._warmup_left -= 1
+        if is_due:
+            self._take(self.clock.rows())
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self.clock.wall.switch(EPOCH_END)
 

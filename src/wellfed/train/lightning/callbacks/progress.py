@@ -63,7 +63,7 @@ class Counts(pl.Callback):
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         steps = (batch_idx + 1) // trainer.accumulate_grad_batches
         part = 0.0 if self._steps_per_epoch is None else steps / self._steps_per_epoch
-        epochs = trainer.current_epoch + (1.0 if is_last else min(1.0, part))
+        epochs = trainer.current_epoch + (1.0 if is_last or part > 1 else part)
         self._on_step(trainer.global_step, epochs, step_samples(trainer, module, batch))
 
 
@@ -104,7 +104,7 @@ class ProgressBar(pl.Callback):
             transient=True,
             disable=not console.is_terminal,
         )
-        self._redrawn_at_s = 0.0
+        self._redraw_at_s = 0.0
         self._began_s, self._began_at = 0.0, 0
         """When training began, and at which step."""
         self._task: Any = None
@@ -112,15 +112,17 @@ class ProgressBar(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._began_s, self._began_at = self._clock(), trainer.global_step
         if not self._console.is_terminal:
-            self._redrawn_at_s = self._began_s
+            self._redraw_at_s = self._began_s + LINE_S
         self._progress.start()
         self._task = self._progress.add_task("training", total=self._total, figures="", completed=trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._redraw("training", trainer.global_step)
+        if self._clock() >= self._redraw_at_s:
+            self._redraw("training", trainer.global_step)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._redraw("validating", trainer.global_step)
+        if self._clock() >= self._redraw_at_s:
+            self._redraw("validating", trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._stop()
@@ -133,11 +135,10 @@ class ProgressBar(pl.Callback):
             self._progress.stop()
 
     def _redraw(self, what: str, step: int) -> None:
-        now_s = self._clock()
-        between_s = LINE_S if self._progress.disable else REDRAW_S
-        if self._task is None or now_s - self._redrawn_at_s < between_s:
+        if self._task is None:
             return
-        self._redrawn_at_s = now_s
+        now_s = self._clock()
+        self._redraw_at_s = now_s + (LINE_S if self._progress.disable else REDRAW_S)
         rate = self._rate()
         parts = [f"{rate:,.0f} {self._unit}/s"] if rate else []
         names = sorted((name for name in self._latest if not name.startswith("test/")), key=_comes_later)

@@ -26,14 +26,16 @@ class StopAtStepEnd(pl.Callback):
     def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
         self._request, self._before_stop = request, before_stop
         self._is_stopping = self._has_stepped = False
+        self._is_alone = True
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         # Lightning has installed its own SIGTERM handler, which would end the ranks without a checkpoint.
         self._request.install()
+        self._is_alone = trainer.world_size == 1
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
-        if trainer.world_size == 1 and batch_idx % trainer.accumulate_grad_batches == 0:
+        if self._is_alone and batch_idx % trainer.accumulate_grad_batches == 0:
             self._stop_if_asked(trainer)  # a signal may have come since the last check
             self._request.is_stepping = True
 
@@ -41,7 +43,7 @@ class StopAtStepEnd(pl.Callback):
         if is_within_step(trainer):
             return
         self._has_stepped = True
-        if trainer.world_size == 1 or trainer.global_step % AGREE_EVERY_STEPS == 0:
+        if self._is_alone or trainer.global_step % AGREE_EVERY_STEPS == 0:
             self._stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -52,10 +54,10 @@ class StopAtStepEnd(pl.Callback):
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         is_asked = self._request.signum is not None
-        if trainer.world_size > 1:
-            is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
-        else:
+        if self._is_alone:
             self._request.is_stepping = False
+        else:
+            is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
         if is_asked:
             self._stop(trainer)
             raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)

@@ -79,11 +79,13 @@ class Checkpoints(pl.Callback):
         self.failure: BaseException | None = None
         """Error of the latest save of ``last.ckpt``; None once one has succeeded."""
         self._unset: frozenset[str] = frozenset()
+        self._is_alone = True
         self.best_value = self._read_best()
 
     # -- when to save ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._is_alone = trainer.world_size == 1
         self._unset = unset_buffers(trainer.lightning_module)
         self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         if trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == (self.folder / LAST).resolve():
@@ -96,11 +98,13 @@ class Checkpoints(pl.Callback):
 
     def _is_time(self, trainer: pl.Trainer) -> bool:
         """Returns whether the minutes are over; the same on all ranks, since saving is a collective."""
-        is_alone = trainer.world_size == 1
-        if self._options.minutes is None or not (is_alone or trainer.global_step % AGREE_EVERY_STEPS == 0):
+        if self._options.minutes is None:
             return False
         is_time = time.monotonic() - self._saved_at_s >= 60 * self._options.minutes
-        return is_time if is_alone else bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
+        if self._is_alone:
+            return is_time
+        is_turn = trainer.global_step % AGREE_EVERY_STEPS == 0
+        return is_turn and bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._options.every_steps is None:

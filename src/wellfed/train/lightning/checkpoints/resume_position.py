@@ -54,7 +54,8 @@ class ExactResume(pl.Callback):
         self._restore()  # before what is drawn at the start of an epoch
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self._restore()  # for a resume within an epoch
+        if self._state is not None:  # for a resume within an epoch
+            self._restore()
 
     def _restore(self) -> None:
         if self._state is not None:

@@ -1,0 +1,207 @@
+"""Makes the forward and backward passes of a step: one for each micro-batch, weighted by its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.contract import FeatureSource
+from wellfed.errors import ModelError
+from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss_faults import add_place
+from wellfed.train.step.micro_batches import MicroBatch, Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.totals import Totals
+
+
+class StepListener:
+    """Hooks within a step, which may change gradients; these do nothing."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Called with the loss of a micro-batch, weighted by its share, before its backward pass."""
+
+    def after_backward(self) -> None:
+        """Called after the backward pass of a micro-batch; with a scaler its gradients are scaled."""
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called when all gradients are there, in their true size and not yet clipped."""
+
+
+class NoWeight(Exception):
+    """The samples of the step have no weight on any rank: nothing is masked, or all is padding."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Model, loss and data preparation of a step, with its precision, device and other ranks."""
+
+    model: nn.Module
+    loss: Loss
+    prepare: Preparation
+    precision: Precision
+    device: torch.device
+    ranks: Ranks = field(default_factory=Ranks)
+    features: Callable[[], FeatureSource | None] = lambda: None
+    """Returns the source of feature rows; called at each micro-batch."""
+
+
+class Passes:
+    """Computes the gradients of a batch, and adds its figures to the totals."""
+
+    def __init__(
+        self,
+        computation: Computation,
+        micro: MicroBatches,
+        totals: Totals,
+        listener: StepListener | None = None,
+        *,
+        checks_losses: bool = False,
+    ) -> None:
+        """``checks_losses``: note whether all losses are finite."""
+        self.num_micro_batches = self.largest = self.samples = 0
+        """Latest step on this rank: micro-batches, samples of the largest, samples as the model counts them."""
+        self.losses_are_finite: Tensor | None = None
+        """Whether all losses of the latest step are finite, on the device; None = not noted."""
+        self.trained = list(computation.model.parameters())
+        """All weights; finding them takes a walk through all modules."""
+        self._loss, self._prepare, self._features = computation.loss, computation.prepare, computation.features
+        self._precision, self._device, self._ranks = computation.precision, computation.device, computation.ranks
+        self._micro, self._totals, self._listener, self._checks_losses = micro, totals, listener, checks_losses
+
+    def __call__(self, delivery: Delivery) -> Tensor:
+        """Splits a batch, computes its gradients, and returns its loss.
+
+        Raises:
+            NoWeight: the step has no weight on any rank.
+        """
+        return self.forward_backward(delivery, self.split(delivery))
+
+    def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
+        """Computes the gradients of all micro-batches, replacing any that are there; returns their loss."""
+        self.forget()
+        self.num_micro_batches, self.largest, self.samples = len(parts), 0, 0
+        self.losses_are_finite = None
+        for number, part in enumerate(parts):
+            self.largest = max(self.largest, part.size)
+            context = self._ranks.micro_batch(number, len(parts))
+            if context is None:
+                self._pass(delivery, part)
+            else:
+                with context:
+                    self._pass(delivery, part)
+            if len(parts) > 1 and number == 0 and self._loss.overwrites:
+                for weight in self.trained:  # into memory of their own, to which later gradients are added
+                    weight.grad = None if weight.grad is None else weight.grad.clone()
+        return self._totals.pending("loss")
+
+    def _pass(self, delivery: Delivery, part: MicroBatch) -> None:
+        """Makes the forward and the backward pass of a micro-batch."""
+        ranks, precision, listener = self._ranks, self._precision, self._listener
+        context = precision.forward()
+        if context is None:
+            loss = ranks.forward(self._weighted_loss, delivery, part)
+        else:
+            with context:
+                loss = ranks.forward(self._weighted_loss, delivery, part)
+        if listener is not None:
+            listener.before_backward(loss)
+        if precision.scaler is not None:
+            loss = precision.scale(loss)
+        if part.share:
+            ranks.backward(loss)
+        else:
+            with ranks.without_gradients(self.trained):
+                ranks.backward(loss)
+        del loss  # and with it what its graph holds
+        if listener is not None:
+            listener.after_backward()
+
+    def _weighted_loss(self, delivery: Delivery, part: MicroBatch) -> Tensor:
+        """Returns the loss of a micro-batch, weighted by its share; notes its figures."""
+        ranks, prepare, totals = self._ranks, self._prepare, self._totals
+        batch = batches.to_device(part.batch, self._device)
+        if prepare.has_on_device:
+            batch = prepare(batch, delivery, part.number * ranks.size + ranks.number, self._features())
+        try:
+            output = self._loss(batch)
+        except ModelError as error:
+            add_place(error, delivery, "train", part.number * self.largest if ranks.size == 1 else None)
+            raise
+        if not delivery.is_padding:
+            self.samples += part.size if output.num_samples is None else output.num_samples
+        if not part.share:  # a mean over nothing is no number
+            totals.add("loss", torch.zeros_like(output.loss), 1)
+            for name, value in output.metrics.items():
+                totals.add(name, torch.zeros_like(value), 1)
+            return output.loss.nan_to_num(0.0, 0.0, 0.0) * 0
+        # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.
+        factor = part.share * ranks.size
+        overwrites = self._loss.overwrites
+        totals.add("loss", output.loss, factor, is_overwritten=overwrites)
+        for name, value in output.metrics.items():
+            totals.add(name, value, factor, is_overwritten=overwrites)
+        if self._checks_losses:
+            is_finite, before = torch.isfinite(output.loss.detach()), self.losses_are_finite
+            self.losses_are_finite = is_finite if before is None else before & is_finite
+        return output.loss if factor == 1 else output.loss * factor  # without it the backward has a kernel less
+
+    def forget(self) -> None:
+        """Frees what an earlier step, or an earlier try of this one, has left."""
+        self._totals.drop()
+        for weight in self.trained:
+            weight.grad = None
+
+    def split(self, delivery: Delivery) -> list[MicroBatch]:
+        """Returns the micro-batches of a batch, each with its share of the step.
+
+        Micro-batches without weight are left out. Each of several ranks keeps at least one, and all of them if ranks
+        must do equally many. Their gradients are replaced by zeros.
+
+        Raises:
+            NoWeight: none has any weight, on any rank.
+        """
+        sizes = self._sizes(delivery)
+        if len(sizes) == 1 and self._ranks.size == 1 and not (self._prepare.has_own_weight or delivery.is_padding):
+            return [MicroBatch(delivery.batch, 0, sizes[0], 1.0)]
+        parts = self._prepare.split(delivery.batch, sizes)
+        weights = [0] * len(parts) if delivery.is_padding else self._prepare.weights(delivery, parts, sizes)
+        if self._ranks.size > 1 and not self._prepare.has_own_weight:
+            total: float = delivery.total
+        else:
+            total = self._ranks.total(sum(weights))
+            if not total:
+                raise NoWeight
+        found = enumerate(zip(parts, sizes, weights, strict=True))
+        made = [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in found]
+        if self._ranks.has_equal_parts:
+            return made
+        return [part for part in made if part.share] or made[:1]
+
+    def check_split(self, delivery: Delivery, *, may_split_later: bool) -> None:
+        """Raises a DataError if the batch can't be cut and must be, or may have to be."""
+        if self._micro.size < delivery.size or may_split_later:
+            self._prepare.check_split(delivery.batch, delivery.size)
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether `weigh` has something to do."""
+        return self._prepare.has_own_weight
+
+    def weigh(self, delivery: Delivery) -> None:
+        """Notes the weights of a batch's micro-batches, unless they are known; for a batch on the host."""
+        if self.needs_weights and delivery.weights is None and not delivery.is_padding:
+            self._prepare.weigh(delivery, self._sizes(delivery))
+
+    def _sizes(self, delivery: Delivery) -> list[int]:
+        """Returns the number of samples of each micro-batch."""
+        if not self._ranks.has_equal_parts:
+            return self._micro.sizes(delivery.size)
+        largest_share = -(-delivery.total // self._ranks.size)
+        return self._micro.sizes(delivery.size, num_parts=-(-largest_share // self._micro.size))
