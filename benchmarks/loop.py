@@ -64,6 +64,7 @@ COUNTED, NUM_WINDOWS = 100, 3
 """Steps of a window in which calls are counted, and number of such windows in a run."""
 MOST_CALLS = {"ours": 50, "ours_bare": 46}
 """Calls of Python functions that a run may add to a step of plain PyTorch, which has 214."""
+BUSY = " The machine was busy, so the times give no verdict; the counts of calls do not depend on that."
 _BY_TIME = ("wellfed/observe/loggers/csv_table.py", "wellfed/observe/loggers/journal.py")
 """Code that runs by time and not by steps: writing rows. It is not counted, and the bar is not drawn."""
 WORKLOAD = f"""
@@ -423,7 +424,8 @@ def main() -> None:
         },
         "results": results,
         "says": "; ".join(f"{said(row)}, {row['calls_over_raw']:.0f} calls of functions more" for row in results[1:])
-        + f"; plain PyTorch ({chosen.model}) takes {results[0]['us_per_step_median']:.0f} us.",
+        + f"; plain PyTorch ({chosen.model}) takes {results[0]['us_per_step_median']:.0f} us."
+        + (BUSY if os.getloadavg()[0] > len(os.sched_getaffinity(0)) else ""),
     }
     print(record["says"])
     if chosen.out:
