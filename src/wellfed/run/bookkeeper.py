@@ -244,7 +244,7 @@ class Bookkeeper:
         """Completes record, reports and loggers of a run that is over.
 
         Args:
-            has_page: whether report.html is drawn, which takes a second.
+            has_page: whether report.html is drawn.
         """
         record = self.record
         record.status, record.exit_code = outcome.status, outcome.exit_code

@@ -74,7 +74,7 @@ def test_pictures_tell_what_they_show(tmp_path: Path) -> None:
         ({"steps": 1}, 3),
         ({"steps": 200, "has_telemetry": False}, 2),
         ({"gpus": 0, "memory": {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}}, 3),
-        ({"gpus": 8, "period_s": 1.0, "steps": 400}, 3),
+        ({"gpus": 8, "period_s": 1.0, "steps": 400}, 10),
         ({"is_mig": True}, 3),
         ({"status": "oom", "error": ERROR, "events": [{"kind": "oom", "step": 7, "time_s": 12.0}] * 40}, 3),
         ({"status": "running", "host_name": "elsewhere"}, 3),

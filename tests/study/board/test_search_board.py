@@ -146,13 +146,6 @@ def test_the_page_has_curves_axes_and_no_html_of_the_users():
     assert "0.01235" in page
 
 
-def test_without_matplotlib_the_ranks_are_there_and_a_line_says_how_to_get_pictures(no_matplotlib: str):
-    page = to_html(made_board())
-    assert page.count(no_matplotlib) == 1
-    assert "<svg" not in page
-    assert "0.01235" in page
-
-
 def test_the_page_of_a_search_without_an_end_is_drawn():
     nothing = search_board(file(), Read((), ()), {})
     assert "No trial has trained to its end." in to_html(nothing)

@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from wellfed.explain.pages.picture import no_pictures
 from wellfed.units import counted, show_gib, show_percent, show_text
 
 
@@ -21,7 +20,7 @@ def fill_in(
     autoescape: bool = True,
     filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
 ) -> str:
-    """Returns the page; a template may extend ``base.html.j2``, and can show ``no_pictures``.
+    """Returns the page; a template may extend ``base.html.j2``.
 
     Args:
         autoescape: for HTML; Markdown brings filters of its own.
@@ -35,7 +34,6 @@ def fill_in(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.globals["no_pictures"] = no_pictures()
     pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
     return pages.get_template(template.name).render(**values)
 

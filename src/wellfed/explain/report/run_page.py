@@ -9,7 +9,6 @@ from statistics import fmean
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
-from wellfed.explain.pages.picture import colour_of_page
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines
 from wellfed.explain.report.run_sections import sections
@@ -42,7 +41,6 @@ def to_html(evidence: Evidence, folder: Path) -> str:
             "wrong": error_lines(record),
             "tiles": list(tiles(record)),
             "gain_of": gain_of,
-            "colour_of": colour_of_page,
         },
     )
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.picture import INK, SERIES, picture
-from wellfed.explain.report.pictures.picture_parts import Key, PagePicture, binned, curve
+from wellfed.explain.pages.chart import Axis, Chart, Colour, PagePicture, limits
+from wellfed.explain.report.pictures.picture_parts import binned
 from wellfed.explain.report.run_lines import show_figure
-from wellfed.units import show_text
 
 MOST_METRICS = 9
 """Most metrics with a picture; all are in the table."""
+_COLOURS: tuple[Colour, ...] = ("three", "one", "two", "four")
 
 
 def metrics(evidence: Evidence) -> Iterator[PagePicture]:
@@ -31,22 +31,15 @@ def metrics(evidence: Evidence) -> Iterator[PagePicture]:
 
 
 def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> PagePicture:
-    captions, keys, gone = [], [], []
-    with picture(3.9, 2.1) as drawn:
-        axes = drawn.figure.add_subplot()
-        for place, (split, (steps, values)) in enumerate(sorted(splits.items(), key=lambda one: one[0] != "train")):
-            colour = (SERIES[2], SERIES[0], SERIES[1], SERIES[3])[place % 4]
-            found = binned(steps, values)
-            mark = "o" if np.isfinite(found.x).sum() < 40 else ""
-            curve(axes, found, colour, mark)
-            captions.append(f"{split} {show_figure(float(values[-1]))}")
-            keys.append(Key(colour, captions[-1]))
-            missing = int((~np.isfinite(values)).sum())
-            if missing:
-                first = steps[~np.isfinite(values)][0]
-                gone.append(f"{split} is not finite in {missing} of {len(values)} rows, first at step {first:.0f}")
-        axes.set_xlabel("step")
-        axes.locator_params("x", integer=True)
-        axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.7)
-        drawn.told = f"{show_text(name)} over steps; latest: {show_text(', '.join(captions))}."
-    return PagePicture(drawn.svg, keys, "; ".join(gone), name)
+    curves, gone = [], []
+    for place, (split, (steps, values)) in enumerate(sorted(splits.items(), key=lambda one: one[0] != "train")):
+        curves.append(binned(steps, values).curve(f"{split} {show_figure(float(values[-1]))}", _COLOURS[place % 4]))
+        missing = int((~np.isfinite(values)).sum())
+        if missing:
+            first = steps[~np.isfinite(values)][0]
+            gone.append(f"{split} is not finite in {missing} of {len(values)} rows, first at step {first:.0f}")
+    told = f"{name} over steps; latest: {', '.join(curve.name for curve in curves)}."
+    steps, values = (np.concatenate(found) for found in zip(*splits.values(), strict=True))
+    low, high = limits(values)
+    axis = Axis(*limits(steps, 0.0), "step")
+    return PagePicture(name, [Chart("", "", axis, curves, high, low, told, height=150)], caption="; ".join(gone))

@@ -9,10 +9,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.pages.picture import no_pictures
+from wellfed.explain.pages.chart import PagePicture
 from wellfed.explain.report.pictures.memory_picture import memory
 from wellfed.explain.report.pictures.metric_pictures import metrics
-from wellfed.explain.report.pictures.picture_parts import PagePicture
 from wellfed.explain.report.pictures.step_time_picture import step_time
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.pictures.utilisation_picture import utilisation
@@ -27,16 +26,13 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePicture]]:
     """Returns the pictures of a run by their section."""
-    own = list(own_pictures(evidence.record, folder))
-    if no_pictures():
-        return {"files": own}
     axis = TimeAxis.of(evidence)
     return {
         "utilisation": list(utilisation(evidence, axis)),
         "time": list(step_time(evidence, axis)),
         "memory": list(memory(evidence, axis)),
         "metrics": list(metrics(evidence)),
-        "files": own,
+        "files": list(own_pictures(evidence.record, folder)),
     }
 
 
@@ -48,7 +44,7 @@ def own_pictures(record: RunRecord, folder: Path) -> Iterator[PagePicture]:
         if content is not None:
             found += 1
             source = base64.b64encode(content).decode()
-            yield PagePicture(Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source), title=name)
+            yield PagePicture(name, image=Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source))
 
 
 def _content(folder: Path, path: str) -> bytes | None:
