@@ -5,6 +5,7 @@ The curves stretch with the page, labels and lines keep their size. Nothing is i
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ Colour = Literal[
 SERIES: tuple[Colour, ...] = ("one", "two", "three", "four")
 """Colours of four curves or areas beside each other."""
 Stroke = Literal["line", "dashed", "dotted"]
-Kind = Literal["line", "area", "dots", "crosses"]
+Kind = Literal["line", "area", "dots", "crosses", "told"]
+"""``told``: not drawn, and read off with the others."""
 _WIDE, _HIGH = 1000, 250
 """Units of the plane that a path lies in: about a pixel and half a pixel."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -166,7 +168,11 @@ class Chart:
     def keys(self) -> list[Key]:
         """The legend."""
         kinds: dict[str, Literal["area", "line"]] = {"area": "area"}
-        curves = [Key(one.colour, one.name, kinds.get(one.kind, "line")) for one in self.curves if one.name]
+        curves = [
+            Key(one.colour, one.name, kinds.get(one.kind, "line"))
+            for one in self.curves
+            if one.name and one.kind != "told"
+        ]
         return [*curves, *(Key(one.colour, one.name, one.stroke) for one in self.levels if one.name), *self.more_keys]
 
     @property
@@ -252,7 +258,60 @@ def _still(chart: Chart) -> Iterator[Markup]:
             )
     for note in chart.notes:
         yield _note(chart, note)
-    yield Markup("</div>")
+    yield Markup('<script type="application/json">{}</script></div>').format(Markup(_payload(chart)))
+
+
+def _payload(chart: Chart) -> str:
+    """Returns the figures of the chart as JSON for ``charts.js``, safe within HTML; keys are as short as there."""
+    axes: list[Series] = []
+    curves = []
+    for curve in chart.curves:
+        group = next((place for place, x in enumerate(axes) if np.array_equal(x, curve.x)), len(axes))
+        axes += [curve.x] * (group == len(axes))
+        has_range = curve.low is not None and curve.high is not None and bool(np.any(curve.low != curve.high))
+        columns = [curve.y, curve.low, curve.high] if has_range else [curve.y]
+        name = show_text(curve.name)
+        figures = [_figures(column) for column in columns if column is not None]
+        curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
+    size, unit = chart.axis.unit
+    found = {
+        "x": [chart.axis.begin, chart.axis.end, size],
+        "y": [chart.bottom, chart.top],
+        "u": [unit or chart.axis.label, chart.unit],
+        "h": chart.height,
+        "a": int(chart.is_labelled),
+        "k": int(chart.is_linked),
+        "f": int(chart.unit == "%"),
+        "log": int(chart.axis.kind == "log"),
+        "g": [_packed(x) for x in axes],
+        "c": curves,
+        "l": [[one.y, one.colour, one.stroke, one.label] for one in chart.levels],
+        "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
+        "n": [[one.x, one.y, show_text(one.text), one.colour, one.where, one.until] for one in chart.notes],
+    }
+    text = json.dumps(found, separators=(",", ":"), allow_nan=False)
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
+
+
+def _figures(values: Series) -> list[float | int | None]:
+    """Returns values of four digits; None where one is not finite."""
+    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _short(value: float, digits: int = 4) -> float | int:
+    short = float(f"{value:.{digits}g}")
+    return int(short) if abs(short) < 1e15 and short == int(short) else short
+
+
+def _packed(x: Series) -> list[float | int]:
+    """Returns the first place, a unit, and the steps from each place to the next in this unit, each of at least 1."""
+    if not len(x):
+        return []
+    span = float(x[-1] - x[0])
+    unit = 10.0 ** math.floor(math.log10(span / 10_000)) if span > 0 else 1.0
+    places = np.rint((x - x[0]) / unit) - np.arange(len(x))
+    steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
+    return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]
 
 
 def _note(chart: Chart, note: Note) -> Markup:
@@ -280,6 +339,8 @@ def _plane(chart: Chart) -> Iterator[Markup]:
     grid = "".join(f"M0 {_pixel(chart, tick)}h{_WIDE}" for tick in nice_ticks(chart.bottom, chart.top, 5))
     yield path.format("g", "ink", grid)
     for curve, height in zip(chart.curves[::-1], _stacked(chart)[::-1], strict=True):
+        if curve.kind == "told":
+            continue
         x, y = _WIDE * chart.axis.placed(curve.x), _HIGH * (1 - (height - chart.bottom) / _size(chart))
         if curve.low is not None and curve.high is not None and np.any(curve.low != curve.high):
             edges = [_HIGH * (1 - (edge - chart.bottom) / _size(chart)) for edge in (curve.low, curve.high)]

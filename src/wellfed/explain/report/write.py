@@ -34,7 +34,7 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     """
     write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics)))
     if has_page:
-        write_atomically(folder / PAGE, hidden(to_html(evidence, folder)))
+        write_atomically(folder / PAGE, to_html(evidence, folder))
 
 
 def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
