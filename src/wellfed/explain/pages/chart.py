@@ -200,8 +200,9 @@ class PagePicture:
 
     @property
     def keys(self) -> list[Key]:
-        """One legend of all charts."""
-        return list(dict.fromkeys([*(key for chart in self.charts for key in chart.keys), *self.more_keys]))
+        """One legend of all charts; none where a single curve is what the title says."""
+        keys = list(dict.fromkeys([*(key for chart in self.charts for key in chart.keys), *self.more_keys]))
+        return keys if len(keys) > 1 or self.more_keys else []
 
 
 def limits(values: Series, margin: float = 0.05) -> tuple[float, float]:
@@ -235,7 +236,9 @@ def show_tick(value: float) -> str:
 
 def _still(chart: Chart) -> Iterator[Markup]:
     """Yields the elements of the chart: the stretched plane, then labels."""
-    yield Markup('<div class="plot{}" style="height:{}px">').format("" if chart.is_labelled else " bare", chart.height)
+    yield Markup('<div class="plot{}{}" style="height:{}px">').format(
+        "" if chart.is_labelled else " bare", "" if chart.is_linked else " alone", chart.height
+    )
     yield Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">').format(
         show_text(chart.told), _WIDE, _HIGH
     )
@@ -248,7 +251,8 @@ def _still(chart: Chart) -> Iterator[Markup]:
     if chart.is_labelled:
         for place, text in chart.axis.ticks():
             yield Markup('<span class=x style="left:{:.4g}%">{}</span>').format(100 * place, text)
-        yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
+        if not chart.is_linked:  # the page says it once for all that are
+            yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
     if chart.title:
         yield Markup("<span class=h>{}</span>").format(show_text(chart.title))
     for level in chart.levels:
@@ -275,8 +279,8 @@ def _payload(chart: Chart) -> str:
         curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
     size, unit = chart.axis.unit
     found = {
-        "x": [chart.axis.begin, chart.axis.end, size],
-        "y": [chart.bottom, chart.top],
+        "x": [_short(chart.axis.begin, 6), _short(chart.axis.end, 6), size],
+        "y": [_short(chart.bottom), _short(chart.top)],
         "u": [unit or chart.axis.label, chart.unit],
         "h": chart.height,
         "a": int(chart.is_labelled),
@@ -285,7 +289,7 @@ def _payload(chart: Chart) -> str:
         "log": int(chart.axis.kind == "log"),
         "g": [_packed(x) for x in axes],
         "c": curves,
-        "l": [[one.y, one.colour, one.stroke, one.label] for one in chart.levels],
+        "l": [[_short(one.y), one.colour, one.stroke, one.label] for one in chart.levels],
         "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
         "n": [[one.x, one.y, show_text(one.text), one.colour, one.where, one.until] for one in chart.notes],
     }
@@ -308,7 +312,7 @@ def _packed(x: Series) -> list[float | int]:
     if not len(x):
         return []
     span = float(x[-1] - x[0])
-    unit = 10.0 ** math.floor(math.log10(span / 10_000)) if span > 0 else 1.0
+    unit = 10.0 ** math.floor(math.log10(span / 1000)) if span > 0 else 1.0
     places = np.rint((x - x[0]) / unit) - np.arange(len(x))
     steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
     return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]

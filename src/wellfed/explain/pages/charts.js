@@ -182,7 +182,7 @@
   const touch = over => {
     const as = {touchstart: "mousedown", touchmove: "mousemove", touchend: "mouseup"};
     for (const [kind, mouse] of Object.entries(as)) over.addEventListener(kind, event => {
-      const at = event.changedTouches[0], how = {bubbles: true, clientX: at.clientX, clientY: at.clientY, button: 0};
+      const at = event.changedTouches[0], how = {bubbles: true, clientX: at.clientX, clientY: at.clientY, button: 0, movementX: 1};
       if (kind == "touchstart") over.dispatchEvent(new MouseEvent("mouseenter", how));
       if (kind == "touchstart") over.dispatchEvent(new MouseEvent("mousemove", how));
       over.dispatchEvent(new MouseEvent(mouse, how));

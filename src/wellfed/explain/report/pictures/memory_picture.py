@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.pages.chart import SERIES, Bar, Chart, Colour, Level, PagePicture, Stroke, bars
-from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host, the_most
+from wellfed.explain.pages.chart import Bar, Chart, Colour, Level, PagePicture, Stroke, bars
+from wellfed.explain.report.pictures.machine_pictures import over_gpus
+from wellfed.explain.report.pictures.picture_parts import of_gpus, of_host
 from wellfed.explain.report.pictures.time_axis import TimeAxis
-from wellfed.observe.telemetry.machines import named
 from wellfed.record import MemoryEntry
 from wellfed.units import show_gib
 
@@ -24,21 +24,15 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         if levels:
             yield _peak(levels)
         return
-    num_gpus = len(curves)
-    curves = the_most(curves, lambda values: float(values.max()))
     highest = max(float(values.max()) for _, values in curves.values())
-    has_colours = 1 < len(curves) <= len(SERIES)
-    who = "this process and its workers" if is_host else f"in use on the device{'s' * (len(curves) > 1)}"
-    drawn = []
-    for place, (gpu, (at_s, values)) in enumerate(curves.items()):
-        name = f"GPU {named(gpu)}" if has_colours else who * (place == 0)
-        drawn.append(binned(at_s, values).curve(name, SERIES[place] if has_colours else "accent"))
+    drawn = over_gpus(curves, "this process and its workers" if is_host else "in use on the device")
     told = "".join(f" {level.name.replace(',', '')}." for level in levels)
     chart = Chart(
         title="",
         unit="GiB",
         axis=axis.axis,
         curves=drawn,
+        height=110,
         top=1.05 * max([highest, *(level.y for level in levels)]) or 1.0,
         told=f"{'Host' if is_host else 'Device'} memory over time, at most {show_gib(highest)}.{told}",
         levels=levels,
@@ -46,8 +40,6 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         is_linked=True,
     )
     caption = "Resident memory." if is_host else "What is in use is of all processes on the device."
-    if num_gpus > len(curves):
-        caption = f"The {len(curves)} of {num_gpus:,} GPUs that held the most. {caption}"
     yield PagePicture("Memory", [chart], caption=caption)
 
 

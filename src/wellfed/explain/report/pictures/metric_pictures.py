@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import Axis, Chart, Colour, PagePicture, limits
+from wellfed.explain.pages.chart import Axis, Chart, Colour, Curve, PagePicture, limits
 from wellfed.explain.report.pictures.picture_parts import binned
+from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import show_figure
 
 MOST_METRICS = 9
@@ -17,8 +19,12 @@ MOST_METRICS = 9
 _COLOURS: tuple[Colour, ...] = ("three", "one", "two", "four")
 
 
-def metrics(evidence: Evidence) -> Iterator[PagePicture]:
-    """Draws a picture of each metric, with its splits."""
+def metrics(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
+    """Draws a picture of each metric, with its splits: over time if steps.csv has it, else over steps."""
+    table = evidence.all_steps
+    step, at_s = (table.get(name, np.empty(0)) for name in ("step", "time_s"))
+    has_times = len(step) > 1 and len(step) == len(at_s) and bool(np.all(np.isfinite(step) & np.isfinite(at_s)))
+    times = Times(step, at_s, axis) if has_times else None
     by_name: dict[str, dict[str, tuple[Series, Series]]] = {}
     for (split, name), found in evidence.metrics.items():
         if split != "throughput":
@@ -27,13 +33,23 @@ def metrics(evidence: Evidence) -> Iterator[PagePicture]:
         (name, splits) for name, splits in by_name.items() if any(len(steps) > 1 for steps, _ in splits.values())
     ]
     for name, splits in drawn_ones[:MOST_METRICS]:
-        yield _metric(name, splits)
+        yield _metric(name, splits, times)
 
 
-def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> PagePicture:
+@dataclass(frozen=True)
+class Times:
+    """Ends of steps on the time axis of the run."""
+
+    step: Series
+    at_s: Series
+    axis: TimeAxis
+
+
+def _metric(name: str, splits: Mapping[str, tuple[Series, Series]], times: Times | None) -> PagePicture:
     curves, gone = [], []
     for place, (split, (steps, values)) in enumerate(sorted(splits.items(), key=lambda one: one[0] != "train")):
-        curves.append(binned(steps, values).curve(f"{split} {show_figure(float(values[-1]))}", _COLOURS[place % 4]))
+        x = steps if times is None else np.interp(steps, times.step, times.at_s)
+        curves.append(binned(x, values).curve(f"{split} {show_figure(float(values[-1]))}", _COLOURS[place % 4]))
         missing = int((~np.isfinite(values)).sum())
         if missing:
             first = steps[~np.isfinite(values)][0]
@@ -41,5 +57,10 @@ def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> PagePictu
     told = f"{name} over steps; latest: {', '.join(curve.name for curve in curves)}."
     steps, values = (np.concatenate(found) for found in zip(*splits.values(), strict=True))
     low, high = limits(values)
-    axis = Axis(*limits(steps, 0.0), "step")
-    return PagePicture(name, [Chart("", "", axis, curves, high, low, told, height=150)], caption="; ".join(gone))
+    axis = Axis(*limits(steps, 0.0), "step") if times is None else times.axis.axis
+    if times is not None:
+        step = binned(times.at_s, times.step)
+        curves.append(Curve("step", "ink", step.x, step.mean, kind="told"))
+    spans = [] if times is None else times.axis.strip
+    chart = Chart(*("", "", axis, curves, high, low, told), spans=spans, height=140, is_linked=times is not None)
+    return PagePicture(name, [chart], caption="; ".join(gone))

@@ -22,6 +22,8 @@ _PAUSE = "what lay before the step"
 _MARKS = ("▼", "▲", "■", "◆", "●", "✚")
 """Marks of events."""
 _MOST_MARKS = 300
+MOST_SHARES, FEWEST_TIMED = 100, 20
+"""Points of the curve of ready batches, and fewest steps of a histogram."""
 _SEEN_FRAC = 1 / 100
 """Smallest visible gap, as a share of the time."""
 
@@ -42,6 +44,9 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     ]
     if total.is_thinned:
         areas.append(Curve("the longest of steps that lie together", "ink", total.x, total.high, is_strong=False))
+    if len(table.get("step", ())) == number:
+        step = binned(at_s, table["step"])
+        areas.append(Curve("step", "ink", step.x, step.mean, kind="told"))
     notes, keys = _happened(evidence, axis, most_ms)
     spans = axis.strip
     if warmup and number > 1:
@@ -68,12 +73,51 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         caption += f" The longest, step {table['step'][longest]:.0f}, took {show_duration(total_ms[longest] / 1e3)}."
     caption += "".join(f" {told}" for told in _pauses(evidence, axis, at_s - total_ms / 1e3))
     yield PagePicture("Time of a step", [chart], caption=caption)
+    if len(ready := table.get("ready", np.empty(0))) == number and np.isfinite(ready).any():
+        yield _ready(at_s, ready, axis)
     swing = evidence.record.swing
     period = swing["period_steps"] if swing else None
     if swing and period and 2 * period <= number:
         if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
             parts[_PAUSE] = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])
         yield _folded(table, parts, period, swing["period_s"])
+
+
+def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
+    """Draws the share of steps whose batch was waiting when asked for."""
+    number = max(1, len(ready) // MOST_SHARES)
+    begins = np.arange(0, len(ready), number)
+    counts = np.diff(np.append(begins, len(ready)))
+    shares, middle_s = (np.add.reduceat(np.nan_to_num(column), begins) / counts for column in (100 * ready, at_s))
+    curve = Curve("batch ready", "good", middle_s, shares)
+    told = f"Steps whose batch was ready, over time: {100 * np.nanmean(ready):.0f} % on average."
+    chart = Chart("", "% of steps", axis.axis, [curve], 100.0, told=told, spans=axis.strip, height=60, is_linked=True)
+    return PagePicture("Batches ready", [chart])
+
+
+def histogram(evidence: Evidence) -> Iterator[PagePicture]:
+    """Draws how many steps took how long, the warm-up left out; the longest 0.5 % are in the last bar."""
+    total_ms = evidence.wait_ms + evidence.rest_ms
+    total_ms = total_ms[np.isfinite(total_ms)]
+    if len(total_ms) < FEWEST_TIMED:
+        return
+    low, median, p95, high = (float(level) for level in np.percentile(total_ms, (0, 50, 95, 99.5)))
+    high = max(high, 1.01 * low, low + 1e-3)
+    counts, edges = np.histogram(np.minimum(total_ms, high), min(40, 5 + len(total_ms) // 10), (low, high))
+    stairs = Curve("steps", "three", np.repeat(edges, 2)[1:-1], np.repeat(counts, 2).astype(float), kind="area")
+    top = float(counts.max())
+    notes = [Note(at, 1.12 * top, text, "ink") for at, text in ((median, "▾ median"), (p95, "▾ p95"))]
+    chart = Chart(
+        title="",
+        unit="steps",
+        axis=Axis(low, high, "ms a step"),
+        curves=[stairs],
+        top=1.35 * top,
+        told=f"Steps by their time: median {show_ms(median)}, p95 {show_ms(p95)}.",
+        notes=notes if p95 - median > 0.15 * (high - low) else notes[:1],
+        height=110,
+    )
+    yield PagePicture("How long steps took", [chart])
 
 
 def _most(total_ms: Series, curve: Binned) -> float:

@@ -10,16 +10,16 @@ from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.pages.chart import Axis, Chart, Level, Note, PagePicture
+from wellfed.explain.report.pictures.machine_pictures import cpus
 from wellfed.explain.report.pictures.picture_parts import (
     PERIODS,
     binned,
     of_gpus,
-    of_host,
     of_many,
     the_most,
 )
 from wellfed.explain.report.pictures.time_axis import TimeAxis
-from wellfed.observe.telemetry.machines import HOST, named
+from wellfed.observe.telemetry.machines import named
 from wellfed.units import show_duration
 
 _RULED_FRAC = 1 / 16
@@ -29,15 +29,12 @@ _HEIGHT, _LEAST_HEIGHT = 130, 44
 
 
 def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """Draws the curve of each GPU, with phases and swing; without a GPU the processor's."""
-    what, unit, curves, top = "utilisation", "%", of_gpus(evidence, "util_pct"), 100.0
+    """Draws the curve of each GPU, with phases and swing; without a GPU the cores at work."""
+    what, curves = "utilisation", of_gpus(evidence, "util_pct")
     if not curves:  # as of a MIG instance
         what, curves = "SMs at work", of_gpus(evidence, "sm_active_pct")
     if not curves:
-        what, unit, curves = "CPU of this process and its workers", "cores", of_host(evidence, "cpu_pct")
-        curves = {gpu: (at_s, busy_pct / 100) for gpu, (at_s, busy_pct) in curves.items()}
-        top = max([evidence.cores or 1.0, *(float(values.max()) for _, values in curves.values())])
-    if not curves:
+        yield from cpus(evidence, axis)
         return
     num_gpus = len(curves)
     curves = the_most(curves, lambda values: -float(values.mean()))
@@ -47,9 +44,9 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     height = max(_LEAST_HEIGHT, _HEIGHT // len(curves))
     charts = []
     for gpu, (at_s, values) in curves.items():
-        who = "CPU" if gpu == HOST else f"GPU {named(gpu)}"
-        told = f"{who}: mean {values.mean():.3g} {unit}, from {values.min():.3g} to {values.max():.3g}"
-        levels, notes = _cores(evidence) if gpu == HOST else [], list[Note]()
+        who = f"GPU {named(gpu)}"
+        told = f"{who}: mean {values.mean():.3g} %, from {values.min():.3g} to {values.max():.3g}"
+        levels, notes = list[Level](), list[Note]()
         if gpu == deepest:
             swing = swings[gpu]
             levels = _levels(swing)
@@ -58,11 +55,11 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
             told += f"; it swings between {swing.low:.0f} and {swing.high:.0f} %, every {period}"
         charts.append(
             Chart(
-                title=who if gpu != HOST and len(curves) > 1 else "",
-                unit=unit,
+                title=who if len(curves) > 1 else "",
+                unit="%",
                 axis=axis.axis,
                 curves=[binned(at_s, values).curve(what, "accent")],
-                top=(1.2 if notes else 1.0) * top,
+                top=120.0 if notes else 100.0,
                 told=f"{what[0].upper()}{what[1:]} over time. {told}.",
                 levels=levels,
                 spans=axis.strip,
@@ -75,31 +72,27 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     caption = of_many(max(len(at_s) for at_s, _ in curves.values()), "reading")
     if num_gpus > len(curves):
         caption = f"The {len(curves)} of {num_gpus:,} GPUs that were idle most. {caption}".rstrip()
-    yield PagePicture("Utilisation" if HOST not in curves else "CPU", charts, caption=caption)
+    yield PagePicture("Utilisation", charts, caption=caption)
     if is_short and deepest is not None:
-        yield _latest(deepest, *curves[deepest], swings[deepest], top, unit)
+        yield _latest(deepest, *curves[deepest], swings[deepest])
 
 
-def _latest(gpu: int, at_s: Series, values: Series, swing: Swing, top: float, unit: str) -> PagePicture:
+def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture:
     """Draws the last periods of a swing that is too short for the picture of the whole run."""
     latest = at_s >= at_s[-1] - PERIODS * swing.period_s
     at_s, values = at_s[latest], values[latest]
     on = f" of GPU {named(gpu)}" if gpu else ""
     chart = Chart(
         title="",
-        unit=unit,
+        unit="%",
         axis=Axis(float(at_s[0]), float(at_s[-1]), "since the run started", "time"),
         curves=[binned(at_s, values).curve("utilisation", "accent")],
-        top=1.2 * top,
+        top=120.0,
         told=f"The last {PERIODS} periods of the swing{on}, each of {show_duration(swing.period_s)}.",
         levels=_levels(swing),
         notes=[_ruler(at_s, values, swing)],
     )
     return PagePicture(f"The last {PERIODS} periods{on}", [chart])
-
-
-def _cores(evidence: Evidence) -> list[Level]:
-    return [Level("cores of this run", evidence.cores, "ink", "dotted")] if evidence.cores else []
 
 
 def _levels(swing: Swing) -> list[Level]:
