@@ -200,9 +200,9 @@ class PagePicture:
 
     @property
     def keys(self) -> list[Key]:
-        """One legend of all charts; none where a single curve is what the title says."""
+        """One legend of all charts; none where it would repeat the title."""
         keys = list(dict.fromkeys([*(key for chart in self.charts for key in chart.keys), *self.more_keys]))
-        return keys if len(keys) > 1 or self.more_keys else []
+        return [] if [key.text.lower() for key in keys] == [self.title.lower()] else keys
 
 
 def limits(values: Series, margin: float = 0.05) -> tuple[float, float]:
@@ -262,7 +262,9 @@ def _still(chart: Chart) -> Iterator[Markup]:
             )
     for note in chart.notes:
         yield _note(chart, note)
-    yield Markup('<script type="application/json">{}</script></div>').format(Markup(_payload(chart)))
+    if all(np.all(np.diff(curve.x) > 0) for curve in chart.curves):  # else no curve over the axis, as a scatter plot
+        yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
+    yield Markup("</div>")
 
 
 def _payload(chart: Chart) -> str:

@@ -219,7 +219,7 @@
     first.plot.closest("figure").before(bar);
   };
 
-  document.querySelectorAll(".plot").forEach(start);
+  document.querySelectorAll(".plot:has(> script)").forEach(start);
   tools();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => live.forEach(one => one.u && one.u.redraw(false)));
 })();

@@ -58,7 +58,7 @@ def fill_in(
     if not autoescape:
         return html
     # Texts of users are escaped, and hold no such comment.
-    return hidden(html).replace(_SCRIPT_HERE, loader if '<div class="plot' in html else "", 1)
+    return hidden(html).replace(_SCRIPT_HERE, loader if 'type="application/json"' in html else "", 1)
 
 
 @cache

@@ -84,6 +84,7 @@ def to_html(evidence: Evidence, folder: Path) -> str:
             "pictures": pictures(evidence, folder),
             "boxes": list(boxes(record)),
             "tiles": list(tiles(record)),
+            "state": state_lines(record),
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
             "tone_of": tone_of,

@@ -35,6 +35,8 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     if number == 0 or len(at_s) != number:
         return
     parts = {name: np.nan_to_num(table[f"{name}_ms"]) for name in PARTS if np.isfinite(table[f"{name}_ms"]).any()}
+    if not parts:
+        return
     total_ms = np.sum(list(parts.values()), axis=0)
     total, *curves = (binned(at_s, ms, total_ms / 1e3) for ms in (total_ms, *parts.values()))
     warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
@@ -89,7 +91,7 @@ def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
     begins = np.arange(0, len(ready), number)
     counts = np.diff(np.append(begins, len(ready)))
     shares, middle_s = (np.add.reduceat(np.nan_to_num(column), begins) / counts for column in (100 * ready, at_s))
-    curve = Curve("batch ready", "good", middle_s, shares)
+    curve = Curve("batches ready", "good", middle_s, shares)
     told = f"Steps whose batch was ready, over time: {100 * np.nanmean(ready):.0f} % on average."
     chart = Chart("", "% of steps", axis.axis, [curve], 100.0, told=told, spans=axis.strip, height=60, is_linked=True)
     return PagePicture("Batches ready", [chart])
@@ -104,7 +106,9 @@ def histogram(evidence: Evidence) -> Iterator[PagePicture]:
     low, median, p95, high = (float(level) for level in np.percentile(total_ms, (0, 50, 95, 99.5)))
     high = max(high, 1.01 * low, low + 1e-3)
     counts, edges = np.histogram(np.minimum(total_ms, high), min(40, 5 + len(total_ms) // 10), (low, high))
-    stairs = Curve("steps", "three", np.repeat(edges, 2)[1:-1], np.repeat(counts, 2).astype(float), kind="area")
+    x = np.repeat(edges, 2)[1:-1]
+    x[2::2] += (high - low) / 1000  # a curve has one value at each place
+    stairs = Curve("how long steps took", "three", x, np.repeat(counts, 2).astype(float), kind="area")
     top = float(counts.max())
     notes = [Note(at, 1.12 * top, text, "ink") for at, text in ((median, "▾ median"), (p95, "▾ p95"))]
     chart = Chart(
