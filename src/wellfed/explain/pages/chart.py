@@ -30,6 +30,8 @@ Kind = Literal["line", "area", "dots", "crosses", "told"]
 _WIDE, _HIGH = 1000, 250
 """Units of the plane that a path lies in: about a pixel and half a pixel."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_LOW = 60
+"""Pixels of a chart below which only its highest tick has a label."""
 _FEW_DOTS = 40
 """Points of a curve up to which each has a dot."""
 
@@ -231,6 +233,9 @@ def show_tick(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
+    if 1e-12 < abs(value) < 1e-2:
+        digits, power = f"{value:.2e}".split("e")
+        return f"{float(digits):g}e{int(power)}"
     return f"{value:.4g}" if abs(value) > 1e-12 else "0"
 
 
@@ -244,7 +249,7 @@ def _still(chart: Chart) -> Iterator[Markup]:
     )
     yield from _plane(chart)
     yield Markup("</svg>")
-    ticks = nice_ticks(chart.bottom, chart.top, 3 if chart.height < 80 else 5)
+    ticks = nice_ticks(chart.bottom, chart.top, 3 if chart.height < 80 else 5)[-1 if chart.height < _LOW else 0 :]
     for tick in ticks:
         share = _upward(chart, tick)
         yield Markup('<span class=y style="bottom:{:.4g}%">{}</span>').format(100 * share, show_tick(tick))

@@ -2,11 +2,14 @@
 // Each .plot holds its figures as JSON (chart.py: payload). Without this script, and on paper, the still chart stays.
 (() => {
   "use strict";
-  const LEFT = 45, RIGHT = 36, ABOVE = 8, FEW = 40, STRIP = 5;
+  const LEFT = 45, RIGHT = 36, ABOVE = 8, FEW = 40, STRIP = 5, LOW = 60;
   const live = [];
   let zoomed = null, active = null;
   const css = (name, alpha = "") => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() + alpha;
   const show = value => Math.abs(value) >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
+
+  const tick = value => Math.abs(value) >= 1e4 ? Intl.NumberFormat("en", {notation: "compact"}).format(value)
+    : value && Math.abs(value) < 1e-2 ? (+value.toPrecision(3)).toExponential().replace("e+", "e") : String(+value.toPrecision(4));
 
   const unpacked = ([first, unit, ...steps]) => {
     let at = 0;
@@ -134,7 +137,7 @@
           values: (u, splits) => chart.a ? splits.map(at => at == null ? "" : String(+(at / unit).toPrecision(8))) : [],
           grid: {show: false}},
         {...axis, size: LEFT, space: chart.h < 80 ? 22 : 30, gap: 5,
-          values: (u, splits) => splits.map(at => Math.abs(at) >= 1e4 ? Intl.NumberFormat("en", {notation: "compact"}).format(at) : String(+at.toPrecision(4)))},
+          values: (u, splits) => splits.map((at, place) => chart.h < LOW && place < splits.length - 1 ? "" : tick(at))},
       ],
       series, bands,
       cursor: {

@@ -114,9 +114,10 @@ def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[Cur
             binned(*curve).curve(f"GPU {named(gpu)}", colour)
             for (gpu, curve), colour in zip(found.items(), SERIES, strict=False)
         ]
-    at_s, values = (np.concatenate(columns) for columns in zip(*found.values(), strict=True))
-    order = np.argsort(at_s, kind="stable")
-    return [binned(at_s[order], values[order]).curve(f"{name}, mean and range of {len(found)} GPUs", "accent")]
+    x = max((at_s for at_s, _ in found.values()), key=len)
+    every = np.array([np.interp(x, *curve) for curve in found.values()])
+    mean, low, high = (binned(x, edge) for edge in (every.mean(axis=0), every.min(axis=0), every.max(axis=0)))
+    return [Curve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.mean, low.low, high.high)]
 
 
 def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:
