@@ -219,7 +219,8 @@
       button.type = "button"; button.textContent = text; button.title = label; button.onclick = does;
       bar.append(button);
     }
-    first.plot.closest("figure").before(bar);
+    const figure = first.plot.closest("figure");
+    (figure.closest(".sides") || figure).before(bar);
   };
 
   document.querySelectorAll(".plot:has(> script)").forEach(start);

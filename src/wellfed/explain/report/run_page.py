@@ -57,6 +57,8 @@ class Box:
     command: str = ""
     note: str = ""
     is_small: bool = False
+    finding: str = ""
+    """Id of the finding that it shows."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def boxes(record: RunRecord) -> Iterator[Box]:
         yield Box("bad", word, error[0], note=" ".join(error[1:]))
     if record.findings:
         first = record.findings[0]
-        yield Box(tone_of(first), word_of(first), first["message"], " ".join(first["change"]), gain_of(first))
+        change = " ".join(first["change"])
+        yield Box(tone_of(first), word_of(first), first["message"], change, gain_of(first), finding=first["id"])
     elif record.status not in ("running", "ok") or not record.throughput:
         yield Box("two", "No verdict", "What the run recorded does not show where its time went.")
     else:
