@@ -360,9 +360,11 @@ def _plane(chart: Chart) -> Iterator[Markup]:
             yield path.format("a", curve.colour, _ribbon(x, np.where(np.isfinite(y), float(_HIGH), np.nan), y))
         elif curve.kind == "line":
             yield path.format("l" if curve.is_strong else "l w", curve.colour, _polyline(x, y))
-        if curve.kind in ("dots", "crosses") or (curve.kind == "line" and np.isfinite(y).sum() < _FEW_DOTS):
+        if curve.kind in ("dots", "crosses") or (
+            curve.kind == "line" and curve.is_strong and np.isfinite(y).sum() < _FEW_DOTS
+        ):
             here = zip(*(_rounded(one[np.isfinite(x) & np.isfinite(y)]) for one in (x, y)), strict=True)
-            mark = "h0" if curve.kind != "crosses" else "m-5-7l10 14m0-14l-10 14"
+            mark = "h0" if curve.kind != "crosses" else "m-7-7l14 14m0-14l-14 14"
             kind = {"crosses": "c", "line": "d"}.get(curve.kind, "d big")
             yield path.format(kind, curve.colour, "".join(f"M{at} {up}{mark}" for at, up in here))
     for level in chart.levels:

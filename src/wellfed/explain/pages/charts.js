@@ -43,7 +43,7 @@
       width: one.kind == "area" || one.kind == "told" || dots ? 0 : one.strong ? 1.4 : 1,
       ...(dots || one.kind == "told" ? {paths: () => null} : {}),
       points: {
-        show: dots || (one.kind == "line" && few),
+        show: dots || (one.kind == "line" && few && !!one.strong),
         size: one.kind == "dots" ? 9 : one.kind == "crosses" ? 7 : 5,
         width: 1,
         stroke: () => css(one.colour),
@@ -119,7 +119,9 @@
       data.push(group);
     }
     const [begin, end, unit] = chart.x, [bottom, top] = chart.y, digits = [1, 2, 2.5, 5];
-    const incrs = Array.from({length: 60}, (_, place) => unit * digits[place % 4] * 10 ** (Math.floor(place / 4) - 7));
+    const whole = chart.u[0].endsWith("step") || chart.u[0].endsWith("steps");
+    const incrs = Array.from({length: 60}, (_, place) => unit * digits[place % 4] * 10 ** (Math.floor(place / 4) - 7))
+      .filter(incr => !whole || Number.isInteger(incr));
     const axis = {
       stroke: () => css("soft"), font: "11px system-ui, sans-serif", grid: {stroke: () => css("line"), width: 1},
       ticks: {show: false},

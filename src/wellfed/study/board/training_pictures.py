@@ -46,7 +46,7 @@ def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:
     )
     told = f"{len(drawn_ones)} learning curves over optimizer steps. {listed}"
     chart = Chart("", "", axis, curves, high, low, told, notes=notes, height=260)
-    caption = "The first three ranks in colour, with their rank; a cross ends what was pruned or failed."
+    caption = "The first three ranks in colour, with their rank; a mark ends what was pruned or failed."
     return PagePicture(f"val/{file.metric}", [chart], caption=caption)
 
 
