@@ -12,14 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.explain.pages.chart import Axis, Bar, Chart, Curve, Level, Note, Span, bars, limits, nice_ticks, show_tick
+from wellfed.explain.pages.chart import (
+    Axis,
+    Bar,
+    Chart,
+    ChartCurve,
+    LevelLine,
+    Note,
+    Stretch,
+    bars,
+    limits,
+    nice_ticks,
+    show_tick,
+)
 
 NAN = np.nan
 CHART = Chart("", "%", Axis(0.0, 10.0, "step"), [], 100.0)
 
 
-def curve(y: list[float], **more: Any) -> Curve:
-    return Curve("a curve", "accent", np.linspace(0.0, 10.0, len(y)), np.array(y, dtype=float), **more)
+def curve(y: list[float], **more: Any) -> ChartCurve:
+    return ChartCurve("a curve", "accent", np.linspace(0.0, 10.0, len(y)), np.array(y, dtype=float), **more)
 
 
 def paths(chart: Chart) -> dict[str, str]:
@@ -56,7 +68,7 @@ def test_areas_stand_on_each_other():
         CHART,
         curves=[
             curve([20, 20], kind="area"),
-            Curve("b", "one", np.array([0.0, 10]), np.array([60.0, 40]), kind="area"),
+            ChartCurve("b", "one", np.array([0.0, 10]), np.array([60.0, 40]), kind="area"),
         ],
     )
     first, second = re.findall(r'class="a" style="--c:var\(--(\w+)\)" d="([^"]*)"', chart.svg)
@@ -73,8 +85,8 @@ def test_a_range_is_drawn_where_points_stand_for_several_readings():
 def test_levels_phases_and_notes_have_their_place():
     chart = replace(
         CHART,
-        levels=[Level("most", 75.0, "bad", "dashed", "75 %")],
-        spans=[Span(2.0, 4.0, "validate"), Span(9.0, 9.0, "validate")],
+        levels=[LevelLine("most", 75.0, "bad", "dashed", "75 %")],
+        spans=[Stretch(2.0, 4.0, "validate"), Stretch(9.0, 9.0, "validate")],
         notes=[Note(5.0, 50.0, "<b>", "bad", until=7.0)],
     )
     assert paths(chart)["l dashed"] == "M0 62h1000"

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.browser import opened
+from tests.kit.page_reader import read_page
 from wellfed.config.files import folder_lookup
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
@@ -173,3 +175,13 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
     (folder / "search.json").write_text("{}")
     with pytest.raises(ConfigError, match="can't be read"):
         board_of(folder)
+
+
+@pytest.mark.slow
+def test_its_learning_curves_are_live_on_a_phone(chromium: Path, tmp_path: Path):
+    (tmp_path / "page.html").write_text(to_html(made_board()), encoding="utf-8")
+    found = opened(chromium, tmp_path / "page.html", tmp_path / "browser", width=390)
+    assert found["scrolls"] <= 390
+    assert (found["wide"], found["cut"], found["overlaps"], found["console"]) == ([], [], [], [])
+    page = read_page(to_html(made_board()))
+    assert [chart["u"] for chart in page.charts] == [["optimizer steps", ""]]

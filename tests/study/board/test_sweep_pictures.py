@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import made
+from tests.kit.browser import opened
 from tests.kit.page_reader import Page, read_page
 from wellfed.study.board.files import to_html, write
 from wellfed.study.board.sweep_pictures import MOST_MAPS
@@ -169,3 +170,17 @@ def test_a_browser_shows_the_winner_first(chromium: Path, tmp_path: Path) -> Non
     assert f">{found.entries[0].label}<" in first[1]
     assert "<script" not in dom
     assert dom.count("<svg") == 1
+
+
+def test_the_rate_comes_before_the_knobs() -> None:
+    heads = re.findall(r"<th scope=col[^>]*>([^<]*)</th>", to_html(board(made.sweep_file())))
+    assert heads[:2] == ["rank", "triplets/s"]
+    assert heads[3:6] == ["loader", "memory", "gpu.precision"]
+
+
+@pytest.mark.slow
+def test_a_phone_shows_all_of_it(chromium: Path, tmp_path: Path) -> None:
+    *_, html = write(tmp_path, board(made.sweep_file()))
+    found = opened(chromium, html, tmp_path / "browser", width=390, is_dark=True)
+    assert found["scrolls"] <= 390
+    assert (found["wide"], found["cut"], found["overlaps"], found["console"]) == ([], [], [], [])

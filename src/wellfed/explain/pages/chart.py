@@ -81,7 +81,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartCurve:
     """Values over the axis; ``nan`` is a gap."""
 
     name: str
@@ -97,7 +97,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Level:
+class LevelLine:
     """A horizontal line."""
 
     name: str
@@ -109,7 +109,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Span:
+class Stretch:
     """A stretch of the axis: a phase of the run."""
 
     begin: float
@@ -148,14 +148,14 @@ class Chart:
     title: str
     unit: str
     axis: Axis
-    curves: Sequence[Curve]
+    curves: Sequence[ChartCurve]
     top: float
     bottom: float = 0.0
     told: str = ""
     """What it shows, for readers who can't see it."""
     caption: str = ""
-    levels: Sequence[Level] = ()
-    spans: Sequence[Span] = ()
+    levels: Sequence[LevelLine] = ()
+    spans: Sequence[Stretch] = ()
     notes: Sequence[Note] = ()
     more_keys: Sequence[Key] = ()
     """Entries of the legend beside curves and levels."""

@@ -12,6 +12,7 @@
     : value && Math.abs(value) < 1e-2 ? (+value.toPrecision(3)).toExponential().replace("e+", "e") : String(+value.toPrecision(4));
 
   const unpacked = ([first, unit, ...steps]) => {
+    if (first === undefined) return [];
     let at = 0;
     return [first, ...steps.map(step => first + unit * (at += step))];
   };

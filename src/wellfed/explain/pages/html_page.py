@@ -75,7 +75,10 @@ def script() -> tuple[str, str]:
         f"<!-- The charts are drawn by uPlot, https://github.com/leeoniya/uPlot\n{terms} -->\n"
         f'<script type="text/plain" id="packed">{packed}</script>\n<script>{_LOADER}</script>'
     )
-    return html, f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
+    return (
+        html,
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}",
+    )
 
 
 def _shown(value: Any) -> Any:

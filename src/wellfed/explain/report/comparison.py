@@ -234,7 +234,7 @@ def compared(runs: Sequence[Evidence]) -> list[Comparison]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """Something of all runs, in a table."""
 
     name: str
@@ -246,7 +246,7 @@ class Row:
     """Whether noise does not explain the ratio."""
 
 
-def figure_rows(pairs: Sequence[Comparison], kind: Literal["figures", "metrics"]) -> list[Row]:
+def figure_rows(pairs: Sequence[Comparison], kind: Literal["figures", "metrics"]) -> list[ComparedRow]:
     """Returns measured figures of all runs, each with its ratio to that of A."""
     found: list[dict[str, Compared]] = [{one.name: one for one in getattr(pair, kind)} for pair in pairs]
     rows = []
@@ -256,11 +256,13 @@ def figure_rows(pairs: Sequence[Comparison], kind: Literal["figures", "metrics"]
         ratios = [one.ratio if one else None for one in each]
         values = [own, *(one.shown[1] if one else "" for one in each)]
         notes = ["", *("" if ratio is None else str(ratio) for ratio in ratios)]
-        rows.append(Row(name, values, notes, [False, *(bool(ratio and ratio.is_told_apart) for ratio in ratios)]))
+        rows.append(
+            ComparedRow(name, values, notes, [False, *(bool(ratio and ratio.is_told_apart) for ratio in ratios)])
+        )
     return rows
 
 
-def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "machine", "plan"]) -> list[Row]:
+def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "machine", "plan"]) -> list[ComparedRow]:
     """Returns what differs from A in any of the other runs."""
     found = []
     for pair in pairs:
@@ -273,7 +275,7 @@ def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "mach
         a = next(((values[0], notes[0]) for values, notes in (pair[name] for pair in found if name in pair)))
         each = [(pair[name][0][1], pair[name][1][1]) if name in pair else a for pair in found]
         values, notes = zip(a, *each, strict=True)
-        rows.append(Row(name, values, notes, [False] * len(values)))
+        rows.append(ComparedRow(name, values, notes, [False] * len(values)))
     return rows
 
 

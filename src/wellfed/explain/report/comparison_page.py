@@ -9,7 +9,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import Axis, Bar, Chart, Colour, Curve, Key, PagePicture, bars, limits
+from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.comparison import PARTS, Comparison, device, difference_rows, figure_rows
 from wellfed.explain.report.pictures import step_time_picture
@@ -133,7 +133,7 @@ def _metrics(runs: Runs) -> Iterator[PagePicture]:
         yield PagePicture(f"{'/'.join(key)}, over steps", [chart])
 
 
-def _overlaid(runs: Runs, tables: Mapping[str, tuple[Series, Series]]) -> list[Curve]:
+def _overlaid(runs: Runs, tables: Mapping[str, tuple[Series, Series]]) -> list[ChartCurve]:
     """Returns the curve of each run that has one, in its colour."""
     colours = zip(runs, _COLOURS, strict=False)
     return [binned(*tables[letter]).curve(letter, colour) for letter, colour in colours if letter in tables]

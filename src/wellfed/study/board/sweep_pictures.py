@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.explain.pages.chart import Axis, Chart, Colour, Curve, Kind, Note, PagePicture, limits
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Kind, Note, PagePicture, limits
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import show_gib
@@ -123,7 +123,7 @@ def _memory_picture(board: Leaderboard) -> PagePicture | None:
         ("95 % intervals", "soft", "line", intervals),
     ]
     curves = [
-        Curve(name, colour, factor * x, y, kind=kind, is_strong=False)
+        ChartCurve(name, colour, factor * x, y, kind=kind, is_strong=False)
         for name, colour, kind, found in points
         if found
         for x, y in [np.array(found, dtype=float).T]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wellfed.explain.pages.chart import Axis, Chart, Colour, Curve, Note, PagePicture, limits
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Note, PagePicture, limits
 from wellfed.study.board.columns import figure_text
 from wellfed.study.points.space import Numbers
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
@@ -33,9 +33,9 @@ def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:
         values = np.array([point.value for point in entry.curve], dtype=float)
         stands_out = entry.rank is not None and entry.rank <= _ACCENTED
         colour: Colour = "accent" if stands_out else "soft"
-        curves.append(Curve("", colour, steps, values, is_strong=stands_out))
+        curves.append(ChartCurve("", colour, steps, values, is_strong=stands_out))
         if entry.status != "complete":
-            curves.append(Curve("", "soft", steps[-1:], values[-1:], kind="crosses"))
+            curves.append(ChartCurve("", "soft", steps[-1:], values[-1:], kind="crosses"))
         if stands_out:
             notes.append(Note(float(steps[-1]), float(values[-1]), str(entry.rank), "accent", "right"))
     axis = Axis(*limits(np.concatenate([curve.x for curve in curves]), 0.0), "optimizer steps")
@@ -64,8 +64,8 @@ def _axis(name: str, axis: Numbers, file: SearchFile, shown: Sequence[Entry]) ->
     values = np.array([entry.row.value for entry in shown], dtype=float)
     ranked = np.array([entry.rank is not None for entry in shown])
     curves = [
-        Curve("trained to the end", "accent", at[ranked], values[ranked], kind="dots"),
-        Curve("pruned, at their best until then", "soft", at[~ranked], values[~ranked], kind="crosses"),
+        ChartCurve("trained to the end", "accent", at[ranked], values[ranked], kind="dots"),
+        ChartCurve("pruned, at their best until then", "soft", at[~ranked], values[~ranked], kind="crosses"),
     ]
     begin, end = limits(at, 0.0 if axis.is_log else 0.05)
     if axis.is_log:

@@ -37,6 +37,12 @@ def test_a_gap_is_not_bridged() -> None:
     assert np.isnan(binned(np.repeat(x, 100) + np.tile(np.arange(100) / 100, 20), np.ones(2000)).mean).sum() == 1
 
 
+def test_what_is_not_finite_is_a_gap() -> None:
+    values = np.arange(20.0)
+    values[[0, 5, 6, 12]] = np.nan, np.inf, np.nan, -np.inf
+    assert np.isnan(binned(np.arange(20.0), values).mean).sum() == 2
+
+
 def test_a_value_that_is_about_a_long_time_leaves_no_gap() -> None:
     took_s = np.where(np.arange(100) == 50, 20.0, 1.0)
     x = np.cumsum(took_s)

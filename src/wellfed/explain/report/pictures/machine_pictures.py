@@ -8,7 +8,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import SERIES, Bar, Chart, Colour, Curve, Level, PagePicture, Span, bars
+from wellfed.explain.pages.chart import SERIES, Bar, Chart, ChartCurve, Colour, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
@@ -49,7 +49,7 @@ def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
                 curves=curves,
                 top=max(cores or 1.0, 1.05 * highest),
                 told=f"Cores at work over time, on average: {', '.join(told)}.",
-                levels=[Level("cores of this run", cores, "ink", "dotted")] if cores else [],
+                levels=[LevelLine("cores of this run", cores, "ink", "dotted")] if cores else [],
                 spans=axis.strip,
                 height=110,
                 is_linked=True,
@@ -69,7 +69,7 @@ def card(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         spans, held = list(axis.strip), []
         if column == "sm_clock_mhz":
             held = [(flag, colour, _stretches(evidence, flag)) for flag, colour in _LIMITS.items()]
-            spans = [Span(*edges, colour) for _, colour, stretches in held for edges in stretches] or spans
+            spans = [Stretch(*edges, colour) for _, colour, stretches in held for edges in stretches] or spans
         caption = "; ".join(f"{flag.replace('_', ' ')} below" for flag, _, stretches in held if stretches)
         yield PagePicture(
             title,
@@ -105,7 +105,7 @@ def _stretches(evidence: Evidence, flag: str) -> list[tuple[float, float]]:
     return joined
 
 
-def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[Curve]:
+def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[ChartCurve]:
     """Returns a curve for each of a few GPUs, or mean and range over many."""
     if len(found) == 1:
         return [binned(*curve).curve(name, "accent") for curve in found.values()]
@@ -117,7 +117,7 @@ def over_gpus(found: Mapping[int, tuple[Series, Series]], name: str) -> list[Cur
     x = max((at_s for at_s, _ in found.values()), key=len)
     every = np.array([np.interp(x, *curve) for curve in found.values()])
     mean, low, high = (binned(x, edge) for edge in (every.mean(axis=0), every.min(axis=0), every.max(axis=0)))
-    return [Curve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.mean, low.low, high.high)]
+    return [ChartCurve(f"{name}, mean and range of {len(found)} GPUs", "accent", mean.x, mean.mean, low.low, high.high)]
 
 
 def side_by_side(evidence: Evidence) -> Iterator[PagePicture]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.pages.chart import Bar, Chart, Colour, Level, PagePicture, Stroke, bars
+from wellfed.explain.pages.chart import Bar, Chart, Colour, LevelLine, PagePicture, Stroke, bars
 from wellfed.explain.report.pictures.machine_pictures import over_gpus
 from wellfed.explain.report.pictures.picture_parts import of_gpus, of_host
 from wellfed.explain.report.pictures.time_axis import TimeAxis
@@ -43,20 +43,20 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     yield PagePicture("Memory", [chart], caption=caption)
 
 
-def _levels(memory: MemoryEntry) -> list[Level]:
+def _levels(memory: MemoryEntry) -> list[LevelLine]:
     found: dict[str, tuple[float | None, Colour, Stroke]] = {
         "budget": (memory.get("budget_gib"), "bad", "line"),
         "predicted peak": (memory.get("predicted_peak_gib"), "ink", "dashed"),
         "measured peak": (memory.get("measured_peak_gib"), "accent", "dotted"),
     }
     return [
-        Level(f"{name}, {show_gib(size_gib)}", size_gib, colour, stroke)
+        LevelLine(f"{name}, {show_gib(size_gib)}", size_gib, colour, stroke)
         for name, (size_gib, colour, stroke) in found.items()
         if size_gib is not None
     ]
 
 
-def _peak(levels: list[Level]) -> PagePicture:
+def _peak(levels: list[LevelLine]) -> PagePicture:
     """Draws the sizes as bars."""
     told = "Memory: " + "; ".join(level.name.replace(",", "") for level in levels)
     rows = [Bar(level.name, [(level.colour, level.y, level.name)]) for level in levels]

@@ -9,7 +9,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import Axis, Chart, Colour, Curve, PagePicture, limits
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, PagePicture, limits
 from wellfed.explain.report.pictures.picture_parts import binned
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import show_figure
@@ -60,7 +60,7 @@ def _metric(name: str, splits: Mapping[str, tuple[Series, Series]], times: Times
     axis = Axis(*limits(steps, 0.0), "step") if times is None else times.axis.axis
     if times is not None:
         step = binned(times.at_s, times.step)
-        curves.append(Curve("step", "ink", step.x, step.mean, kind="told"))
+        curves.append(ChartCurve("step", "ink", step.x, step.mean, kind="told"))
     spans = [] if times is None else times.axis.strip
     chart = Chart(*("", "", axis, curves, high, low, told), spans=spans, height=140, is_linked=times is not None)
     return PagePicture(name, [chart], caption="; ".join(gone))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import Colour, Curve
+from wellfed.explain.pages.chart import ChartCurve, Colour
 from wellfed.explain.report.run_lines import MOST_GPUS
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.units import counted
@@ -34,10 +34,10 @@ class Binned:
     is_thinned: bool
     """Points stand for several readings each, so that least and most differ from the mean."""
 
-    def curve(self, name: str, colour: Colour) -> Curve:
+    def curve(self, name: str, colour: Colour) -> ChartCurve:
         """Returns the mean, with the range where a point stands for several readings."""
         low, high = (self.low, self.high) if self.is_thinned else (None, None)
-        return Curve(name, colour, self.x, self.mean, low, high)
+        return ChartCurve(name, colour, self.x, self.mean, low, high)
 
 
 def of_many(number: int, noun: str) -> str:
@@ -79,7 +79,7 @@ def readings(
 
 
 def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
-    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order; values that are not finite are left out.
+    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order; where one is not finite, there is a gap.
 
     Args:
         lasts: the length of ``x`` that each value is about, where that differs.
@@ -89,7 +89,9 @@ def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
     number = len(x)
     if number == 0:
         return Binned(x, values, values, values, False)
-    gaps = _gaps(x, np.zeros(number) if lasts is None else lasts[there])
+    late = _gaps(x, np.zeros(number) if lasts is None else lasts[there])
+    gaps = np.union1d(late, 1 + np.flatnonzero(np.diff(np.flatnonzero(there)) > 1))
+    gaps = gaps if len(gaps) <= MOST else late
     first = np.unique(np.append(np.linspace(0, number, min(MOST, number), endpoint=False).astype(int), gaps))
     count = np.diff(np.append(first, number))
     found = [np.add.reduceat(values, first) / count]

@@ -9,7 +9,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import Axis, Chart, Colour, Curve, Key, Note, PagePicture, Span
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Note, PagePicture, Stretch
 from wellfed.explain.report.pictures.picture_parts import PERIODS, Binned, binned, of_many
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS
@@ -38,22 +38,23 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     if not parts:
         return
     total_ms = np.sum(list(parts.values()), axis=0)
-    total, *curves = (binned(at_s, ms, total_ms / 1e3) for ms in (total_ms, *parts.values()))
+    total, *means = (binned(at_s, ms, total_ms / 1e3) for ms in (total_ms, *parts.values()))
+    x, curves = total.x, [curve.mean for curve in means]
     warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
     most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
-    areas = [
-        Curve(name, PARTS[name], curve.x, curve.mean, kind="area") for name, curve in zip(parts, curves, strict=True)
-    ]
+    if len(total.x) == 1:  # an area needs a begin and an end
+        x, curves = total.x[0] - [total_ms[0] / 1e3, 0.0], [np.repeat(curve, 2) for curve in curves]
+    areas = [ChartCurve(name, PARTS[name], x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
     if total.is_thinned:
-        areas.append(Curve("the longest of steps that lie together", "ink", total.x, total.high, is_strong=False))
+        areas.append(ChartCurve("the longest of steps that lie together", "ink", total.x, total.high, is_strong=False))
     if len(table.get("step", ())) == number:
         step = binned(at_s, table["step"])
-        areas.append(Curve("step", "ink", step.x, step.mean, kind="told"))
+        areas.append(ChartCurve("step", "ink", step.x, step.mean, kind="told"))
     notes, keys = _happened(evidence, axis, most_ms)
     spans = axis.strip
     if warmup and number > 1:
         begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
-        spans = [Span(begin_s, float(at_s[min(warmup, number) - 1]), "ink"), *spans]
+        spans = [Stretch(begin_s, float(at_s[min(warmup, number) - 1]), "ink"), *spans]
         keys.append(Key("ink", "warm-up", "shade"))
     shares = ", ".join(f"{name} {show_ms(ms.mean())}" for name, ms in parts.items())
     chart = Chart(
@@ -91,7 +92,7 @@ def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
     begins = np.arange(0, len(ready), number)
     counts = np.diff(np.append(begins, len(ready)))
     shares, middle_s = (np.add.reduceat(np.nan_to_num(column), begins) / counts for column in (100 * ready, at_s))
-    curve = Curve("batches ready", "good", middle_s, shares)
+    curve = ChartCurve("batches ready", "good", middle_s, shares)
     told = f"Steps whose batch was ready, over time: {100 * np.nanmean(ready):.0f} % on average."
     chart = Chart("", "% of steps", axis.axis, [curve], 100.0, told=told, spans=axis.strip, height=60, is_linked=True)
     return PagePicture("Batches ready", [chart])
@@ -108,7 +109,7 @@ def histogram(evidence: Evidence) -> Iterator[PagePicture]:
     counts, edges = np.histogram(np.minimum(total_ms, high), min(40, 5 + len(total_ms) // 10), (low, high))
     x = np.repeat(edges, 2)[1:-1]
     x[2::2] += (high - low) / 1000  # a curve has one value at each place
-    stairs = Curve("how long steps took", "three", x, np.repeat(counts, 2).astype(float), kind="area")
+    stairs = ChartCurve("how long steps took", "three", x, np.repeat(counts, 2).astype(float), kind="area")
     top = float(counts.max())
     notes = [Note(at, 1.12 * top, text, "ink") for at, text in ((median, "▾ median"), (p95, "▾ p95"))]
     chart = Chart(
@@ -191,7 +192,7 @@ def _folded(table: Mapping[str, Series], parts: Mapping[str, Series], period: in
         unit="ms a step",
         axis=Axis(float(steps[0]), float(steps[-1]), "step"),
         curves=[
-            Curve(name, PARTS.get(name, "bad"), curve.x, curve.mean, kind="area") for name, curve in curves.items()
+            ChartCurve(name, PARTS.get(name, "bad"), curve.x, curve.mean, kind="area") for name, curve in curves.items()
         ],
         top=1.35 * top or 1.0,
         told=f"The last {number} periods of a swing, step by step.",

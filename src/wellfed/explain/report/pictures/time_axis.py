@@ -9,7 +9,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES
-from wellfed.explain.pages.chart import Axis, Key, Span
+from wellfed.explain.pages.chart import Axis, Key, Stretch
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.units import show_duration
 
@@ -62,9 +62,9 @@ class TimeAxis:
         return Axis(self.begin_s - margin_s, self.end_s + margin_s, "since the run started", "time")
 
     @property
-    def strip(self) -> list[Span]:
+    def strip(self) -> list[Stretch]:
         """The phases as stretches of a chart."""
-        return [Span(*stretch, phase) for phase, stretches in self.spans.items() for stretch in stretches]
+        return [Stretch(*stretch, phase) for phase, stretches in self.spans.items() for stretch in stretches]
 
     @property
     def keys(self) -> list[Key]:

@@ -9,7 +9,7 @@ import numpy as np
 from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import Axis, Chart, Level, Note, PagePicture
+from wellfed.explain.pages.chart import Axis, Chart, LevelLine, Note, PagePicture
 from wellfed.explain.report.pictures.machine_pictures import cpus
 from wellfed.explain.report.pictures.picture_parts import (
     PERIODS,
@@ -46,7 +46,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     for gpu, (at_s, values) in curves.items():
         who = f"GPU {named(gpu)}"
         told = f"{who}: mean {values.mean():.3g} %, from {values.min():.3g} to {values.max():.3g}"
-        levels, notes = list[Level](), list[Note]()
+        levels, notes = list[LevelLine](), list[Note]()
         if gpu == deepest:
             swing = swings[gpu]
             levels = _levels(swing)
@@ -95,11 +95,11 @@ def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture
     return PagePicture(f"The last {PERIODS} periods{on}", [chart])
 
 
-def _levels(swing: Swing) -> list[Level]:
+def _levels(swing: Swing) -> list[LevelLine]:
     """Returns the levels between which it swings."""
     names = ("levels of its swing", "")
     pairs: Sequence[tuple[str, float]] = list(zip(names, (swing.low, swing.high), strict=True))
-    return [Level(name, level, "bad", "dashed", f"{level:.0f} %") for name, level in pairs]
+    return [LevelLine(name, level, "bad", "dashed", f"{level:.0f} %") for name, level in pairs]
 
 
 def _ruler(at_s: Series, values: Series, swing: Swing) -> Note:
