@@ -27,7 +27,7 @@ from wellfed.explain.pages.chart import (
 )
 
 NAN = np.nan
-CHART = Chart("", "%", Axis(0.0, 10.0, "step"), [], 100.0)
+CHART = Chart("%", Axis(0.0, 10.0, "step"), [], 100.0)
 
 
 def curve(y: list[float], **more: Any) -> ChartCurve:

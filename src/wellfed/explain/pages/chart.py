@@ -145,7 +145,6 @@ class Key:
 class Chart:
     """Curves over one axis, with all that is drawn beside them."""
 
-    title: str
     unit: str
     axis: Axis
     curves: Sequence[ChartCurve]
@@ -153,7 +152,8 @@ class Chart:
     bottom: float = 0.0
     told: str = ""
     """What it shows, for readers who can't see it."""
-    caption: str = ""
+    title: str = ""
+    """What it shows beside the other charts of its picture."""
     levels: Sequence[LevelLine] = ()
     spans: Sequence[Stretch] = ()
     notes: Sequence[Note] = ()

@@ -75,10 +75,8 @@ def script() -> tuple[str, str]:
         f"<!-- The charts are drawn by uPlot, https://github.com/leeoniya/uPlot\n{terms} -->\n"
         f'<script type="text/plain" id="packed">{packed}</script>\n<script>{_LOADER}</script>'
     )
-    return (
-        html,
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}",
-    )
+    sources = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data:"
+    return html, f"{sources}; script-src {hashes}"
 
 
 def _shown(value: Any) -> Any:

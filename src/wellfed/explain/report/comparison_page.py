@@ -116,7 +116,7 @@ def _steps(runs: Runs) -> Iterator[PagePicture]:
         top = min(top, 1.05 * max(float(ms.max()) for _, ms in times.values())) or 1.0
         axis = Axis(*limits(np.concatenate([steps for steps, _ in times.values()]), 0.0), "step")
         told = "; ".join(f"{letter}: mean {show_ms(float(ms.mean()))}" for letter, (_, ms) in times.items())
-        chart = Chart("", "ms", axis, curves, top, told=f"Time of each step. {told}.", height=160, is_linked=True)
+        chart = Chart("ms", axis, curves, top, told=f"Time of each step. {told}.", height=160, is_linked=True)
         yield PagePicture("Time of a step, over steps", [chart])
 
 
@@ -129,7 +129,7 @@ def _metrics(runs: Runs) -> Iterator[PagePicture]:
         steps, values = (np.concatenate([getattr(curve, of) for curve in curves]) for of in "xy")
         low, high = limits(values)
         axis, told = Axis(*limits(steps, 0.0), "step"), f"{'/'.join(key)} over steps."
-        chart = Chart("", "", axis, curves, high, low, told, height=140, is_linked=True)
+        chart = Chart("", axis, curves, high, low, told, height=140, is_linked=True)
         yield PagePicture(f"{'/'.join(key)}, over steps", [chart])
 
 

@@ -133,7 +133,6 @@ def _memory_picture(board: Leaderboard) -> PagePicture | None:
         for peak, height, entry in front
     )
     chart = Chart(
-        title="",
         unit=upright.head(board.file.sample_unit),
         axis=Axis(*limits(factor * np.array([peak for peak, _, _ in shown]), 0.08), f"{unit} of peak memory"),
         curves=curves,

@@ -45,7 +45,7 @@ def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:
         for entry in drawn_ones[:_ACCENTED]
     )
     told = f"{len(drawn_ones)} learning curves over optimizer steps. {listed}"
-    chart = Chart("", "", axis, curves, high, low, told, notes=notes, height=260)
+    chart = Chart("", axis, curves, high, low, told, notes=notes, height=260)
     caption = "The first three ranks in colour, with their rank; a mark ends what was pruned or failed."
     return PagePicture(f"val/{file.metric}", [chart], caption=caption)
 
@@ -73,5 +73,5 @@ def _axis(name: str, axis: Numbers, file: SearchFile, shown: Sequence[Entry]) ->
     low, high = limits(values)
     told = f"The metric of {len(shown)} trials over {name}."
     scale = Axis(begin, end, name, "log" if axis.is_log else "number")
-    chart = Chart("", "", scale, [curve for curve in curves if len(curve.x)], high, low, told, height=180)
+    chart = Chart("", scale, [curve for curve in curves if len(curve.x)], high, low, told, height=180)
     return PagePicture(f"val/{file.metric}", [chart])

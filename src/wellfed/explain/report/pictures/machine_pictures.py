@@ -8,7 +8,7 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.chart import SERIES, Bar, Chart, ChartCurve, Colour, LevelLine, PagePicture, Stretch, bars
+from wellfed.explain.pages.chart import SERIES, Bar, ChartCurve, Colour, LevelLine, PagePicture, Stretch, bars
 from wellfed.explain.report.pictures.picture_parts import binned, of_gpus, of_host
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import MOST_GPUS, figure_of
@@ -39,23 +39,10 @@ def cpus(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     cores = evidence.cores
     highest = max(float(np.nanmax(curve.y if curve.high is None else curve.high)) for curve in curves)
     told = (f"{curve.name} {np.nanmean(curve.y):.2f}" for curve in curves)
-    yield PagePicture(
-        "CPU",
-        [
-            Chart(
-                title="",
-                unit="cores",
-                axis=axis.axis,
-                curves=curves,
-                top=max(cores or 1.0, 1.05 * highest),
-                told=f"Cores at work over time, on average: {', '.join(told)}.",
-                levels=[LevelLine("cores of this run", cores, "ink", "dotted")] if cores else [],
-                spans=axis.strip,
-                height=110,
-                is_linked=True,
-            )
-        ],
-    )
+    levels = [LevelLine("cores of this run", cores, "ink", "dotted")] if cores else []
+    about = f"Cores at work over time, on average: {', '.join(told)}."
+    chart = axis.chart("cores", curves, max(cores or 1.0, 1.05 * highest), about, levels=levels, height=110)
+    yield PagePicture("CPU", [chart])
 
 
 def card(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
@@ -71,23 +58,9 @@ def card(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
             held = [(flag, colour, _stretches(evidence, flag)) for flag, colour in _LIMITS.items()]
             spans = [Stretch(*edges, colour) for _, colour, stretches in held for edges in stretches] or spans
         caption = "; ".join(f"{flag.replace('_', ' ')} below" for flag, _, stretches in held if stretches)
-        yield PagePicture(
-            title,
-            [
-                Chart(
-                    title="",
-                    unit=unit,
-                    axis=axis.axis,
-                    curves=curves,
-                    top=1.05 * highest,
-                    told=f"{title} of the GPUs over time, at most {highest:.0f} {unit}.",
-                    spans=spans,
-                    height=80,
-                    is_linked=True,
-                )
-            ],
-            caption=f"Strip: {caption}." if caption else "",
-        )
+        told = f"{title} of the GPUs over time, at most {highest:.0f} {unit}."
+        chart = axis.chart(unit, curves, 1.05 * highest, told, spans=spans, height=80)
+        yield PagePicture(title, [chart], caption=f"Strip: {caption}." if caption else "")
 
 
 def _stretches(evidence: Evidence, flag: str) -> list[tuple[float, float]]:

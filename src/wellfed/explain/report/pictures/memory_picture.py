@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.pages.chart import Bar, Chart, Colour, LevelLine, PagePicture, Stroke, bars
+from wellfed.explain.pages.chart import Bar, Colour, LevelLine, PagePicture, Stroke, bars
 from wellfed.explain.report.pictures.machine_pictures import over_gpus
 from wellfed.explain.report.pictures.picture_parts import of_gpus, of_host
 from wellfed.explain.report.pictures.time_axis import TimeAxis
@@ -27,18 +27,9 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     highest = max(float(values.max()) for _, values in curves.values())
     drawn = over_gpus(curves, "this process and its workers" if is_host else "in use on the device")
     told = "".join(f" {level.name.replace(',', '')}." for level in levels)
-    chart = Chart(
-        title="",
-        unit="GiB",
-        axis=axis.axis,
-        curves=drawn,
-        height=110,
-        top=1.05 * max([highest, *(level.y for level in levels)]) or 1.0,
-        told=f"{'Host' if is_host else 'Device'} memory over time, at most {show_gib(highest)}.{told}",
-        levels=levels,
-        spans=axis.strip,
-        is_linked=True,
-    )
+    top = 1.05 * max([highest, *(level.y for level in levels)]) or 1.0
+    told = f"{'Host' if is_host else 'Device'} memory over time, at most {show_gib(highest)}.{told}"
+    chart = axis.chart("GiB", drawn, top, told, levels=levels, height=110)
     caption = "Resident memory." if is_host else "What is in use is of all processes on the device."
     yield PagePicture("Memory", [chart], caption=caption)
 

@@ -62,5 +62,5 @@ def _metric(name: str, splits: Mapping[str, tuple[Series, Series]], times: Times
         step = binned(times.at_s, times.step)
         curves.append(ChartCurve("step", "ink", step.x, step.mean, kind="told"))
     spans = [] if times is None else times.axis.strip
-    chart = Chart(*("", "", axis, curves, high, low, told), spans=spans, height=140, is_linked=times is not None)
+    chart = Chart(*("", axis, curves, high, low, told), spans=spans, height=140, is_linked=times is not None)
     return PagePicture(name, [chart], caption="; ".join(gone))

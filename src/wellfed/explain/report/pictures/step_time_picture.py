@@ -57,19 +57,8 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         spans = [Stretch(begin_s, float(at_s[min(warmup, number) - 1]), "ink"), *spans]
         keys.append(Key("ink", "warm-up", "shade"))
     shares = ", ".join(f"{name} {show_ms(ms.mean())}" for name, ms in parts.items())
-    chart = Chart(
-        title="",
-        unit="ms a step",
-        axis=axis.axis,
-        curves=areas,
-        top=most_ms,
-        told=f"Time of a step over {counted(number, 'step')}: {shares} on average.",
-        spans=spans,
-        notes=notes,
-        more_keys=keys,
-        height=180,
-        is_linked=True,
-    )
+    told = f"Time of a step over {counted(number, 'step')}: {shares} on average."
+    chart = axis.chart("ms a step", areas, most_ms, told, spans=spans, notes=notes, more_keys=keys, height=180)
     longest = int(total_ms.argmax())
     caption = of_many(number, "step")
     if total_ms[longest] > most_ms:
@@ -94,8 +83,7 @@ def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
     shares, middle_s = (np.add.reduceat(np.nan_to_num(column), begins) / counts for column in (100 * ready, at_s))
     curve = ChartCurve("batches ready", "good", middle_s, shares)
     told = f"Steps whose batch was ready, over time: {100 * np.nanmean(ready):.0f} % on average."
-    chart = Chart("", "% of steps", axis.axis, [curve], 100.0, told=told, spans=axis.strip, height=60, is_linked=True)
-    return PagePicture("Batches ready", [chart])
+    return PagePicture("Batches ready", [axis.chart("% of steps", [curve], 100.0, told, height=60)])
 
 
 def histogram(evidence: Evidence) -> Iterator[PagePicture]:
@@ -113,7 +101,6 @@ def histogram(evidence: Evidence) -> Iterator[PagePicture]:
     top = float(counts.max())
     notes = [Note(at, 1.12 * top, text, "ink") for at, text in ((median, "▾ median"), (p95, "▾ p95"))]
     chart = Chart(
-        title="",
         unit="steps",
         axis=Axis(low, high, "ms a step"),
         curves=[stairs],
@@ -188,7 +175,6 @@ def _folded(table: Mapping[str, Series], parts: Mapping[str, Series], period: in
         text += f", {show_duration(period_s)}"
     curves = {name: binned(steps, ms) for name, ms in latest.items()}
     chart = Chart(
-        title="",
         unit="ms a step",
         axis=Axis(float(steps[0]), float(steps[-1]), "step"),
         curves=[

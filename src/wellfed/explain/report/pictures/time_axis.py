@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import PHASES
-from wellfed.explain.pages.chart import Axis, Key, Stretch
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Key, Stretch
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.units import show_duration
 
@@ -65,6 +66,11 @@ class TimeAxis:
     def strip(self) -> list[Stretch]:
         """The phases as stretches of a chart."""
         return [Stretch(*stretch, phase) for phase, stretches in self.spans.items() for stretch in stretches]
+
+    def chart(self, unit: str, curves: Sequence[ChartCurve], top: float, told: str, **more: Any) -> Chart:
+        """Returns a chart over this axis, linked to the others."""
+        options = {"spans": self.strip, "is_linked": True, **more}
+        return Chart(unit, self.axis, curves, top, told=told, **options)
 
     @property
     def keys(self) -> list[Key]:

@@ -53,22 +53,11 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
             notes = [] if is_short else [_ruler(at_s, values, swing)]
             period = show_duration(swing.period_s)
             told += f"; it swings between {swing.low:.0f} and {swing.high:.0f} %, every {period}"
-        charts.append(
-            Chart(
-                title=who if len(curves) > 1 else "",
-                unit="%",
-                axis=axis.axis,
-                curves=[binned(at_s, values).curve(what, "accent")],
-                top=120.0 if notes else 100.0,
-                told=f"{what[0].upper()}{what[1:]} over time. {told}.",
-                levels=levels,
-                spans=axis.strip,
-                notes=notes,
-                height=height,
-                is_labelled=gpu == list(curves)[-1],
-                is_linked=True,
-            )
-        )
+        curve = binned(at_s, values).curve(what, "accent")
+        about = f"{what[0].upper()}{what[1:]} over time. {told}."
+        shown = {"title": who * (len(curves) > 1), "is_labelled": gpu == list(curves)[-1], "height": height}
+        top = 120.0 if notes else 100.0
+        charts.append(axis.chart("%", [curve], top, about, levels=levels, notes=notes, **shown))
     caption = of_many(max(len(at_s) for at_s, _ in curves.values()), "reading")
     if num_gpus > len(curves):
         caption = f"The {len(curves)} of {num_gpus:,} GPUs that were idle most. {caption}".rstrip()
@@ -83,7 +72,6 @@ def _latest(gpu: int, at_s: Series, values: Series, swing: Swing) -> PagePicture
     at_s, values = at_s[latest], values[latest]
     on = f" of GPU {named(gpu)}" if gpu else ""
     chart = Chart(
-        title="",
         unit="%",
         axis=Axis(float(at_s[0]), float(at_s[-1]), "since the run started", "time"),
         curves=[binned(at_s, values).curve("utilisation", "accent")],
