@@ -117,7 +117,7 @@ $(RUNS): pyproject.toml constraints.txt
 	@rm -f "$@"
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
 	@echo 'Installing into $(VENV); the first time downloads PyTorch, which takes minutes.'
-	$(PIP) -e '.[examples,plots]'
+	$(PIP) -e '.[examples]'
 	@touch "$@"
 
 $(TESTS): $(RUNS)

@@ -33,7 +33,6 @@ EXTRAS = (
     "tables",
     "mat",
     "images",
-    "plots",
     "testing",
     "search",
     "tensorboard",
@@ -41,7 +40,7 @@ EXTRAS = (
     "slurm",
     "ray",
 )
-ALL = "examples,plots"
+ALL = "examples"
 LIST = """
 import importlib.metadata, json, os
 def size(file):

@@ -107,12 +107,3 @@ def at_once() -> Iterator[Callable[..., None]]:
 
     yield run
     sys.setswitchinterval(interval_s)
-
-
-@pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> str:
-    """matplotlib can't be imported; the line that pages show in place of pictures, as HTML has it."""
-    for name in ["matplotlib", *sys.modules]:
-        if name.partition(".")[0] == "matplotlib":
-            monkeypatch.setitem(sys.modules, name, None)
-    return "Pictures need the package matplotlib. Install it: python -m pip install &#39;wellfed[plots]&#39;."

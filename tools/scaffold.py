@@ -163,7 +163,7 @@ def project_files(source: Files, answers: Answers, more: Iterable[str] = (), own
     pins = program(f"{THIN}tools/engine.py")
     files[f"vendor/{name}"] = File(wheel)
     files["engine.txt"] = File(pins["pin_of_wheel"](wheel, version).encode())
-    return files | rendered(source, answers, [f"wellfed[{','.join(extras_of(own or start))}]=={version}", *more])
+    return files | rendered(source, answers, [f"wellfed{extras_of(own or start)}=={version}", *more])
 
 
 def program(path: str) -> dict[str, Any]:
@@ -176,12 +176,13 @@ def licenses(source: Files) -> list[str]:
     return sorted(path.split("/")[2].removesuffix(".txt") for path in source if path.startswith("tools/licenses/"))
 
 
-def extras_of(files: Files) -> list[str]:
-    """Returns the extras of the engine that this code needs; pictures are for every project."""
+def extras_of(files: Files) -> str:
+    """Returns the extras of the engine that this code needs, in brackets; empty without any."""
     code = b"\n".join(file.content for path, file in files.items() if path.startswith("src/")).decode(errors="replace")
     imported = set(re.findall(r"(?m)^ *(?:from|import) (\w+)", code))
     packages = program("src/wellfed/extras.py")["PACKAGES"]
-    return sorted({"plots", *(extra for package, (extra, _) in packages.items() if package in imported)})
+    extras = sorted({extra for package, (extra, _) in packages.items() if package in imported})
+    return f"[{','.join(extras)}]" if extras else ""
 
 
 def rendered(source: Files, answers: Answers, dependencies: Iterable[str]) -> Files:

@@ -16,7 +16,6 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "pandas": ("tables", "tables in CSV and TSV files"),
     "scipy": ("mat", ".mat files"),
     "PIL": ("images", "pillow: image files"),
-    "matplotlib": ("plots", "pictures in pages"),
     "pytest": ("testing", "tests of workloads"),
     "optuna": ("search", "searches that choose their values"),
     "tensorboard": ("tensorboard", "event files of TensorBoard"),

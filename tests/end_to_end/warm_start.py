@@ -23,7 +23,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "jinja2",
-    "matplotlib.backends.backend_svg",
     "transformers.models.gpt2.modeling_gpt2",
     "wandb",
     "wellfed.cli.commands.entry_scripts",

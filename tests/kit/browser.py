@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -10,21 +12,24 @@ from pathlib import Path
 from typing import Any
 
 MEASURE = """
-<script>addEventListener("load", () => {
+addEventListener("load", async () => {
+  const asleep = () => [...document.querySelectorAll(".plot:has(> script)")].some(one => !one.matches(".on"));
+  for (let times = 0; times < 2000 && asleep(); times++) await new Promise(done => setTimeout(done, 100));
   const box = one => one.getBoundingClientRect(), said = one => one.outerHTML.slice(0, 90);
   const found = {width: innerWidth, scrolls: document.documentElement.scrollWidth, wide: [], cut: [], overlaps: [],
                  dark: matchMedia("(prefers-color-scheme: dark)").matches,
                  paper: getComputedStyle(document.body).backgroundColor, pictures: []};
   for (const one of document.querySelectorAll("body *"))
-    if (!one.closest(".scroll, svg") && box(one).right > innerWidth + 0.5) found.wide.push(said(one));
+    if (!one.closest(".scroll, svg, .live") && box(one).right > innerWidth + 0.5) found.wide.push(said(one));
   for (const one of document.querySelectorAll("body *"))
-    if (!one.closest("svg") && one.clientWidth && one.scrollWidth > one.clientWidth + 1
+    if (!one.closest("svg, .live") && one.clientWidth && one.scrollWidth > one.clientWidth + 1
         && getComputedStyle(one).overflowX == "hidden") found.cut.push(said(one));
-  for (const picture of document.querySelectorAll("svg")) {
-    const edge = box(picture), texts = [...picture.querySelectorAll("text")].map(one => [box(one), one.textContent]);
+  for (const picture of document.querySelectorAll(".plot")) {
+    const edge = box(picture), labels = [...picture.querySelectorAll("span")].filter(one => one.offsetParent);
+    const texts = labels.map(one => [box(one), one.textContent]);
     found.pictures.push([edge.width, edge.height]);
     texts.forEach(([a, text], place) => {
-      if (a.left < edge.left - 1 || a.right > edge.right + 1 || a.top < edge.top - 1 || a.bottom > edge.bottom + 1)
+      if (a.left < 0 || a.right > innerWidth)
         found.cut.push(text);
       for (const [b, other] of texts.slice(0, place))
         if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
@@ -32,7 +37,7 @@ MEASURE = """
     });
   }
   parent.postMessage(JSON.stringify(found), "*");
-});</script>
+});
 """
 FRAME = """<!doctype html><body><script>
 addEventListener("message", event => { document.getElementById("found").textContent = event.data });
@@ -40,15 +45,21 @@ addEventListener("message", event => { document.getElementById("found").textCont
 """
 
 
+def with_script(page: str, code: str) -> str:
+    """The page with a script that its policy allows."""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    return page.replace("script-src ", f"script-src 'sha256-{digest}' ", 1) + f"<script>{code}</script>"
+
+
 def opened(chromium: Path, page: Path, scratch: Path, *, width: int, is_dark: bool = False) -> dict[str, Any]:
     """What a copy of the page measures of itself: what is wider than the screen, text that is cut or lies on other
     text, sizes of pictures, and lines of the console. The copy alone has a script; a window can't be as narrow as a
     phone, a frame can."""
     scratch.mkdir(exist_ok=True)
-    (scratch / "measured.html").write_text(page.read_text(encoding="utf-8") + MEASURE, encoding="utf-8")
+    (scratch / "measured.html").write_text(with_script(page.read_text(encoding="utf-8"), MEASURE), encoding="utf-8")
     (scratch / "frame.html").write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}"]
-    flags += ["--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000", f"--window-size={width + 100},1000"]
+    flags += ["--enable-logging=stderr", "--v=0", "--virtual-time-budget=300000", f"--window-size={width + 100},1000"]
     flags += [f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", "--dump-dom"]
     done = subprocess.run(
         [chromium, *flags, (scratch / "frame.html").as_uri()],

@@ -76,7 +76,7 @@ def test_what_is_unchanged_goes_and_own_files_stay(template: Path, project: Path
     read = tomllib.loads(text)["project"]
     assert (read["name"], read["description"], read["license"]) == ("old-nets", "Old.", "LicenseRef-Proprietary")
     assert read["authors"] == [{"name": "me"}]
-    assert read["dependencies"] == ["wellfed[plots]==0.1.0"]
+    assert read["dependencies"] == ["wellfed==0.1.0"]
     assert (project / "README.md").read_text().startswith("# Old Nets\n\nOld.\n")
     assert not (project / "configs/workload/recsys_x.yaml").exists()
     assert f"{len(gone)} files of the engine's copy removed" in done.out
@@ -109,7 +109,7 @@ def test_what_was_changed_is_kept_aside_and_listed(template: Path, project: Path
     assert {path: files[path][0].decode() for path in own} == own
     assert files["README.md"][0].decode() == changed["README.md"]
     dependencies = tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert dependencies == ["wellfed[plots,tables]==0.1.0", "einops>=0.8"]
+    assert dependencies == ["wellfed[tables]==0.1.0", "einops>=0.8"]
     assert "Dependencies of yours that pyproject.toml still has: einops>=0.8" in done.out
 
 

@@ -48,7 +48,7 @@ def dependency(pyproject: str) -> str:
     found = [each for each in wanted if re.fullmatch(rf"{NAME}(\[[^\]]*\])?(==.*)?", each)]
     if len(found) != 1:
         there = f"{NAME} {len(found)} times" if found else f"no {NAME}"
-        raise EngineError(f'pyproject.toml has {there} in its dependencies. Write it there once: "{NAME}[plots]"')
+        raise EngineError(f'pyproject.toml has {there} in its dependencies. Write it there once: "{NAME}"')
     return str(found[0])
 
 

@@ -246,7 +246,7 @@ class Bookkeeper:
         """Completes record, reports and loggers of a finished run.
 
         Args:
-            has_page: whether report.html is drawn, which takes a second.
+            has_page: whether report.html is drawn.
         """
         record = self.record
         record.status, record.exit_code = outcome.status, outcome.exit_code

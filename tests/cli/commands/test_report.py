@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_two_runs_are_shown_side_by_side(runs: Path, capsys: pytest.CaptureFixtu
     assert names(runs / A) == names(runs / B) == ["run.json"]
 
 
+def test_more_runs_stand_in_one_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    third = "2026-01-03_00-00-00_cccc"
+    (runs / third).mkdir()
+    evidence(wait_ms=10.0).record.write(runs / third)
+    assert cli.main(["report", A, B, third]) == 0
+    out = capsys.readouterr().out
+    assert "A trains 1.99 times as fast as C" in out
+    assert re.search(r"^rate +12,673 .* +3,192 .* +6,368 ", out, re.MULTILINE)
+    assert "3 runs side by side" in (runs.parents[1] / f"comparison_{A}_{B}_{third}.html").read_text()
+
+
 def test_they_are_written_elsewhere_when_asked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", A, "--out", "new/folder"]) == 0
     assert cli.main(["report", A, B, "--out", "new/folder"]) == 0
@@ -67,7 +79,8 @@ def test_they_are_written_elsewhere_when_asked(runs: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((A, B, A), "are 3 runs, and a page shows one, or two side by side. Name at most two."),
+        ((A, B, A), f"{A}: is the same run. Name another one to compare it with."),
+        ((A, B) * 5, "are 10 runs, and a page shows 8 at most. Name fewer."),
         ((A, "--out", "page.html"), "--out page.html: is the name of a file; the pages have theirs. Name a folder."),
         ((A, A), "is the same run. Name another one to compare it with."),
         ((A, "2026-01-02_00-00-00_bbbc"), "Did you mean 2026-01-02_00-00-00_bbbb?"),

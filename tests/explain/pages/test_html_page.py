@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+import zlib
 from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from wellfed.explain.pages.html_page import fill_in
+import wellfed.explain.pages
+from wellfed.explain.pages.html_page import fill_in, script
 
+PAGES = Path(wellfed.explain.pages.__file__).parent
 TEMPLATE = (
     '{% extends "base.html.j2" %}{% block title %}{{ name }}{% endblock %}{% block main %}{{ more }}{% endblock %}'
 )
@@ -36,3 +42,25 @@ def test_html_of_our_own_stays_html(template: Path) -> None:
 def test_a_value_that_is_missing_is_an_error(template: Path) -> None:
     with pytest.raises(UndefinedError):
         fill_in(template, {"name": ""})
+
+
+def test_the_policy_allows_the_script_of_charts_alone():
+    html, policy = script()
+    packed, loader = re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)
+    code = zlib.decompress(base64.b64decode(packed)).decode()
+    assert code.startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+    allowed = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (loader, code)}
+    assert set(re.findall(r"'sha256-([^']*)'", policy)) == allowed
+    assert policy.startswith("default-src 'none'")
+    assert "The MIT License (MIT)" in html
+    assert not re.search(r"\beval\(|new Function", code)
+
+
+def test_the_library_is_what_its_notice_says():
+    folder = PAGES / "uplot"
+    digest = hashlib.sha256((folder / "uPlot.iife.min.js").read_bytes()).hexdigest()
+    assert f"| `uPlot.iife.min.js` | `{digest}` |" in (folder / "README.md").read_text()
+
+
+def test_a_page_without_charts_has_no_script(template: Path) -> None:
+    assert "<script" not in fill_in(template, {"name": "", "more": "<!--script-->"})

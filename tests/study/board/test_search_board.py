@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.browser import opened
+from tests.kit.page_reader import read_page
 from wellfed.config.files import folder_lookup
 from wellfed.errors import ConfigError
 from wellfed.study import ledger
@@ -146,13 +148,6 @@ def test_the_page_has_curves_axes_and_no_html_of_the_users():
     assert "0.01235" in page
 
 
-def test_without_matplotlib_the_ranks_are_there_and_a_line_says_how_to_get_pictures(no_matplotlib: str):
-    page = to_html(made_board())
-    assert page.count(no_matplotlib) == 1
-    assert "<svg" not in page
-    assert "0.01235" in page
-
-
 def test_the_page_of_a_search_without_an_end_is_drawn():
     nothing = search_board(file(), Read((), ()), {})
     assert "No trial has trained to its end." in to_html(nothing)
@@ -180,3 +175,13 @@ def test_a_folder_is_read_as_it_was_written(tmp_path: Path):
     (folder / "search.json").write_text("{}")
     with pytest.raises(ConfigError, match="can't be read"):
         board_of(folder)
+
+
+@pytest.mark.slow
+def test_its_learning_curves_are_live_on_a_phone(chromium: Path, tmp_path: Path):
+    (tmp_path / "page.html").write_text(to_html(made_board()), encoding="utf-8")
+    found = opened(chromium, tmp_path / "page.html", tmp_path / "browser", width=390)
+    assert found["scrolls"] <= 390
+    assert (found["wide"], found["cut"], found["overlaps"], found["console"]) == ([], [], [], [])
+    page = read_page(to_html(made_board()))
+    assert [chart["u"] for chart in page.charts] == [["optimizer steps", ""]]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import made
+from tests.kit.browser import opened
 from tests.kit.page_reader import Page, read_page
 from wellfed.study.board.files import to_html, write
 from wellfed.study.board.sweep_pictures import MOST_MAPS
@@ -41,15 +42,12 @@ def test_a_real_sweep_shows_each_point_and_what_became_of_it() -> None:
     assert "KeyError: '<b>\"embedding\"</b> & more'" in found.text
 
 
-def test_without_matplotlib_the_front_is_a_table_and_a_line_says_how_to_get_the_picture(no_matplotlib: str) -> None:
+def test_the_front_is_labelled_in_the_picture_and_listed_below_it() -> None:
     found = board(made.sweep_file())
-    html = to_html(found)
-    assert html.count(no_matplotlib) == 1
-    assert "<svg" not in html
+    _, _, after = to_html(found).partition("<svg")
     front = [entry.label for entry in found.ranked if entry.on_front]
-    after = html.partition(no_matplotlib)[2]
     assert front
-    assert all(f"<td class=n>{label}</td>" in after for label in front)
+    assert all(f"<td class=n>{label}</td>" in after and f"<b>{label}</b>" in after for label in front)
 
 
 def test_rates_without_an_interval_have_a_page() -> None:
@@ -172,3 +170,17 @@ def test_a_browser_shows_the_winner_first(chromium: Path, tmp_path: Path) -> Non
     assert f">{found.entries[0].label}<" in first[1]
     assert "<script" not in dom
     assert dom.count("<svg") == 1
+
+
+def test_the_rate_comes_before_the_knobs() -> None:
+    heads = re.findall(r"<th scope=col[^>]*>([^<]*)</th>", to_html(board(made.sweep_file())))
+    assert heads[:2] == ["rank", "triplets/s"]
+    assert heads[3:6] == ["loader", "memory", "gpu.precision"]
+
+
+@pytest.mark.slow
+def test_a_phone_shows_all_of_it(chromium: Path, tmp_path: Path) -> None:
+    *_, html = write(tmp_path, board(made.sweep_file()))
+    found = opened(chromium, html, tmp_path / "browser", width=390, is_dark=True)
+    assert found["scrolls"] <= 390
+    assert (found["wide"], found["cut"], found["overlaps"], found["console"]) == ([], [], [], [])

@@ -1,4 +1,4 @@
-"""Rewrites the reports of a run from its files, or compares two runs (``python -m wellfed report``)."""
+"""Rewrites the reports of a run from its files, or compares runs (``python -m wellfed report``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN, find
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.explain.report.comparison import Comparison
+from wellfed.explain.report.comparison import Comparison, compared, difference_rows, figure_rows
+from wellfed.explain.report.comparison_page import MOST_RUNS
 from wellfed.explain.report.run_lines import headline, state_lines
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
 from wellfed.study.board.terminal import width
@@ -26,33 +27,37 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=command("report"),
         description="Write report.html and report.md of a run again, from its files alone: also of one that was "
-        "killed, or runs now. Of two runs: a page of both side by side.",
+        "killed, or runs now. Of several runs: a page of all side by side.",
     )
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="*",
-        help="its folder, its name or the beginning of it (default: the newest); two are compared",
+        help="its folder, its name or the beginning of it (default: the newest); several are compared",
     )
-    parser.add_argument("--out", metavar="FOLDER", help="where to write (default: the run folder; of two: the log dir)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="where to write (default: the run folder; of several: the log dir)"
+    )
     add_log_dir(parser)
     asked = parser.parse_args(argv)
     log_dir, out = Path(asked.log_dir), None if asked.out is None else Path(asked.out)
-    if len(asked.runs) > 2:
-        problem = f"are {len(asked.runs)} runs, and a page shows one, or two side by side."
-        raise ConfigError.of(" ".join(asked.runs), problem, f"Name at most two. All in a table: {command('runs')}")
+    if len(asked.runs) > MOST_RUNS:
+        problem = f"are {len(asked.runs)} runs, and a page shows {MOST_RUNS} at most."
+        raise ConfigError.of(" ".join(asked.runs), problem, f"Name fewer. All in a table: {command('runs')}")
     if out is not None and out.suffix in (".html", ".md"):
         raise ConfigError.of(f"--out {out}", "is the name of a file; the pages have theirs.", "Name a folder.")
     folders = [find(name, log_dir, RUN) for name in asked.runs or [None]]
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise ConfigError.of(asked.runs[1], "is the same run.", "Name another one to compare it with.")
+    resolved = [folder.resolve() for folder in folders]
+    if len(set(resolved)) < len(resolved):
+        twice = next(name for place, name in enumerate(asked.runs) if folders[place].resolve() in resolved[:place])
+        raise ConfigError.of(twice, "is the same run.", "Name another one to compare it with.")
     found = [evidence_of(folder) for folder in folders]
     terminal = Answer(width=width())
-    if len(found) == 2:
-        both = Comparison(*found)
+    if len(found) > 1:
+        pairs = compared(found)
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
-            written = [write_comparison(both, place, [folder.resolve().name for folder in folders])]
-        for part in _side_by_side(both):
+            written = [write_comparison(pairs, place, [folder.name for folder in resolved])]
+        for part in _side_by_side(pairs):
             terminal.print(part, soft_wrap=isinstance(part, str))
     else:
         with _in_folder(out or folders[0]) as place:
@@ -75,23 +80,27 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError.of(str(folder), problem, f"{room} elsewhere: --out FOLDER.") from error
 
 
-def _side_by_side(both: Comparison) -> Iterator[str | Table]:
-    for letter, record in zip("AB", both.records, strict=True):
+def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | Table]:
+    """Yields the page in short; ratios are those of two runs."""
+    runs = {"A": pairs[0].a.record, **{pair.letter: pair.b.record for pair in pairs}}
+    for letter, record in runs.items():
         yield f"{letter}: {record.run_id} ({record.workload}): {headline(record)}"
-    yield both.verdict
-    yield from both.caveats
-    figures = [(one.name, *one.shown, "" if one.ratio is None else str(one.ratio)) for one in both.figures]
-    figures += [(one.name, *one.shown, "") for one in both.metrics]
+    yield from (pair.verdict for pair in pairs)
+    yield from dict.fromkeys(line for pair in pairs for line in pair.caveats)
     yield ""
-    yield _table(("", "A", "B", "B to A"), figures)
-    planned = {one.knob: [f"{one.knob} (plan)", *one.values] for one in both.plan}
-    settings = {name: [name, a, b] for name, a, b in both.settings} | planned
+    rows = [*figure_rows(pairs, "figures"), *figure_rows(pairs, "metrics")]
+    if len(pairs) == 1:
+        yield _table(("", "A", "B", "B to A"), [(row.name, *row.values, row.notes[1]) for row in rows])
+    else:
+        yield _table(("", *runs), [(row.name, *row.values) for row in rows])
+    planned = {row.name: (f"{row.name} (plan)", *row.values) for row in difference_rows(pairs, "plan")}
+    settings = {row.name: (row.name, *row.values) for row in difference_rows(pairs, "settings")} | planned
     if settings:
         yield ""
-        yield _table(("differs", "A", "B"), list(settings.values()))
+        yield _table(("differs", *runs), list(settings.values()))
     yield ""
-    for letter, findings in zip("AB", both.findings, strict=True):
-        yield f"{letter}: {', '.join(finding['id'] for finding in findings)}"
+    for letter, record in runs.items():
+        yield f"{letter}: {', '.join(finding['id'] for finding in record.findings)}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -1,4 +1,4 @@
-"""Compares two runs: which settings, plans, machines and figures differ, and which differences are only noise."""
+"""Compares runs in pairs: which settings, plans, machines and figures differ, and which differences are only noise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -132,6 +132,8 @@ class Comparison:
 
     a: Evidence
     b: Evidence
+    letter: str = "B"
+    """Name of `b` in sentences; `a` is A."""
 
     @property
     def records(self) -> tuple[RunRecord, RunRecord]:
@@ -151,9 +153,12 @@ class Comparison:
         if rate is None:
             have_both = all(record.throughput for record in self.records)
             return "Their rates have no ratio." if have_both else "There are no two rates to compare."
+        if self.of_other_work:
+            return f"The rates of A and {self.letter} are not compared. {self.of_other_work[0]}"
         if rate.is_told_apart is False:
-            return f"The rates are not told apart: that of B is {rate.times} that of A (95 % interval {rate.between})."
-        first, second, shown = ("B", "A", rate) if rate.factor >= 1 else ("A", "B", rate.inverse)
+            both = f"that of {self.letter} is {rate.times} that of A"
+            return f"The rates are not told apart: {both} (95 % interval {rate.between})."
+        first, second, shown = (self.letter, "A", rate) if rate.factor >= 1 else ("A", self.letter, rate.inverse)
         between = f" (95 % interval {shown.between})" if shown.between else "; too few steps to tell that from chance"
         return f"{first} trains {shown.times} as fast as {second}{between}."
 
@@ -165,7 +170,12 @@ class Comparison:
     @cached_property
     def caveats(self) -> list[str]:
         """Reasons against comparing figures of the two."""
-        return list(_caveats(*self.records, is_of_one_unit=self.is_of_one_unit))
+        return [*_caveats(*self.records, self.letter), *self.of_other_work]
+
+    @cached_property
+    def of_other_work(self) -> list[str]:
+        """Differences of data and machine, with which a ratio of the rates shows no effect of the settings."""
+        return list(_other_work(*self.records, self.letter, is_of_one_unit=self.is_of_one_unit))
 
     @cached_property
     def settings(self) -> list[Difference]:
@@ -216,6 +226,57 @@ class Comparison:
         """Findings of each."""
         a, b = self.records
         return a.findings, b.findings
+
+
+def compared(runs: Sequence[Evidence]) -> list[Comparison]:
+    """Returns the first run beside each of the others."""
+    return [Comparison(runs[0], run, chr(ord("B") + place)) for place, run in enumerate(runs[1:])]
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """Something of all runs, in a table."""
+
+    name: str
+    values: Sequence[str]
+    """A's, then those of the others; where one does not differ from A, A's."""
+    notes: Sequence[str]
+    """Ratio to A, or the reason."""
+    is_apart: Sequence[bool]
+    """Whether noise does not explain the ratio."""
+
+
+def figure_rows(pairs: Sequence[Comparison], kind: Literal["figures", "metrics"]) -> list[ComparedRow]:
+    """Returns measured figures of all runs, each with its ratio to that of A."""
+    found: list[dict[str, Compared]] = [{one.name: one for one in getattr(pair, kind)} for pair in pairs]
+    rows = []
+    for name in dict.fromkeys(name for pair in found for name in pair):
+        own = next(pair[name].shown[0] for pair in found if name in pair)
+        each = [pair.get(name) for pair in found]
+        ratios = [one.ratio if one else None for one in each]
+        values = [own, *(one.shown[1] if one else "" for one in each)]
+        notes = ["", *("" if ratio is None else str(ratio) for ratio in ratios)]
+        rows.append(
+            ComparedRow(name, values, notes, [False, *(bool(ratio and ratio.is_told_apart) for ratio in ratios)])
+        )
+    return rows
+
+
+def difference_rows(pairs: Sequence[Comparison], kind: Literal["settings", "machine", "plan"]) -> list[ComparedRow]:
+    """Returns what differs from A in any of the other runs."""
+    found = []
+    for pair in pairs:
+        if kind == "plan":
+            found.append({one.knob: (one.values, one.reasons) for one in pair.plan})
+        else:
+            found.append({name: ((a, b), ("", "")) for name, a, b in getattr(pair, kind)})
+    rows = []
+    for name in dict.fromkeys(name for pair in found for name in pair):
+        a = next(((values[0], notes[0]) for values, notes in (pair[name] for pair in found if name in pair)))
+        each = [(pair[name][0][1], pair[name][1][1]) if name in pair else a for pair in found]
+        values, notes = zip(a, *each, strict=True)
+        rows.append(ComparedRow(name, values, notes, [False] * len(values)))
+    return rows
 
 
 def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
@@ -307,29 +368,32 @@ def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
     return f"{busy_pct / 100:.2f}" + ("" if cores is None else f" of {cores:.3g}")
 
 
-def _caveats(a: RunRecord, b: RunRecord, *, is_of_one_unit: bool) -> Iterator[str]:
-    for letter, one in (("A", a), ("B", b)):
-        if one.status != "ok":
-            how = "still runs" if one.status == "running" else f"ended as {one.status}"
-            yield f"{letter} {how}: its figures are those until then."
-        if one.throughput and one.throughput["ci95"] is None:
-            yield f"{letter} has too few steps for an interval of its rate."
-    for line in dict.fromkeys([*simulated_lines(a), *simulated_lines(b)]):
-        whose = [letter for letter, one in (("A", a), ("B", b)) if line in simulated_lines(one)]
-        yield f"{' and '.join(whose)}: {line}"
+def _other_work(a: RunRecord, b: RunRecord, letter: str, *, is_of_one_unit: bool) -> Iterator[str]:
     if a.workload != b.workload:
         yield f"Different workloads, {a.workload} and {b.workload}: rates, times and metrics are of different work."
     elif not is_of_one_unit:
-        yield f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in B: rates have no ratio."
+        yield f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in {letter}: rates have no ratio."
     elif found := [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]:
         more = f" and {len(found) - 4} more" if len(found) > 4 else ""
         yield f"What is learned differs ({', '.join(found[:4])}{more}): times and metrics are of different work."
-    if a.metrics and b.metrics and a.steps != b.steps:
-        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in B."
-    if a.seed != b.seed:
-        yield f"Different seeds, {a.seed} and {b.seed}: metrics differ by chance, too."
     if a.machine and b.machine and device(a) != device(b):
         yield f"Different devices, {device(a)} and {device(b)}: settings are not all that differs."
+
+
+def _caveats(a: RunRecord, b: RunRecord, letter: str) -> Iterator[str]:
+    for each, one in (("A", a), (letter, b)):
+        if one.status != "ok":
+            how = "still runs" if one.status == "running" else f"ended as {one.status}"
+            yield f"{each} {how}: its figures are those until then."
+        if one.throughput and one.throughput["ci95"] is None:
+            yield f"{each} has too few steps for an interval of its rate."
+    for line in dict.fromkeys([*simulated_lines(a), *simulated_lines(b)]):
+        whose = [each for each, one in (("A", a), (letter, b)) if line in simulated_lines(one)]
+        yield f"{' and '.join(whose)}: {line}"
+    if a.metrics and b.metrics and a.steps != b.steps:
+        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in {letter}."
+    if a.seed != b.seed:
+        yield f"Different seeds, {a.seed} and {b.seed}: metrics differ by chance, too."
 
 
 def _machine(record: RunRecord) -> dict[str, Any]:

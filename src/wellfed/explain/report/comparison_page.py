@@ -1,88 +1,139 @@
-"""Writes the page of two runs side by side from its template, ``comparison.html.j2``, and draws its pictures."""
+"""Writes the page of runs beside each other from its template, ``comparison.html.j2``, with curves over each other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
 
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.pages.chart import Axis, Bar, Chart, ChartCurve, Colour, Key, PagePicture, bars, limits
 from wellfed.explain.pages.html_page import fill_in
-from wellfed.explain.pages.picture import ACCENT, INK, SERIES, no_pictures, picture
-from wellfed.explain.report.comparison import PARTS, Comparison, Estimate, device
-from wellfed.explain.report.pictures.picture_parts import binned, curve, readings
+from wellfed.explain.report.comparison import PARTS, Comparison, device, difference_rows, figure_rows
+from wellfed.explain.report.pictures import step_time_picture
+from wellfed.explain.report.pictures.metric_pictures import MOST_METRICS
+from wellfed.explain.report.pictures.picture_parts import binned, readings
 from wellfed.observe.telemetry.machines import HOST, named
 from wellfed.units import show_ms
 
-_WIDTH = 5.7
-"""Inches of 72 pixels: text is readable on a phone, and two pictures stand side by side on a desk."""
+_COLOURS: tuple[Colour, ...] = ("three", "one", "two", "good", "test", "validate", "bad", "four")
+"""Colours of the runs."""
+MOST_RUNS = len(_COLOURS)
+"""Most runs of a page."""
+Runs = dict[str, Evidence]
+"""Letter of a run -> its evidence."""
 
 
-def comparison_html(both: Comparison) -> str:
-    """Returns the page, with all texts escaped."""
-    drawn = () if no_pictures() else (_step_picture(both), _busy_picture(both))
+def comparison_html(*pairs: Comparison) -> str:
+    """Returns the page of A beside the other runs, with all texts escaped."""
+    runs = {"A": pairs[0].a, **{pair.letter: pair.b for pair in pairs}}
+    verdicts = [pair.verdict for pair in pairs]
+    caveats = dict.fromkeys(line for pair in pairs for line in pair.caveats)
     return fill_in(
         Path(__file__).with_name("comparison.html.j2"),
         {
-            "both": both,
-            "sides": list(zip("AB", both.records, both.findings, strict=True)),
+            "runs": {letter: run.record for letter, run in runs.items()},
+            "colours": dict(zip(runs, _COLOURS, strict=False)),
+            "verdicts": verdicts,
+            "caveats": [line for line in caveats if not any(line in verdict for verdict in verdicts)],
+            "figures": figure_rows(pairs, "figures"),
+            "metrics": figure_rows(pairs, "metrics"),
+            "settings": difference_rows(pairs, "settings"),
+            "plan": difference_rows(pairs, "plan"),
+            "machine": difference_rows(pairs, "machine"),
             "device": device,
-            "pictures": [each for each in drawn if each],
+            "pictures": [*_mean_step(pairs, list(runs)), *_busy(runs), *_steps(runs), *_metrics(runs)],
         },
     )
 
 
-def _step_picture(both: Comparison) -> Markup | None:
-    """Draws the parts of a step of each run as bars; None if neither was timed."""
-    parts = dict(zip("AB", both.parts, strict=True))
-    shown = [name for name in PARTS if any(name in found for found in parts.values())]
-    if not shown:
-        return None
-    with picture(_WIDTH, 1.7) as drawn:
-        axes = drawn.figure.add_subplot()
-        ends_ms = np.zeros(2)
-        for name in shown:
-            mean_ms = np.array([found.get(name, Estimate(0.0)).value for found in parts.values()])
-            axes.barh([0, 1], mean_ms, left=ends_ms, height=0.6, color=SERIES[PARTS.index(name)], label=name)
-            ends_ms += mean_ms
-        axes.set_yticks([0, 1], list(parts), weight="bold")
-        axes.invert_yaxis()
-        axes.set_xlabel("mean step, ms")
-        drawn.figure.legend(loc="outside upper left", ncols=len(shown), handlelength=1.0)
-        told = (
-            f"{letter}: " + ", ".join(f"{name} {show_ms(one.value)}" for name, one in found.items())
-            for letter, found in parts.items()
+def _mean_step(pairs: Sequence[Comparison], letters: Sequence[str]) -> Iterator[PagePicture]:
+    """Draws the parts of a step of each run as bars, if any was timed."""
+    rows, told = [], []
+    for letter, found in zip(letters, [pairs[0].parts[0], *(pair.parts[1] for pair in pairs)], strict=True):
+        shown = [(step_time_picture.PARTS[name], found[name].value, name) for name in PARTS if name in found]
+        rows.append(Bar(letter, shown, show_ms(sum(ms for _, ms, _ in shown)) if shown else "not timed"))
+        told.append(f"{letter}: " + ", ".join(f"{name} {show_ms(one.value)}" for name, one in found.items()))
+    if any(row.parts for row in rows):
+        image = bars(rows, f"Parts of a mean step. {'; '.join(told)}.")
+        names = dict.fromkeys((name, colour) for row in rows for colour, _, name in row.parts)
+        yield PagePicture("Mean step", image=image, more_keys=[Key(colour, name, "area") for name, colour in names])
+
+
+def _busy(runs: Runs) -> Iterator[PagePicture]:
+    """Draws the utilisation while the runs trained, each over the other; nothing if none was watched."""
+    on_gpu = any(run.gpus for run in runs.values())
+    name = "util_pct" if on_gpu else "cpu_pct"
+    what, unit, scale = ("GPU utilisation", "%", 1.0) if on_gpu else ("CPU cores busy", "cores", 0.01)
+    found = {letter: readings(run.curves, name, run.gpus if on_gpu else [HOST]) for letter, run in runs.items()}
+    curves = [curve for each in found.values() for curve in each.values()]
+    if not curves:
+        return
+    cores = [run.record.machine.get("cpu_quota_cores") or 0.0 for run in runs.values()]
+    top = 100.0 if on_gpu else max(*cores, scale * max(float(busy_pct.max()) for _, busy_pct in curves))
+    axis = Axis(0.0, max(float(at_s[-1] - at_s[0]) for at_s, _ in curves), "since training began", "time")
+    told = []
+    for letter, each in found.items():
+        for gpu, (_, busy_pct) in each.items():
+            of, mean = "" if gpu == HOST else f"GPU {named(gpu)} ", scale * float(np.mean(busy_pct))
+            told.append(f"{letter}: {of}mean {mean:.0f} %" if on_gpu else f"{letter}: mean {mean:.2f}")
+    gpus = list(dict.fromkeys(gpu for each in found.values() for gpu in each))
+    charts = []
+    for gpu in gpus:
+        shown = {
+            letter: (each[gpu][0] - each[gpu][0][0], scale * each[gpu][1])
+            for letter, each in found.items()
+            if gpu in each
+        }
+        charts.append(
+            Chart(
+                title=f"GPU {named(gpu)}" if len(gpus) > 1 else "",
+                unit=unit,
+                axis=axis,
+                curves=_overlaid(runs, shown),
+                top=top,
+                told=f"{what} while training. {'; '.join(told)}." if gpu == gpus[0] else "",
+                height=max(60, 180 // len(gpus)),
+                is_labelled=gpu == gpus[-1],
+            )
         )
-        drawn.told = f"Parts of a mean step. {'; '.join(told)}."
-    return drawn.svg
+    missing = ", ".join(letter for letter, each in found.items() if not each)
+    yield PagePicture(what, charts, caption=f"{missing}: not watched." if missing else "")
 
 
-def _busy_picture(both: Comparison) -> Markup | None:
-    """Draws the utilisation while each run trained, on the same axes; None if neither was watched."""
-    name = "util_pct" if both.a.gpus or both.b.gpus else "cpu_pct"
-    curves = [readings(one.curves, name, one.gpus if name == "util_pct" else [HOST]) for one in (both.a, both.b)]
-    if not any(curves):
-        return None
-    what, unit, scale = ("GPU utilisation", "%", 1.0) if name == "util_pct" else ("CPU cores busy", "cores", 0.01)
-    highest = max(float(busy_pct.max()) for found in curves for _, busy_pct in found.values())
-    cores = [one.record.machine.get("cpu_quota_cores") or 0.0 for one in (both.a, both.b)]
-    top = 100.0 if name == "util_pct" else max(*cores, scale * highest)
-    with picture(_WIDTH, 3.4) as drawn:
-        rows = drawn.figure.subplots(2, sharex=True, sharey=True)
-        told = []
-        for letter, axes, found in zip("AB", rows, curves, strict=True):
-            for place, (gpu, (at_s, busy_pct)) in enumerate(found.items()):
-                colour = ACCENT if len(found) == 1 else SERIES[place % len(SERIES)]
-                curve(axes, binned(at_s - at_s[0], scale * busy_pct), colour, shade=0.2)
-                of = "" if gpu == HOST else f"GPU {named(gpu)} "
-                mean = scale * float(np.mean(busy_pct))
-                told.append(f"{letter}: {of}mean {mean:.0f} %" if unit == "%" else f"{letter}: mean {mean:.2f}")
-            axes.set_ylim(0, 1.05 * top)
-            axes.set_ylabel(f"{letter}, {unit}")
-            axes.grid(color=INK, alpha=0.12, linewidth=0.7)
-            if not found:
-                axes.text(0.5, 0.5, "not watched", transform=axes.transAxes, ha="center", va="center", color=INK)
-        rows[-1].set_xlim(left=0)
-        rows[-1].set_xlabel(f"{what}: seconds since training began")
-        drawn.told = f"{what} while training. {'; '.join(told)}."
-    return drawn.svg
+def _steps(runs: Runs) -> Iterator[PagePicture]:
+    """Draws the time of each step of the runs over each other."""
+    times = {
+        letter: (run.all_steps["step"], run.all_ms)
+        for letter, run in runs.items()
+        if len(run.all_ms) > 1 and len(run.all_steps.get("step", ())) == len(run.all_ms)
+    }
+    curves = _overlaid(runs, times)
+    if curves:
+        top = 2.5 * max(float(np.percentile(ms, 95)) for _, ms in times.values())
+        top = min(top, 1.05 * max(float(ms.max()) for _, ms in times.values())) or 1.0
+        axis = Axis(*limits(np.concatenate([steps for steps, _ in times.values()]), 0.0), "step")
+        told = "; ".join(f"{letter}: mean {show_ms(float(ms.mean()))}" for letter, (_, ms) in times.items())
+        chart = Chart("ms", axis, curves, top, told=f"Time of each step. {told}.", height=160, is_linked=True)
+        yield PagePicture("Time of a step, over steps", [chart])
+
+
+def _metrics(runs: Runs) -> Iterator[PagePicture]:
+    """Draws each metric of the runs over each other."""
+    names = dict.fromkeys(key for run in runs.values() for key in run.metrics if key[0] != "throughput")
+    shown = [key for key in names if any(len(run.metrics.get(key, ((),))[0]) > 1 for run in runs.values())]
+    for key in shown[:MOST_METRICS]:
+        curves = _overlaid(runs, {letter: run.metrics[key] for letter, run in runs.items() if key in run.metrics})
+        steps, values = (np.concatenate([getattr(curve, of) for curve in curves]) for of in "xy")
+        low, high = limits(values)
+        axis, told = Axis(*limits(steps, 0.0), "step"), f"{'/'.join(key)} over steps."
+        chart = Chart("", axis, curves, high, low, told, height=140, is_linked=True)
+        yield PagePicture(f"{'/'.join(key)}, over steps", [chart])
+
+
+def _overlaid(runs: Runs, tables: Mapping[str, tuple[Series, Series]]) -> list[ChartCurve]:
+    """Returns the curve of each run that has one, in its colour."""
+    colours = zip(runs, _COLOURS, strict=False)
+    return [binned(*tables[letter]).curve(letter, colour) for letter, colour in colours if letter in tables]

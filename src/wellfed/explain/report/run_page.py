@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import quote
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
-from wellfed.explain.pages.picture import colour_of_page
 from wellfed.explain.report.pictures.run_pictures import pictures
-from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines
+from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
 from wellfed.explain.report.run_sections import sections
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
+
+_FILES = (
+    *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
+    "tensorboard",
+)
+"""Files of a run that the page links to."""
+_PLANNED = frozenset(
+    {
+        *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),
+        *("gpu.memory_gib", "gpu.compile", "trainer.devices", "workload.effective_batch_size"),
+    }
+)
+"""Knobs of the plan that the page shows unfolded, beside those that were set by hand or measured."""
+_WORDS: Mapping[str, Sequence[str]] = {
+    "Starved": (
+        *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
+        *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
+    ),
+    "Copy-bound": ("slow_copy",),
+    "Launch-bound": ("launch_bound", "many_tensors", "synchronisation"),
+    "Memory-bound": ("memory_bound",),
+    "Held up between steps": ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks"),
+    "Not to be judged": ("busy_machine",),
+    "Too short to judge": ("too_few_steps",),
+}
+"""Word of the verdict -> findings; others are worded by their id."""
+_TONES: Mapping[str, str] = {"healthy": "good", "unknown": "two", "too_few_steps": "two", "busy_machine": "one"}
+"""Colours of findings that are verdicts."""
+_SEVERE: Mapping[str, str] = {"high": "bad", "medium": "one", "low": "accent", "info": "four"}
+
+
+@dataclass(frozen=True)
+class Box:
+    """What is to be seen first."""
+
+    tone: str
+    """Name of its colour."""
+    word: str
+    text: str
+    command: str = ""
+    note: str = ""
+    is_small: bool = False
+    finding: str = ""
+    """Id of the finding that it shows."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +76,57 @@ class Tile:
 def to_html(evidence: Evidence, folder: Path) -> str:
     """Returns the page of the run in ``folder``, with all texts escaped."""
     record = evidence.record
+    found = {section.name: section for section in sections(record, evidence.first_metrics)}
+    above = {*error_lines(record), *simulated_lines(record), *state_lines(record)}
     return fill_in(
         Path(__file__).with_name("run_page.html.j2"),
         {
             "record": record,
-            "sections": sections(record, evidence.first_metrics),
+            "sections": found,
             "pictures": pictures(evidence, folder),
-            "simulated": simulated_lines(record),
-            "wrong": error_lines(record),
+            "boxes": list(boxes(record)),
             "tiles": list(tiles(record)),
+            "state": state_lines(record),
+            "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
-            "colour_of": colour_of_page,
+            "tone_of": tone_of,
+            "files": [(name, quote(name)) for name in _FILES if (folder / name).exists()],
+            "first_rows": [row for row in found["plan"].rows if row[0] in _PLANNED or row[2] in ("set", "measured")],
         },
     )
+
+
+def boxes(record: RunRecord) -> Iterator[Box]:
+    """Yields the error that ended the run, the verdict, and what was lost."""
+    if error := error_lines(record):
+        word = "Out of memory" if record.status == "oom" else record.status.capitalize()
+        yield Box("bad", word, error[0], note=" ".join(error[1:]))
+    if record.findings:
+        first = record.findings[0]
+        change = " ".join(first["change"])
+        yield Box(tone_of(first), word_of(first), first["message"], change, gain_of(first), finding=first["id"])
+    elif record.status not in ("running", "ok") or not record.throughput:
+        yield Box("two", "No verdict", "What the run recorded does not show where its time went.")
+    else:
+        yield Box("four", "Nothing found", "No rule found a cause of lost time.")
+    kinds = {"gpu_lost": "GPU lost", "disk_full": "Disk full"}
+    lost = {event["kind"]: event for event in record.events if event["kind"] in kinds}
+    for kind, event in lost.items():
+        facts = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("kind", "time_s"))
+        yield Box("bad", kinds[kind], facts, is_small=True)
+    for line in simulated_lines(record):
+        yield Box("four", "Simulated GPU", line.removeprefix("Simulated: "), is_small=True)
+
+
+def word_of(finding: FindingEntry) -> str:
+    """Returns the verdict in a word or two."""
+    words = (word for word, ids in _WORDS.items() if finding["id"] in ids and finding["severity"] != "low")
+    return next(words, finding["id"].replace("_", " ").capitalize())
+
+
+def tone_of(finding: FindingEntry) -> str:
+    """Returns the name of the colour of a finding."""
+    return _TONES.get(finding["id"], _SEVERE.get(finding["severity"], "four"))
 
 
 def tiles(record: RunRecord) -> Iterator[Tile]:

@@ -1,4 +1,4 @@
-"""Writes the reports of a run into a folder, ``report.md`` and ``report.html``, and the page of two runs."""
+"""Writes the reports of a run into a folder, ``report.md`` and ``report.html``, and the page of several runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wellfed.units import show_text
 _ESCAPED = str.maketrans({"<": "&lt;", "|": "\\|", "`": "'", "[": "\\[", "*": "\\*"})
 MARKDOWN, PAGE = "report.md", "report.html"
 _LONGEST = 160
-"""Bytes of both names in the name of the file: systems allow 255 in all."""
+"""Bytes of all names in the name of the file: systems allow 255 in all."""
 
 
 def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
@@ -34,29 +34,30 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     """
     write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics)))
     if has_page:
-        write_atomically(folder / PAGE, hidden(to_html(evidence, folder)))
+        write_atomically(folder / PAGE, to_html(evidence, folder))
 
 
-def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
-    """Writes the page of two runs, named after their folders, and returns its path.
+def write_comparison(pairs: Sequence[Comparison], folder: Path, names: Sequence[str]) -> Path:
+    """Writes the page of several runs, named after their folders, and returns its path.
 
     Raises:
         OSError: writing it failed.
     """
-    path = folder / f"comparison_{_pair(both, names)}.html"
-    write_atomically(path, comparison_html(both))
+    records = [pairs[0].a.record, *(pair.b.record for pair in pairs)]
+    path = folder / f"comparison_{_joined(records, names)}.html"
+    write_atomically(path, comparison_html(*pairs))
     return path
 
 
-def _pair(both: Comparison, names: Sequence[str]) -> str:
-    """Returns a name for two runs, with workloads if the names are alike; a digest replaces the end of long ones."""
+def _joined(records: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Returns a name for several runs, with workloads if names are alike; a digest replaces the end of long ones."""
     if len(set(names)) < len(names):
-        workloads = [re.sub(r"\W", "_", record.workload) for record in both.records]
+        workloads = [re.sub(r"\W", "_", record.workload) for record in records]
         names = [f"{workload}_{name}" for workload, name in zip(workloads, names, strict=True)]
     whole = "_".join(names)
     if len(os.fsencode(whole)) <= _LONGEST:
         return whole
-    cut = (os.fsencode(name)[: _LONGEST // 2].decode(errors="ignore") for name in names)
+    cut = (os.fsencode(name)[: _LONGEST // len(names)].decode(errors="ignore") for name in names)
     return f"{'_'.join(cut)}_{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from wellfed.command_line import command
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.pages.markdown_text import code_span, plain_line
-from wellfed.explain.pages.picture import no_pictures
 from wellfed.record import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval
@@ -99,7 +98,7 @@ def to_markdown(board: Leaderboard) -> str:
 def to_html(board: Leaderboard) -> str:
     """Returns the page in one file. Every text of the user's is escaped."""
     if board.is_of_search:
-        curves, axes = (None, None) if no_pictures() else training_pictures.pictures(board)
+        curves, axes = training_pictures.pictures(board)
         return _page("search.html.j2", board, autoescape=True, curves=curves, axes=axes)
     return _page("sweep.html.j2", board, autoescape=True, interval=interval, **sweep_pictures.figures(board))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean
 from typing import Any
 
-from markupsafe import Markup
+import numpy as np
 
-from wellfed.explain.pages.picture import ACCENT, INK, no_pictures, picture
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Kind, Note, PagePicture, limits
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import show_gib
@@ -55,7 +55,7 @@ def figures(board: Leaderboard) -> dict[str, Any]:
         "effects": board.effects,
         "maps": _heat_maps(board),
         "most_maps": MOST_MAPS,
-        "picture": None if no_pictures() else _memory_picture(board),
+        "picture": _memory_picture(board),
         "front": front,
     }
 
@@ -89,13 +89,13 @@ def _cell(entries: Sequence[Entry], lowest: float) -> HeatCell:
     return HeatCell(mean, 1.0 if mean is None or lowest == 1 else (mean - lowest) / (1 - lowest), listed)
 
 
-def _memory_picture(board: Leaderboard) -> Markup | None:
-    """Returns an ``<svg>`` element of all points with both figures; None if no point has both.
+def _memory_picture(board: Leaderboard) -> PagePicture | None:
+    """Returns all points with both figures; None if no point has both.
 
-    Intervals are bars; the Pareto front is joined and labelled with ranks. The picture holds no text of the user's, is
-    coloured by ``currentColor`` and ``var(--accent)``, and lists the front as text.
+    Intervals are lines; the Pareto front is joined and labelled with ranks, and is listed as text.
     """
     vertical = board.objective.against_memory
+    assert isinstance(board.file, SweepFile)
     shown = [
         (entry.peak_memory_gib, height, entry)
         for entry in board.ranked
@@ -103,38 +103,42 @@ def _memory_picture(board: Leaderboard) -> Markup | None:
     ]
     if not shown:
         return None
-    from matplotlib.ticker import StrMethodFormatter
-
     # In GiB from the least to the most; small ones, as on a CPU, in MiB.
     factor, unit = (1.0, "GiB") if max(peak for peak, _, _ in shown) >= 1 else (1024.0, "MiB")
-    with picture(8.2, 4.4) as drawn:
-        axes = drawn.figure.add_subplot()
-        for peak, height, entry in shown:
-            x = factor * peak
-            if entry.ci95 is not None and vertical is board.objective:
-                axes.plot([x, x], entry.ci95, color=INK, alpha=0.45, linewidth=1, zorder=1)
-            if not entry.on_front:
-                axes.plot([x], [height], "o", color=INK, markerfacecolor="none", markersize=6, zorder=2)
-        front = sorted(((peak, height, entry) for peak, height, entry in shown if entry.on_front), key=lambda at: at[0])
-        xs, ys = [factor * peak for peak, _, _ in front], [height for _, height, _ in front]
-        # A step: between two points of the front nothing was measured.
-        axes.step(xs, ys, where="post", color=ACCENT, linewidth=1.2, linestyle="--", zorder=2)
-        axes.plot(xs, ys, "D", color=ACCENT, markersize=8, zorder=3)
-        for x, y, (_, _, entry) in zip(xs, ys, front, strict=True):
-            axes.annotate(
-                entry.label, (x, y), xytext=(-9, 5), textcoords="offset points", ha="right", weight="bold", zorder=4
-            )
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.08)
-        axes.set_xlabel(f"peak memory, {unit}")
-        axes.set_ylabel(f"{vertical.noun}, {vertical.unit.format(1)}")
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axes.grid(color=INK, alpha=0.12, linewidth=0.7)
-        axes.set_axisbelow(True)
-        points = "; ".join(
-            f"rank {entry.label}, {show_gib(peak)}, {vertical.number(height)}{vertical.unit.format('')}"
-            for peak, height, entry in front
-        )
-        drawn.told = f"{vertical.noun.capitalize()} against peak memory. On the front: {points}."
-    return drawn.svg
+    front = sorted(((peak, height, entry) for peak, height, entry in shown if entry.on_front), key=lambda at: at[0])
+    others = [(peak, height) for peak, height, entry in shown if not entry.on_front]
+    gap = (np.nan, np.nan)
+    intervals = [
+        point
+        for peak, _, entry in shown
+        if entry.ci95 is not None and vertical is board.objective
+        for point in ((peak, entry.ci95[0]), (peak, entry.ci95[1]), gap)
+    ]
+    # A step: between two points of the front nothing was measured.
+    joined = [point for (a, y, _), (b, *_) in pairwise(front) for point in ((a, y), (b, y))]
+    points: list[tuple[str, Colour, Kind, list[tuple[float, float]]]] = [
+        ("on the Pareto front", "accent", "dots", [(peak, height) for peak, height, _ in front]),
+        ("other points", "soft", "dots", others),
+        ("", "accent", "line", joined),
+        ("95 % intervals", "soft", "line", intervals),
+    ]
+    curves = [
+        ChartCurve(name, colour, factor * x, y, kind=kind, is_strong=False)
+        for name, colour, kind, found in points
+        if found
+        for x, y in [np.array(found, dtype=float).T]
+    ]
+    listed = "; ".join(
+        f"rank {entry.label}, {show_gib(peak)}, {vertical.number(height)}{vertical.unit.format('')}"
+        for peak, height, entry in front
+    )
+    chart = Chart(
+        unit=vertical.head(board.file.sample_unit),
+        axis=Axis(*limits(factor * np.array([peak for peak, _, _ in shown]), 0.08), f"{unit} of peak memory"),
+        curves=curves,
+        top=1.08 * max(float(np.nanmax(curve.y)) for curve in curves) or 1.0,
+        told=f"{vertical.noun.capitalize()} against peak memory. On the front: {listed}.",
+        notes=[Note(factor * peak, height, entry.label, "accent") for peak, height, entry in front],
+        height=280,
+    )
+    return PagePicture(vertical.title, [chart])

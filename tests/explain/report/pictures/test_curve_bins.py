@@ -17,7 +17,8 @@ values = arrays.arrays(float, st.integers(0, 2000), elements=st.floats(-1e9, 1e9
 def test_bins_hold_all_that_is_finite_and_no_more_than_can_be_seen(curve: np.ndarray) -> None:
     found = binned(np.arange(len(curve), dtype=float), curve)
     finite = curve[np.isfinite(curve)]
-    there = np.isfinite(found.x)
+    there = np.isfinite(found.mean)
+    assert (np.diff(found.x) > 0).all()
     assert there.sum() <= MOST + (~there).sum() <= 2 * MOST
     assert found.is_thinned == (len(finite) > MOST)
     if len(finite):
@@ -36,11 +37,17 @@ def test_a_gap_is_not_bridged() -> None:
     assert np.isnan(binned(np.repeat(x, 100) + np.tile(np.arange(100) / 100, 20), np.ones(2000)).mean).sum() == 1
 
 
+def test_what_is_not_finite_is_a_gap() -> None:
+    values = np.arange(20.0)
+    values[[0, 5, 6, 12]] = np.nan, np.inf, np.nan, -np.inf
+    assert np.isnan(binned(np.arange(20.0), values).mean).sum() == 2
+
+
 def test_a_value_that_is_about_a_long_time_leaves_no_gap() -> None:
     took_s = np.where(np.arange(100) == 50, 20.0, 1.0)
     x = np.cumsum(took_s)
-    assert np.isnan(binned(x, took_s).x).sum() == 1
-    assert np.isnan(binned(x, took_s, took_s).x).sum() == 0
+    assert np.isnan(binned(x, took_s).mean).sum() == 1
+    assert np.isnan(binned(x, took_s, took_s).mean).sum() == 0
 
 
 def test_the_mean_of_a_bin_is_that_of_its_readings() -> None:

@@ -6,18 +6,20 @@ import re
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.report.pictures import step_time_picture
-from wellfed.explain.report.pictures.picture_parts import PagePicture
+from wellfed.explain.pages.chart import PagePicture
 from wellfed.explain.report.pictures.step_time_picture import step_time
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 
 
 def drawn(of: Evidence) -> PagePicture:
-    (picture,) = step_time(of, TimeAxis.of(of))
+    return next(step_time(of, TimeAxis.of(of)))
+
+
+def folded(of: Evidence) -> PagePicture:
+    _, picture = step_time(of, TimeAxis.of(of))
     return picture
 
 
@@ -34,7 +36,7 @@ def test_one_long_step_is_told_and_flattens_no_other() -> None:
     compute_ms[7] = 5000.0
     picture = drawn(evidence(steps=400, columns={"compute_ms": compute_ms}))
     assert picture.caption.endswith("The longest, step 8, took 5.0 s.")
-    heights = [float(text) for text in re.findall(r">(\d+)</text>", picture.svg)]
+    heights = [float(text) for text in re.findall(r"class=y [^>]*>(\d+)<", picture.charts[0].svg)]
     assert 10 <= max(heights) < 50
 
 
@@ -60,32 +62,28 @@ def test_the_warm_up_is_shaded() -> None:
 def test_a_swing_of_steps_is_shown_step_by_step() -> None:
     wait_ms = np.where(np.arange(400) % 8 == 0, 30.0, 1.0)
     columns = {"wait_ms": wait_ms, "time_s": 0.05 * np.arange(1, 401)}
-    picture = drawn(evidence(steps=400, columns=columns, swing=swing(8)))
-    assert "8 steps, 400 ms" in picture.svg
-    assert "steps: the last 6 periods" in picture.svg
+    picture = folded(evidence(steps=400, columns=columns, swing=swing(8)))
+    assert "8 steps, 400 ms" in picture.charts[0].svg
+    assert picture.title == "Steps of the last 6 periods"
 
 
 def test_a_swing_of_pauses_shows_them() -> None:
     between_ms = np.where(np.arange(400) % 20 == 0, 100.0, 0.0)
     config = {"trainer": {"checkpoint_every_steps": 20}}
     columns = {"time_s": np.cumsum(10.1 + between_ms) / 1e3}
-    picture = drawn(evidence(steps=400, config=config, columns=columns, swing=swing(20)))
+    picture = folded(evidence(steps=400, config=config, columns=columns, swing=swing(20)))
     assert "what lay before the step" in keys(picture)
 
 
-def test_a_ruler_lies_over_a_period_that_took_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ruler_lies_over_a_period_that_took_as_long_as_it_says() -> None:
     wait_ms = np.where(np.arange(80) % 8 == 0, 30.0, 1.0)
     step_ms = np.where(np.arange(80) // 8 == 7, 50.0, 100.0)  # the others took twice as long
     columns = {"wait_ms": wait_ms, "time_s": np.cumsum(step_ms) / 1e3}
-    ruled: list[tuple[float, float, str]] = []
-    monkeypatch.setattr(
-        step_time_picture, "measure", lambda axes, begin, end, _, text: ruled.append((begin, end, text))
-    )
-    drawn(evidence(steps=80, columns=columns, swing=swing(8)))
+    (ruler,) = folded(evidence(steps=80, columns=columns, swing=swing(8))).charts[0].notes
+    assert (ruler.x, ruler.until, ruler.text) == (57, 65, "8 steps, 400 ms")
     columns["time_s"] = 0.1 * np.arange(80)
-    drawn(evidence(steps=80, columns=columns, swing=swing(8)))
-    assert ruled[0] == (57, 65, "8 steps, 400 ms")
-    assert ruled[1][2] == "8 steps"
+    (ruler,) = folded(evidence(steps=80, columns=columns, swing=swing(8))).charts[0].notes
+    assert ruler.text == "8 steps"
 
 
 def test_a_gap_is_told_by_what_was_recorded_in_it() -> None:
@@ -104,8 +102,9 @@ def test_a_gap_is_told_by_what_was_recorded_in_it() -> None:
 
 
 def test_a_period_that_the_run_is_too_short_for_or_that_is_long_breaks_nothing() -> None:
-    assert "periods" not in drawn(evidence(steps=30, swing=swing(20))).svg
-    assert "the last 2 periods" in drawn(evidence(steps=2000, swing=swing(900))).svg
+    of = evidence(steps=30, swing=swing(20))
+    assert len(list(step_time(of, TimeAxis.of(of)))) == 1
+    assert folded(evidence(steps=2000, swing=swing(900))).title == "Steps of the last 2 periods"
 
 
 def test_without_steps_there_is_none() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.report.pictures.picture_parts import PagePicture
+from wellfed.explain.pages.chart import PagePicture
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.pictures.utilisation_picture import utilisation
 from wellfed.record import RunRecord
@@ -24,28 +24,24 @@ def drawn(folder: Path, **made: Any) -> list[PagePicture]:
 
 
 def texts(picture: PagePicture) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+    return [text for chart in picture.charts for text in re.findall(r"<(?:b|span [^>]*|span)>([^<]+)<", chart.svg)]
 
 
 def test_a_swing_has_its_period_as_a_ruler_and_its_levels(tmp_path: Path) -> None:
     (picture,) = drawn(tmp_path, steps=1200, period_s=9.5)
     assert "9.5 s" in texts(picture)
     assert {"6 %", "93 %"} <= set(texts(picture))
-    assert [key.text for key in picture.keys] == [
-        "utilisation",
-        "validate",
-        "checkpoint",
-        "test",
-        "levels of its swing",
-    ]
-    assert not any("periods" in text for text in texts(picture))
+    assert [key.text for key in picture.keys] == ["utilisation", "levels of its swing"]
+    assert {span.colour for span in picture.charts[0].spans} == {"validate", "checkpoint", "test"}
 
 
 def test_a_swing_too_short_for_the_picture_gets_one_of_its_own(tmp_path: Path) -> None:
-    (picture,) = drawn(tmp_path, steps=1200, step_ms=1000, period_s=9.5)
-    assert texts(picture).count("9.5 s") == 1
-    assert "its last 6 periods, seconds" in texts(picture)
-    assert "minutes since the run started" in texts(picture)
+    picture, latest = drawn(tmp_path, steps=1200, step_ms=1000, period_s=9.5)
+    assert "9.5 s" not in texts(picture)
+    assert texts(latest).count("9.5 s") == 1
+    assert latest.title == "The last 6 periods"
+    assert latest.charts[0].axis.end - latest.charts[0].axis.begin < 6.1 * 9.5
+    assert picture.charts[0].axis.title == "minutes since the run started"
     assert picture.caption.endswith(" readings: mean and range of those that lie together.")
 
 
@@ -69,12 +65,13 @@ def test_of_many_gpus_those_are_drawn_that_were_idle_most() -> None:
 
 @pytest.mark.parametrize(
     ("made", "what"),
-    [({"is_mig": True}, "SMs at work"), ({"gpus": 0}, "CPU of this process and its workers"), ({}, "utilisation")],
+    [({"is_mig": True}, "SMs at work"), ({"gpus": 0}, "this run"), ({}, "utilisation")],
 )
 def test_what_a_card_does_not_tell_another_figure_stands_for(made: dict[str, Any], what: str, tmp_path: Path) -> None:
     (picture,) = drawn(tmp_path, **made)
-    assert picture.keys[0].text == what
-    assert f'aria-label="{what[0].upper()}{what[1:]} over time.' in picture.svg
+    assert picture.charts[0].keys[0].text == what
+    starts = "Cores at work over time" if what == "this run" else f"{what[0].upper()}{what[1:]} over time."
+    assert picture.charts[0].told.startswith(starts)
 
 
 def test_without_telemetry_there_is_none(tmp_path: Path) -> None:

@@ -1,32 +1,22 @@
-"""Holds what the pictures of a run share: their width, legends, scales, rulers, and readings by GPU."""
+"""Holds what the pictures of a run share: thinned curves, scales, and readings by GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-from markupsafe import Markup
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.picture import ACCENT, BAD, INK
+from wellfed.explain.pages.chart import ChartCurve, Colour
 from wellfed.explain.report.run_lines import MOST_GPUS
 from wellfed.observe.telemetry.machines import HOST, is_host
 from wellfed.units import counted
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-WIDTH = 5.0
-"""Inches of 72 pixels: text is readable on a phone, and two of them stand side by side on a desk."""
 PERIODS = 6
 """Periods drawn of a swing that is too short for the picture of the whole run."""
-
-
 MOST = 300
 """Maximum points of a curve in a picture; more are indistinguishable."""
 _GAP = 6
@@ -34,61 +24,27 @@ _GAP = 6
 
 
 @dataclass(frozen=True)
-class Key:
-    """An entry of a legend, which stands in HTML: there it wraps where a picture's own is cut."""
+class Binned:
+    """A curve of at most `MOST` points, and ``nan`` in its gaps."""
 
-    colour: str
-    """A stand-in of `wellfed.explain.pages.picture`."""
-    text: str
-    kind: Literal["area", "shade", "line", "dashed", "dotted", "mark"] = "line"
-    mark: str = ""
-    """The character that stands for it."""
+    x: Series
+    mean: Series
+    low: Series
+    high: Series
+    is_thinned: bool
+    """Points stand for several readings each, so that least and most differ from the mean."""
 
-
-@dataclass(frozen=True)
-class PagePicture:
-    """A picture and what stands beside it."""
-
-    svg: Markup
-    keys: Sequence[Key] = ()
-    caption: str = ""
-    title: str = ""
-
-
-def rows(figure: Figure, heights: Sequence[float]) -> list[Axes]:
-    """Returns axes below each other, with these heights in inches."""
-    return list(figure.subplots(len(heights), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0])
-
-
-def curve(axes: Axes, curve: Binned, colour: str = ACCENT, mark: str = "", shade: float = 0.25) -> None:
-    """Draws the mean, and the range where a point stands for several readings."""
-    if curve.is_thinned:
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=shade, linewidth=0)
-    axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, marker=mark, markersize=3)
-
-
-def scale(axes: Axes, top: float, unit: str, *, has_room: bool = False) -> None:
-    """Sets the vertical axis from 0 up, with room for a ruler or a name above the curve."""
-    axes.set_ylim(0, (1.25 if has_room else 1.05) * top)
-    if unit == "%":
-        axes.set_yticks([0, 50, 100])
-    axes.set_ylabel(unit)
-    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.7)
+    def curve(self, name: str, colour: Colour) -> ChartCurve:
+        """Returns the mean, with the range where a point stands for several readings."""
+        low, high = (self.low, self.high) if self.is_thinned else (None, None)
+        return ChartCurve(name, colour, self.x, self.mean, low, high)
 
 
 def of_many(number: int, noun: str) -> str:
-    """Returns the label of a curve over ``number`` GPUs."""
+    """Returns the caption of a curve of ``number`` readings."""
     if number <= MOST:
         return f"{counted(number, noun)[0].upper()}{counted(number, noun)[1:]}."
     return f"{counted(number, noun)}: mean and range of those that lie together."
-
-
-def measure(axes: Axes, begin: float, end: float, height: float, text: str) -> None:
-    """Draws a ruler."""
-    style = {"arrowstyle": "|-|,widthA=.3,widthB=.3", "color": BAD, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (begin, height), (end, height), arrowprops=style)
-    axes.annotate(text, ((begin + end) / 2, height), xytext=(0, 4), textcoords="offset points", ha="center", color=BAD,
-                  weight="bold")  # fmt: skip
 
 
 def of_gpus(evidence: Evidence, name: str) -> dict[int, tuple[Series, Series]]:
@@ -122,20 +78,8 @@ def readings(
     return found
 
 
-@dataclass(frozen=True)
-class Binned:
-    """A curve of at most `MOST` points, and ``nan`` in its gaps."""
-
-    x: Series
-    mean: Series
-    low: Series
-    high: Series
-    is_thinned: bool
-    """Points stand for several readings each, so that least and most differ from the mean."""
-
-
 def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
-    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order; values that are not finite are left out.
+    """Thins the curve of ``values`` at ``x``, both ``[readings]``, in order; where one is not finite, there is a gap.
 
     Args:
         lasts: the length of ``x`` that each value is about, where that differs.
@@ -145,14 +89,16 @@ def binned(x: Series, values: Series, lasts: Series | None = None) -> Binned:
     number = len(x)
     if number == 0:
         return Binned(x, values, values, values, False)
-    gaps = _gaps(x, np.zeros(number) if lasts is None else lasts[there])
+    late = _gaps(x, np.zeros(number) if lasts is None else lasts[there])
+    gaps = np.union1d(late, 1 + np.flatnonzero(np.diff(np.flatnonzero(there)) > 1))
+    gaps = gaps if len(gaps) <= MOST else late
     first = np.unique(np.append(np.linspace(0, number, min(MOST, number), endpoint=False).astype(int), gaps))
     count = np.diff(np.append(first, number))
-    found = [np.add.reduceat(x, first) / count, np.add.reduceat(values, first) / count]
+    found = [np.add.reduceat(values, first) / count]
     found += [np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)]
-    breaks = np.searchsorted(first, gaps)
-    at, mean, low, high = (np.insert(curve, breaks, np.nan) for curve in found)
-    return Binned(at, mean, low, high, number > MOST)
+    breaks, at = np.searchsorted(first, gaps), np.add.reduceat(x, first) / count
+    mean, low, high = (np.insert(curve, breaks, np.nan) for curve in found)
+    return Binned(np.insert(at, breaks, (at[breaks - 1] + at[breaks]) / 2), mean, low, high, number > MOST)
 
 
 def _gaps(x: Series, lasts: Series) -> npt.NDArray[np.intp]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.pages.picture import no_pictures
+from wellfed.explain.pages.chart import Key, PagePicture
+from wellfed.explain.report.pictures.life_picture import life
+from wellfed.explain.report.pictures.machine_pictures import card, cpus, side_by_side
 from wellfed.explain.report.pictures.memory_picture import memory
 from wellfed.explain.report.pictures.metric_pictures import metrics
-from wellfed.explain.report.pictures.picture_parts import PagePicture
-from wellfed.explain.report.pictures.step_time_picture import step_time
+from wellfed.explain.report.pictures.step_time_picture import histogram, step_time
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.pictures.utilisation_picture import utilisation
-from wellfed.explain.report.run_sections import Name, own_files
+from wellfed.explain.report.run_sections import own_files
+from wellfed.observe.telemetry.machines import HOST
 from wellfed.record import RunRecord
 from wellfed.units import MIB
 
@@ -25,18 +29,33 @@ MOST_PICTURES, MOST_BYTES = 8, MIB
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePicture]]:
-    """Returns the pictures of a run by their section."""
-    own = list(own_pictures(evidence.record, folder))
-    if no_pictures():
-        return {"files": own}
+@dataclass(frozen=True)
+class LinkedAxis:
+    """The time axis of the linked charts of a page."""
+
+    title: str
+    keys: Sequence[Key]
+    """The phases in the strip on the axis."""
+
+
+def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
+    """Returns the pictures of a run by their section, and ``axis``, the time axis of the linked ones.
+
+    Pictures of ``beside_`` a section stand with its lines, those of ``small_`` beside each other.
+    """
     axis = TimeAxis.of(evidence)
+    host = [] if evidence.watched.keys() <= {HOST} else list(cpus(evidence, axis))
     return {
-        "utilisation": list(utilisation(evidence, axis)),
+        "axis": LinkedAxis(axis.axis.title, axis.keys),
+        "life": list(life(evidence)),
+        "utilisation": [*utilisation(evidence, axis), *host],
+        "beside_utilisation": list(side_by_side(evidence)),
         "time": list(step_time(evidence, axis)),
+        "beside_time": list(histogram(evidence)),
         "memory": list(memory(evidence, axis)),
-        "metrics": list(metrics(evidence)),
-        "files": own,
+        "small_memory": list(card(evidence, axis)),
+        "metrics": list(metrics(evidence, axis)),
+        "files": list(own_pictures(evidence.record, folder)),
     }
 
 
@@ -48,7 +67,7 @@ def own_pictures(record: RunRecord, folder: Path) -> Iterator[PagePicture]:
         if content is not None:
             found += 1
             source = base64.b64encode(content).decode()
-            yield PagePicture(Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source), title=name)
+            yield PagePicture(name, image=Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source))
 
 
 def _content(folder: Path, path: str) -> bytes | None:

@@ -2,88 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.pages.picture import BAD, INK, SERIES, picture
-from wellfed.explain.report.pictures.picture_parts import (
-    MOST,
-    PERIODS,
-    WIDTH,
-    Binned,
-    Key,
-    PagePicture,
-    binned,
-    measure,
-    of_many,
-    rows,
-)
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Colour, Key, Note, PagePicture, Stretch
+from wellfed.explain.report.pictures.picture_parts import PERIODS, Binned, binned, of_many
 from wellfed.explain.report.pictures.time_axis import TimeAxis
 from wellfed.explain.report.run_lines import EVERYDAY_EVENTS
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_duration, show_ms
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_PARTS = ("wait", "copy", "compute", "host")
+PARTS: Mapping[str, Colour] = {"wait": "one", "copy": "two", "compute": "three", "host": "four"}
+"""Kinds of a step's time and their colours."""
 _PAUSE = "what lay before the step"
-_COLOURS = {**dict(zip(_PARTS, SERIES, strict=True)), _PAUSE: BAD}
-_MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), ("P", "✚"))
-"""Marks of events: matplotlib's, and the legend's."""
+_MARKS = ("▼", "▲", "■", "◆", "●", "✚")
+"""Marks of events."""
+_MOST_MARKS = 300
+MOST_SHARES, FEWEST_TIMED = 100, 20
+"""Points of the curve of ready batches, and fewest steps of a histogram."""
 _SEEN_FRAC = 1 / 100
 """Smallest visible gap, as a share of the time."""
 
 
 def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """Draws the parts of a step on top of each other, with the warm-up and events."""
+    """Draws the parts of a step on top of each other, with the warm-up and events; then the last periods of a swing."""
     table = evidence.all_steps
     at_s, number = table.get("time_s", np.empty(0)), len(table.get("wait_ms", ()))
     if number == 0 or len(at_s) != number:
         return
-    parts = {name: np.nan_to_num(table[f"{name}_ms"]) for name in _PARTS if np.isfinite(table[f"{name}_ms"]).any()}
+    parts = {name: np.nan_to_num(table[f"{name}_ms"]) for name in PARTS if np.isfinite(table[f"{name}_ms"]).any()}
+    if not parts:
+        return
     total_ms = np.sum(list(parts.values()), axis=0)
-    curves = [binned(axis.scaled(at_s), ms, axis.scaled(total_ms / 1e3)) for ms in (total_ms, *parts.values())]
-    total = curves[0]
+    total, *means = (binned(at_s, ms, total_ms / 1e3) for ms in (total_ms, *parts.values()))
+    x, curves = total.x, [curve.mean for curve in means]
     warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
     most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
-    swing = evidence.record.swing
-    period = swing["period_steps"] if swing and swing["period_steps"] and 2 * swing["period_steps"] <= number else 0
-    keys = [Key(_COLOURS[name], name, "area") for name in parts]
-    with picture(WIDTH, 2.6 + 1.75 * bool(period)) as drawn:
-        below = rows(drawn.figure, [2.0, 1.15][: 1 + bool(period)])
-        axes = below[0]
-        if warmup and number > 1:
-            begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
-            end_s = max(float(at_s[min(warmup, number) - 1]), begin_s + axis.span_s / 250)
-            axes.axvspan(*axis.scaled(np.array([begin_s, end_s])), color=INK, alpha=0.15, linewidth=0)
-            keys.append(Key(INK, "warm-up", "shade"))
-        _areas(axes, total.x, [curve.mean for curve in curves[1:]], list(parts))
-        if total.is_thinned:
-            axes.plot(total.x, total.high, color=INK, linewidth=0.6, alpha=0.5)
-            keys.append(Key(INK, "the longest of steps that lie together"))
-        axes.set_ylim(0, most_ms)
-        axes.set_ylabel("ms a step")
-        keys += _happened(axes, evidence, axis, most_ms)
-        axis.put_under(axes)
-        shares = ", ".join(f"{name} {show_ms(ms.mean())}" for name, ms in parts.items())
-        if period and swing:
-            if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
-                pauses_ms = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])
-                parts = {**parts, _PAUSE: pauses_ms}
-                keys.append(Key(_COLOURS[_PAUSE], _PAUSE, "area"))
-            _folded(below[-1], table, parts, period, swing["period_s"])
-        drawn.told = f"Time of a step over {counted(number, 'step')}: {shares} on average."
+    if len(total.x) == 1:  # an area needs a begin and an end
+        x, curves = total.x[0] - [total_ms[0] / 1e3, 0.0], [np.repeat(curve, 2) for curve in curves]
+    areas = [ChartCurve(name, PARTS[name], x, y, kind="area") for name, y in zip(parts, curves, strict=True)]
+    if total.is_thinned:
+        areas.append(ChartCurve("the longest of steps that lie together", "ink", total.x, total.high, is_strong=False))
+    if len(table.get("step", ())) == number:
+        step = binned(at_s, table["step"])
+        areas.append(ChartCurve("step", "ink", step.x, step.mean, kind="told"))
+    notes, keys = _happened(evidence, axis, most_ms)
+    spans = axis.strip
+    if warmup and number > 1:
+        begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
+        spans = [Stretch(begin_s, float(at_s[min(warmup, number) - 1]), "ink"), *spans]
+        keys.append(Key("ink", "warm-up", "shade"))
+    shares = ", ".join(f"{name} {show_ms(ms.mean())}" for name, ms in parts.items())
+    told = f"Time of a step over {counted(number, 'step')}: {shares} on average."
+    chart = axis.chart("ms a step", areas, most_ms, told, spans=spans, notes=notes, more_keys=keys, height=180)
     longest = int(total_ms.argmax())
     caption = of_many(number, "step")
     if total_ms[longest] > most_ms:
         caption += f" The longest, step {table['step'][longest]:.0f}, took {show_duration(total_ms[longest] / 1e3)}."
     caption += "".join(f" {told}" for told in _pauses(evidence, axis, at_s - total_ms / 1e3))
-    yield PagePicture(drawn.svg, keys, caption)
+    yield PagePicture("Time of a step", [chart], caption=caption)
+    if len(ready := table.get("ready", np.empty(0))) == number and np.isfinite(ready).any():
+        yield _ready(at_s, ready, axis)
+    swing = evidence.record.swing
+    period = swing["period_steps"] if swing else None
+    if swing and period and 2 * period <= number:
+        if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
+            parts[_PAUSE] = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])
+        yield _folded(table, parts, period, swing["period_s"])
+
+
+def _ready(at_s: Series, ready: Series, axis: TimeAxis) -> PagePicture:
+    """Draws the share of steps whose batch was waiting when asked for."""
+    number = max(1, len(ready) // MOST_SHARES)
+    begins = np.arange(0, len(ready), number)
+    counts = np.diff(np.append(begins, len(ready)))
+    shares, middle_s = (np.add.reduceat(np.nan_to_num(column), begins) / counts for column in (100 * ready, at_s))
+    curve = ChartCurve("batches ready", "good", middle_s, shares)
+    told = f"Steps whose batch was ready, over time: {100 * np.nanmean(ready):.0f} % on average."
+    return PagePicture("Batches ready", [axis.chart("% of steps", [curve], 100.0, told, height=60)])
+
+
+def histogram(evidence: Evidence) -> Iterator[PagePicture]:
+    """Draws how many steps took how long, the warm-up left out; the longest 0.5 % are in the last bar."""
+    total_ms = evidence.wait_ms + evidence.rest_ms
+    total_ms = total_ms[np.isfinite(total_ms)]
+    if len(total_ms) < FEWEST_TIMED:
+        return
+    low, median, p95, high = (float(level) for level in np.percentile(total_ms, (0, 50, 95, 99.5)))
+    high = max(high, 1.01 * low, low + 1e-3)
+    counts, edges = np.histogram(np.minimum(total_ms, high), min(40, 5 + len(total_ms) // 10), (low, high))
+    x = np.repeat(edges, 2)[1:-1]
+    x[2::2] += (high - low) / 1000  # a curve has one value at each place
+    stairs = ChartCurve("how long steps took", "three", x, np.repeat(counts, 2).astype(float), kind="area")
+    top = float(counts.max())
+    notes = [Note(at, 1.12 * top, text, "ink") for at, text in ((median, "▾ median"), (p95, "▾ p95"))]
+    chart = Chart(
+        unit="steps",
+        axis=Axis(low, high, "ms a step"),
+        curves=[stairs],
+        top=1.35 * top,
+        told=f"Steps by their time: median {show_ms(median)}, p95 {show_ms(p95)}.",
+        notes=notes if p95 - median > 0.15 * (high - low) else notes[:1],
+        height=110,
+    )
+    yield PagePicture("How long steps took", [chart])
 
 
 def _most(total_ms: Series, curve: Binned) -> float:
@@ -92,27 +118,19 @@ def _most(total_ms: Series, curve: Binned) -> float:
     return max(1e-3, 1.08 * min(float(total_ms.max()), 2.5 * usual_ms))
 
 
-def _areas(
-    axes: Axes, x: Series, heights: Sequence[Series], names: Sequence[str], step: Literal["mid"] | None = None
-) -> None:
-    below = np.zeros(len(x))
-    for height, name in zip(heights, names, strict=True):
-        colour = _COLOURS[name]
-        axes.fill_between(x, below, below + height, color=colour, alpha=0.8, linewidth=0, step=step)
-        below = below + height
-
-
-def _happened(axes: Axes, evidence: Evidence, axis: TimeAxis, most_ms: float) -> Iterator[Key]:
-    """Draws a mark at each event that needs attention, above the steps."""
+def _happened(evidence: Evidence, axis: TimeAxis, most_ms: float) -> tuple[list[Note], list[Key]]:
+    """Returns a mark at each event that needs attention, above the steps, and their legend."""
     kinds: dict[str, list[float]] = {}
     for event in evidence.record.events:
         if _is_marked(event):
             kinds.setdefault(event["kind"], []).append(event["time_s"])
+    notes, keys = [], []
     for place, (kind, times_s) in enumerate(kinds.items()):
-        x = axis.scaled(np.clip(np.array(times_s), axis.begin_s, axis.end_s))
-        mark, character = _MARKS[place % len(_MARKS)]
-        axes.plot(x[:MOST], np.full(len(x[:MOST]), 0.96 * most_ms), mark, color=BAD, markersize=6, zorder=5)
-        yield Key(BAD, f"{kind}, {len(x)} times" if len(x) > 1 else kind, "mark", character)
+        mark = _MARKS[place % len(_MARKS)]
+        at_s = np.clip(np.array(times_s), axis.begin_s, axis.end_s)[:_MOST_MARKS].tolist()
+        notes += [Note(one_s, 0.96 * most_ms, mark, "bad", "on") for one_s in at_s]
+        keys.append(Key("bad", f"{kind}, {len(times_s)} times" if len(times_s) > 1 else kind, "mark", mark))
+    return notes, keys
 
 
 def _pauses(evidence: Evidence, axis: TimeAxis, began_s: Series) -> Iterator[str]:
@@ -140,16 +158,11 @@ def _is_marked(event: Mapping[str, Any]) -> bool:
     return (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None
 
 
-def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series], period: int, period_s: float) -> None:
+def _folded(table: Mapping[str, Series], parts: Mapping[str, Series], period: int, period_s: float) -> PagePicture:
     """Draws the last periods of a swing, step by step."""
     number = min(PERIODS, len(table["step"]) // period)
-    steps, latest = table["step"][-number * period :], [ms[-number * period :] for ms in parts.values()]
-    if len(steps) <= MOST:
-        _areas(axes, steps, latest, list(parts), step="mid")
-    else:
-        curves = [binned(steps, ms) for ms in latest]
-        _areas(axes, curves[0].x, [curve.mean for curve in curves], list(parts))
-    total_ms = np.sum(latest, axis=0)
+    steps, latest = table["step"][-number * period :], {name: ms[-number * period :] for name, ms in parts.items()}
+    total_ms = np.sum(list(latest.values()), axis=0)
     top = float(np.percentile(total_ms, 99.5))
     first = int(total_ms.reshape(number, period).mean(axis=0).argmax())
     begins = np.arange(first, max(first + 1, len(steps) - period), period)
@@ -160,8 +173,15 @@ def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series]
     text = f"{period} steps"
     if abs(lasted_s[nearest] - period_s) < 0.2 * period_s:  # else a mean that no period took
         text += f", {show_duration(period_s)}"
-    measure(axes, begin, min(begin + period, float(steps[-1])), 1.12 * top, text)
-    axes.set_ylim(0, 1.5 * top)
-    axes.set_ylabel("ms a step")
-    axes.locator_params("x", integer=True)
-    axes.set_xlabel(f"steps: the last {number} periods")
+    curves = {name: binned(steps, ms) for name, ms in latest.items()}
+    chart = Chart(
+        unit="ms a step",
+        axis=Axis(float(steps[0]), float(steps[-1]), "step"),
+        curves=[
+            ChartCurve(name, PARTS.get(name, "bad"), curve.x, curve.mean, kind="area") for name, curve in curves.items()
+        ],
+        top=1.35 * top or 1.0,
+        told=f"The last {number} periods of a swing, step by step.",
+        notes=[Note(begin, 1.12 * top, text, "bad", until=min(begin + period, float(steps[-1])))],
+    )
+    return PagePicture(f"Steps of the last {number} periods", [chart])

@@ -1,29 +1,24 @@
-"""Defines the common time axis of a run's pictures, with the phases shaded behind the curves."""
+"""Defines the common time axis of a run's pictures, and its phases."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_tables import PHASES, Series
-from wellfed.explain.pages.picture import ACCENT, SERIES
-from wellfed.explain.report.pictures.picture_parts import Key
+from wellfed.explain.diagnosis.run_tables import PHASES
+from wellfed.explain.pages.chart import Axis, Chart, ChartCurve, Key, Stretch
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.units import show_duration
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": ACCENT, "ceiling": SERIES[3]}
-"""Phase -> colour of its shade; training has none."""
+Pause = Literal["validate", "checkpoint", "test", "ceiling"]
+PAUSES: tuple[Pause, ...] = ("validate", "checkpoint", "test", "ceiling")
+"""Phases that a strip below the curves shows, each in the colour of its name; training has none."""
 _LEAST_FRAC = 1 / 250
 """Least width of a phase, as a share of the axis."""
-_BAND, _LINE = {"alpha": 0.22, "zorder": 0.5}, {"alpha": 0.6, "zorder": 0.6}
-"""A line is thin, and may lie in a band."""
-_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class TimeAxis:
 
     begin_s: float
     end_s: float
-    spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    spans: dict[Pause, list[tuple[float, float]]] = field(default_factory=dict)
     """Stretches of each phase but training, seconds."""
     told: dict[str, str] = field(default_factory=dict)
     """Phase -> how often and how long, in words."""
@@ -62,42 +57,31 @@ class TimeAxis:
         return self.end_s - self.begin_s
 
     @property
-    def _unit(self) -> tuple[float, str]:
-        return next((size_s, name) for least_s, size_s, name in _UNITS if self.end_s >= least_s)
-
-    def scaled(self, at_s: Series) -> Series:
-        """Returns times in the unit of the axis."""
-        return at_s / self._unit[0]
-
-    def put_under(self, axes: Axes, *, is_labelled: bool = True) -> None:
-        """Sets the axis on a picture."""
-        size_s, name = self._unit
+    def axis(self) -> Axis:
+        """The axis of a chart."""
         margin_s = 0.01 * self.span_s
-        axes.set_xlim((self.begin_s - margin_s) / size_s, (self.end_s + margin_s) / size_s)
-        axes.tick_params(labelbottom=is_labelled)
-        if is_labelled:
-            axes.set_xlabel(f"{name} since the run started")
+        return Axis(self.begin_s - margin_s, self.end_s + margin_s, "since the run started", "time")
 
-    def shade(self, axes: Axes) -> None:
-        """Draws the phases."""
-        size_s, _ = self._unit
-        for phase, stretches in self.spans.items():
-            for begin_s, end_s in stretches:
-                is_line = end_s - begin_s < 2 * _LEAST_FRAC * self.span_s
-                axes.axvspan(
-                    begin_s / size_s, end_s / size_s, color=SHADES[phase], linewidth=0, **_LINE if is_line else _BAND
-                )
+    @property
+    def strip(self) -> list[Stretch]:
+        """The phases as stretches of a chart."""
+        return [Stretch(*stretch, phase) for phase, stretches in self.spans.items() for stretch in stretches]
+
+    def chart(self, unit: str, curves: Sequence[ChartCurve], top: float, told: str, **more: Any) -> Chart:
+        """Returns a chart over this axis, linked to the others."""
+        options = {"spans": self.strip, "is_linked": True, **more}
+        return Chart(unit, self.axis, curves, top, told=told, **options)
 
     @property
     def keys(self) -> list[Key]:
         """A legend of the phases."""
-        return [Key(SHADES[phase], self.told.get(phase, phase), "shade") for phase in self.spans]
+        return [Key(phase, self.told.get(phase, phase), "shade") for phase in self.spans]
 
 
-def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, float]]]:
+def _spans(evidence: Evidence, least_s: float) -> dict[Pause, list[tuple[float, float]]]:
     """Returns the stretches of each phase; short ones are widened to be visible, and close ones joined."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for phase in SHADES:
+    found: dict[Pause, list[tuple[float, float]]] = {}
+    for phase in PAUSES:
         for span in sorted(_known(evidence, phase) or _watched(evidence, phase)):
             short_s = max(0.0, least_s - (span[1] - span[0])) / 2
             begin_s, end_s = span[0] - short_s, span[1] + short_s

@@ -1,0 +1,463 @@
+"""Draws charts of SVG and HTML in the colours of their page: curves, areas and dots over one horizontal axis.
+
+The curves stretch with the page, labels and lines keep their size. Nothing is imported but numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from wellfed.units import show_text
+
+Series = npt.NDArray[np.float64]
+Colour = Literal[
+    "ink", "soft", "accent", "bad", "good", "one", "two", "three", "four", "validate", "checkpoint", "test", "ceiling",
+]  # fmt: skip
+"""Names of the colours of ``base.html.j2``, which has them for light and dark."""
+SERIES: tuple[Colour, ...] = ("one", "two", "three", "four")
+"""Colours of four curves or areas beside each other."""
+Stroke = Literal["line", "dashed", "dotted"]
+Kind = Literal["line", "area", "dots", "crosses", "told"]
+"""``told``: not drawn, and read off with the others."""
+_WIDE, _HIGH = 1000, 250
+"""Units of the plane that a path lies in: about a pixel and half a pixel."""
+_TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+_LOW = 60
+"""Pixels of a chart below which only its highest tick has a label."""
+_FEW_DOTS = 40
+"""Points of a curve up to which each has a dot."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis of a chart."""
+
+    begin: float
+    end: float
+    label: str
+    kind: Literal["time", "number", "log"] = "number"
+    """``time``: seconds, shown in the unit that fits."""
+
+    @property
+    def unit(self) -> tuple[float, str]:
+        """Length of the unit that is shown, and its name."""
+        if self.kind != "time":
+            return 1.0, ""
+        return next((size_s, name) for least_s, size_s, name in _TIME_UNITS if self.end >= least_s)
+
+    @property
+    def title(self) -> str:
+        """Label with the unit."""
+        return f"{self.unit[1]} {self.label}".strip()
+
+    def placed(self, values: Series) -> Series:
+        """Returns places on the axis, 0 to 1."""
+        begin, end = self.begin, self.end
+        if self.kind == "log":
+            begin, end, values = math.log10(begin), math.log10(end), np.log10(values)
+        return (values - begin) / (end - begin) if end > begin else np.full(len(values), 0.5)
+
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Yields places and labels of its ticks."""
+        size, _ = self.unit
+        if self.kind == "log":
+            powers = range(math.floor(math.log10(self.begin)), math.ceil(math.log10(self.end)) + 1)
+            values = [10.0**power for power in powers if self.begin <= 10.0**power <= self.end] or [
+                self.begin,
+                self.end,
+            ]
+        else:
+            values = [size * tick for tick in nice_ticks(self.begin / size, self.end / size, 6)]
+        for value, place in zip(values, self.placed(np.array(values)).tolist(), strict=True):
+            yield place, f"{value / size:.10g}" if self.kind == "log" else show_tick(value / size)
+
+
+@dataclass(frozen=True)
+class ChartCurve:
+    """Values over the axis; ``nan`` is a gap."""
+
+    name: str
+    colour: Colour
+    x: Series
+    y: Series
+    low: Series | None = None
+    """Lower end of the readings that a point stands for; None: a point is one reading. As `high`."""
+    high: Series | None = None
+    kind: Kind = "line"
+    is_strong: bool = True
+    """Drawn in full strength, and not as background."""
+
+
+@dataclass(frozen=True)
+class LevelLine:
+    """A horizontal line."""
+
+    name: str
+    y: float
+    colour: Colour
+    stroke: Stroke = "line"
+    label: str = ""
+    """Text at its end."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of the axis: a phase of the run."""
+
+    begin: float
+    end: float
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Note:
+    """A text at a point of the chart."""
+
+    x: float
+    y: float
+    text: str
+    colour: Colour = "ink"
+    where: Literal["above", "right", "on"] = "above"
+    until: float | None = None
+    """Where a ruler ends that begins at `x`; None: no ruler."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend."""
+
+    colour: Colour
+    text: str
+    kind: Literal["area", "shade", "line", "dashed", "dotted", "mark"] = "line"
+    mark: str = ""
+    """The character that stands for it."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one axis, with all that is drawn beside them."""
+
+    unit: str
+    axis: Axis
+    curves: Sequence[ChartCurve]
+    top: float
+    bottom: float = 0.0
+    told: str = ""
+    """What it shows, for readers who can't see it."""
+    title: str = ""
+    """What it shows beside the other charts of its picture."""
+    levels: Sequence[LevelLine] = ()
+    spans: Sequence[Stretch] = ()
+    notes: Sequence[Note] = ()
+    more_keys: Sequence[Key] = ()
+    """Entries of the legend beside curves and levels."""
+    height: int = 130
+    """Pixels."""
+    is_labelled: bool = True
+    """The axis has its labels: it is the last of charts above each other."""
+    is_linked: bool = False
+    """Shares zoom and cursor with the other linked charts of the page."""
+
+    @property
+    def keys(self) -> list[Key]:
+        """The legend."""
+        kinds: dict[str, Literal["area", "line"]] = {"area": "area"}
+        curves = [
+            Key(one.colour, one.name, kinds.get(one.kind, "line"))
+            for one in self.curves
+            if one.name and one.kind != "told"
+        ]
+        return [*curves, *(Key(one.colour, one.name, one.stroke) for one in self.levels if one.name), *self.more_keys]
+
+    @property
+    def svg(self) -> Markup:
+        """HTML of the chart without its legend."""
+        return Markup("").join(_still(self))
+
+
+@dataclass(frozen=True)
+class PagePicture:
+    """Charts above each other, or a picture of the workload's own, and what stands beside them."""
+
+    title: str
+    charts: Sequence[Chart] = ()
+    image: Markup | None = None
+    """Other HTML than charts."""
+    caption: str = ""
+    more_keys: Sequence[Key] = ()
+    """Entries of the legend beside those of the charts."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of the values."""
+        return self.charts[0].unit if self.charts else ""
+
+    @property
+    def keys(self) -> list[Key]:
+        """One legend of all charts; none where it would repeat the title."""
+        keys = list(dict.fromkeys([*(key for chart in self.charts for key in chart.keys), *self.more_keys]))
+        return [] if [key.text.lower() for key in keys] == [self.title.lower()] else keys
+
+
+def limits(values: Series, margin: float = 0.05) -> tuple[float, float]:
+    """Returns the least and the most that is finite, with a margin as a share of the range."""
+    there = values[np.isfinite(values)]
+    if not len(there):
+        return 0.0, 1.0
+    low, high = float(there.min()), float(there.max())
+    room = margin * (high - low) if high > low else abs(high) / 2 or 0.5
+    return low - room, high + room
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """Returns at most ``most`` round numbers from ``low`` to ``high``, evenly apart."""
+    span = high - low
+    if not (span > 0 and math.isfinite(span)):
+        return [low] if math.isfinite(low) else []
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10, 20) if span / (size * power) <= most - 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def show_tick(value: float) -> str:
+    """Returns a number of an axis, short."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
+    if 1e-12 < abs(value) < 1e-2:
+        digits, power = f"{value:.2e}".split("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{value:.4g}" if abs(value) > 1e-12 else "0"
+
+
+def _still(chart: Chart) -> Iterator[Markup]:
+    """Yields the elements of the chart: the stretched plane, then labels."""
+    yield Markup('<div class="plot{}{}" style="height:{}px">').format(
+        "" if chart.is_labelled else " bare", "" if chart.is_linked else " alone", chart.height
+    )
+    yield Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">').format(
+        show_text(chart.told), _WIDE, _HIGH
+    )
+    yield from _plane(chart)
+    yield Markup("</svg>")
+    ticks = nice_ticks(chart.bottom, chart.top, 3 if chart.height < 80 else 5)[-1 if chart.height < _LOW else 0 :]
+    for tick in ticks:
+        share = _upward(chart, tick)
+        yield Markup('<span class=y style="bottom:{:.4g}%">{}</span>').format(100 * share, show_tick(tick))
+    if chart.is_labelled:
+        for place, text in chart.axis.ticks():
+            yield Markup('<span class=x style="left:{:.4g}%">{}</span>').format(100 * place, text)
+        if not chart.is_linked:  # the page says it once for all that are
+            yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
+    if chart.title:
+        yield Markup("<span class=h>{}</span>").format(show_text(chart.title))
+    for level in chart.levels:
+        if level.label:
+            yield Markup('<span class=r style="bottom:{:.4g}%;color:var(--{})">{}</span>').format(
+                100 * _upward(chart, level.y), level.colour, level.label
+            )
+    for note in chart.notes:
+        yield _note(chart, note)
+    if all(np.all(np.diff(curve.x) > 0) for curve in chart.curves):  # else no curve over the axis, as a scatter plot
+        yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
+    yield Markup("</div>")
+
+
+def _payload(chart: Chart) -> str:
+    """Returns the figures of the chart as JSON for ``charts.js``, safe within HTML; keys are as short as there."""
+    axes: list[Series] = []
+    curves = []
+    for curve in chart.curves:
+        group = next((place for place, x in enumerate(axes) if np.array_equal(x, curve.x)), len(axes))
+        axes += [curve.x] * (group == len(axes))
+        has_range = curve.low is not None and curve.high is not None and bool(np.any(curve.low != curve.high))
+        columns = [curve.y, curve.low, curve.high] if has_range else [curve.y]
+        name = show_text(curve.name)
+        figures = [_figures(column) for column in columns if column is not None]
+        curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
+    size, unit = chart.axis.unit
+    found = {
+        "x": [_short(chart.axis.begin, 6), _short(chart.axis.end, 6), size],
+        "y": [_short(chart.bottom), _short(chart.top)],
+        "u": [unit or chart.axis.label, chart.unit],
+        "h": chart.height,
+        "a": int(chart.is_labelled),
+        "k": int(chart.is_linked),
+        "f": int(chart.unit == "%"),
+        "log": int(chart.axis.kind == "log"),
+        "g": [_packed(x) for x in axes],
+        "c": curves,
+        "l": [[_short(one.y), one.colour, one.stroke, one.label] for one in chart.levels],
+        "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
+        "n": [[one.x, one.y, show_text(one.text), one.colour, one.where, one.until] for one in chart.notes],
+    }
+    text = json.dumps(found, separators=(",", ":"), allow_nan=False)
+    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
+
+
+def _figures(values: Series) -> list[float | int | None]:
+    """Returns values of four digits; None where one is not finite."""
+    return [_short(value) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _short(value: float, digits: int = 4) -> float | int:
+    short = float(f"{value:.{digits}g}")
+    return int(short) if abs(short) < 1e15 and short == int(short) else short
+
+
+def _packed(x: Series) -> list[float | int]:
+    """Returns the first place, a unit, and the steps from each place to the next in this unit, each of at least 1."""
+    if not len(x):
+        return []
+    span = float(x[-1] - x[0])
+    unit = 10.0 ** math.floor(math.log10(span / 1000)) if span > 0 else 1.0
+    places = np.rint((x - x[0]) / unit) - np.arange(len(x))
+    steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
+    return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]
+
+
+def _note(chart: Chart, note: Note) -> Markup:
+    left, until = chart.axis.placed(np.array([note.x, note.x if note.until is None else note.until])).tolist()
+    ruler = "" if note.until is None else f";width:{100 * (until - left):.4g}%"
+    return Markup('<span class="n {}{}" style="left:{:.4g}%;bottom:{:.4g}%;color:var(--{}){}"><b>{}</b></span>').format(
+        note.where,
+        " ruler" if ruler else "",
+        100 * left,
+        100 * _upward(chart, note.y),
+        note.colour,
+        ruler,
+        show_text(note.text),
+    )
+
+
+def _upward(chart: Chart, value: float) -> float:
+    """Returns the height of a value, 0 to 1."""
+    return (value - chart.bottom) / (chart.top - chart.bottom) if chart.top > chart.bottom else 0.5
+
+
+def _plane(chart: Chart) -> Iterator[Markup]:
+    """Yields what stretches: grid, areas, ranges, lines, dots, levels and phases."""
+    path = Markup('<path class="{}" style="--c:var(--{})" d="{}"/>')
+    grid = "".join(f"M0 {_pixel(chart, tick)}h{_WIDE}" for tick in nice_ticks(chart.bottom, chart.top, 5))
+    yield path.format("g", "ink", grid)
+    for curve, height in zip(chart.curves[::-1], _stacked(chart)[::-1], strict=True):
+        if curve.kind == "told":
+            continue
+        x, y = _WIDE * chart.axis.placed(curve.x), _HIGH * (1 - (height - chart.bottom) / _size(chart))
+        if curve.low is not None and curve.high is not None and np.any(curve.low != curve.high):
+            edges = [_HIGH * (1 - (edge - chart.bottom) / _size(chart)) for edge in (curve.low, curve.high)]
+            yield path.format("b", curve.colour, _ribbon(x, *edges))
+        if curve.kind == "area":
+            yield path.format("a", curve.colour, _ribbon(x, np.where(np.isfinite(y), float(_HIGH), np.nan), y))
+        elif curve.kind == "line":
+            yield path.format("l" if curve.is_strong else "l w", curve.colour, _polyline(x, y))
+        if curve.kind in ("dots", "crosses") or (
+            curve.kind == "line" and curve.is_strong and np.isfinite(y).sum() < _FEW_DOTS
+        ):
+            here = zip(*(_rounded(one[np.isfinite(x) & np.isfinite(y)]) for one in (x, y)), strict=True)
+            mark = "h0" if curve.kind != "crosses" else "m-7-7l14 14m0-14l-14 14"
+            kind = {"crosses": "c", "line": "d"}.get(curve.kind, "d big")
+            yield path.format(kind, curve.colour, "".join(f"M{at} {up}{mark}" for at, up in here))
+    for level in chart.levels:
+        yield path.format(f"l {level.stroke}", level.colour, f"M0 {_pixel(chart, level.y)}h{_WIDE}")
+    for colour in dict.fromkeys(span.colour for span in chart.spans):
+        spans = [np.array([one.begin, one.end]) for one in chart.spans if one.colour == colour]
+        placed = [_rounded(_WIDE * chart.axis.placed(span)) for span in spans]
+        yield path.format("s", colour, "".join(f"M{begin} {_HIGH}H{max(end, begin + 1)}" for begin, end in placed))
+
+
+def _size(chart: Chart) -> float:
+    return chart.top - chart.bottom or 1.0
+
+
+def _stacked(chart: Chart) -> list[Series]:
+    """Returns the heights of all curves; areas stand on the areas before them, and are drawn from the highest down."""
+    found, below = [], None
+    for curve in chart.curves:
+        if curve.kind == "area":
+            below = curve.y if below is None else below + curve.y
+        found.append(below if curve.kind == "area" and below is not None else curve.y)
+    return found
+
+
+def _pixel(chart: Chart, value: float) -> int:
+    return round(_HIGH * (1 - _upward(chart, value)))
+
+
+def _rounded(values: Series) -> list[int]:
+    """Returns whole units, limited to near the plane."""
+    return np.clip(np.rint(values), -_WIDE, 2 * _WIDE).astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def _runs(*values: Series) -> Iterator[slice]:
+    """Yields the stretches in which all are finite."""
+    there = np.concatenate([[False], np.all(np.isfinite(values), axis=0), [False]])
+    edges = np.flatnonzero(there[1:] != there[:-1]).tolist()
+    yield from (slice(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True))
+
+
+def _steps(x: list[int], y: list[int]) -> str:
+    """Returns relative steps of a path from each point to the next."""
+    moves = ((b - a, d - c) for a, b, c, d in zip(x, x[1:], y, y[1:], strict=False))
+    return "".join(f"l{across}{'' if up < 0 else ' '}{up}" for across, up in moves if across or up)
+
+
+def _polyline(x: Series, y: Series) -> str:
+    """Returns the path of a line, interrupted where a value is missing."""
+    found = []
+    for run in _runs(x, y):
+        across, up = _rounded(x[run]), _rounded(y[run])
+        found.append(f"M{across[0]} {up[0]}{_steps(across, up) or 'h0'}")
+    return "".join(found)
+
+
+def _ribbon(x: Series, low: Series, high: Series) -> str:
+    """Returns the path of the area between two curves."""
+    found = []
+    for run in _runs(x, low, high):
+        across, below, above = _rounded(x[run]), _rounded(low[run]), _rounded(high[run])
+        back = f"l0 {below[-1] - above[-1]}{_steps(across[::-1], below[::-1])}z"
+        found.append(f"M{across[0]} {above[0]}{_steps(across, above)}{back}")
+    return "".join(found)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of one or more parts in a row of bars."""
+
+    label: str
+    parts: Sequence[tuple[Colour, float, str]]
+    """Colour, value and text of each part."""
+    text: str = ""
+    """What stands behind the bar."""
+
+
+def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:
+    """Returns bars below each other on one scale.
+
+    Args:
+        told: what they show, for readers who can't see it.
+        top: value of a whole bar; None = the largest.
+    """
+    top = top or max((sum(value for _, value, _ in row.parts) for row in rows), default=0.0) or 1.0
+    part = Markup('<i style="width:{:.3f}%;background:var(--{})" title="{}"></i>')
+    html = Markup("").join(
+        Markup("<span>{}</span><span class=track>{}</span><span>{}</span>").format(
+            show_text(row.label),
+            Markup("").join(
+                part.format(100 * value / top, colour, show_text(name)) for colour, value, name in row.parts
+            ),
+            show_text(row.text),
+        )
+        for row in rows
+    )
+    return Markup('<div class=bars role="img" aria-label="{}">{}</div>').format(show_text(told), html)
