@@ -26,7 +26,7 @@ SERIES: tuple[Colour, ...] = ("one", "two", "three", "four")
 """Colours of four curves or areas beside each other."""
 Stroke = Literal["line", "dashed", "dotted"]
 Kind = Literal["line", "area", "dots", "crosses", "told"]
-"""``told``: not drawn, and read off with the others."""
+"""Way of drawing; ``told`` is not drawn, and its value is shown with the others."""
 _WIDE, _HIGH = 1000, 250
 """Units of the plane that a path lies in: about a pixel and half a pixel."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -151,9 +151,9 @@ class Chart:
     top: float
     bottom: float = 0.0
     told: str = ""
-    """What it shows, for readers who can't see it."""
+    """Description for readers who cannot see the chart."""
     title: str = ""
-    """What it shows beside the other charts of its picture."""
+    """Title among the other charts of its picture."""
     levels: Sequence[LevelLine] = ()
     spans: Sequence[Stretch] = ()
     notes: Sequence[Note] = ()
@@ -438,14 +438,14 @@ class Bar:
     parts: Sequence[tuple[Colour, float, str]]
     """Colour, value and text of each part."""
     text: str = ""
-    """What stands behind the bar."""
+    """Text after the bar."""
 
 
 def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:
     """Returns bars below each other on one scale.
 
     Args:
-        told: what they show, for readers who can't see it.
+        told: description for readers who cannot see them.
         top: value of a whole bar; None = the largest.
     """
     top = top or max((sum(value for _, value, _ in row.parts) for row in rows), default=0.0) or 1.0

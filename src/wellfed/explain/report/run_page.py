@@ -48,7 +48,7 @@ _SEVERE: Mapping[str, str] = {"high": "bad", "medium": "one", "low": "accent", "
 
 @dataclass(frozen=True)
 class Box:
-    """What is to be seen first."""
+    """Box at the top of a page, for what must be seen first."""
 
     tone: str
     """Name of its colour."""
