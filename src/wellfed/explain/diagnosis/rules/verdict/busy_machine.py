@@ -28,9 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
     when = "" if frac > limits.CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
-    text = (
-        f"Don't judge this run: other programs took {taken:.1f} of your {cores:g} cores{when}; this run got {left:.1f}"
-    )
+    text = f"Don't judge this run: other programs took {taken:.1f} of your {cores:g} cores{when}"
     return Finding(
         "busy_machine",
         f"{text}; this run got {left:.1f}. Run it again when they have ended. No gain can be predicted from this run.",
