@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = re.compile(r"^```(\w+) (\S+)$", flags=re.MULTILINE)
 """Head of a code block that is a whole file."""
 
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
-"""Start of a link to a file outside of docs/."""
+LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
+"""Start of a link to a parent folder, which may be outside of docs/."""
 
 
 def main() -> int:
@@ -33,10 +33,16 @@ def main() -> int:
     shutil.copytree(ROOT / "docs", pages)
     missing = []
     for page in sorted(pages.rglob("*.md")):
+        source = ROOT / "docs" / page.relative_to(pages)
         text = page.read_text(encoding="utf-8")
-        missing += [f"docs/{page.name}: {name}" for name in OUTSIDE.findall(text) if not (ROOT / name).exists()]
-        text = FILE.sub(r'```\1 title="\2"', OUTSIDE.sub(rf"]({address}/blob/main/\1", text))
-        page.write_text(text, encoding="utf-8")
+        for link in sorted(set(LINK.findall(text))):
+            target = (source.parent / link).resolve()
+            if not target.exists() or not target.is_relative_to(ROOT):
+                missing.append(f"{source.relative_to(ROOT)}: {link}")
+            elif not target.is_relative_to(ROOT / "docs"):
+                name = target.relative_to(ROOT).as_posix()
+                text = re.sub(rf"\]\({re.escape(link)}(?=[)#\s])", f"]({address}/blob/main/{name}", text)
+        page.write_text(FILE.sub(r'```\1 title="\2"', text), encoding="utf-8")
     print("\n".join(f"no such file: {name}" for name in missing), end="\n" if missing else "")
     built = subprocess.run(
         [Path(sys.executable).with_name("zensical"), "build", "--clean", "--strict"],

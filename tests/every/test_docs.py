@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.every.test_pages import PAGES as FOLLOWED
@@ -39,7 +40,7 @@ WINGS = {
 }
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks")
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "findings", ROOT / "benchmarks")
     for path in folder.glob("*.md")
 )
 
@@ -386,9 +387,40 @@ def test_the_changelog_has_a_place_for_the_next_line():
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/workloads.md"} <= set(PAGES)
 
 
-def test_the_page_of_the_diagnosis_has_every_rule_and_no_other():
-    rules = {path.stem for path in (ROOT / "src/wellfed/explain/diagnosis/rules").rglob("*.py")} - {"__init__"}
-    in_table = set(names(table("docs/diagnosis.md", "id")))
-    text = page("docs/diagnosis.md")
-    assert in_table <= rules
-    assert {rule for rule in rules if f"`{rule}`" not in text} == set()
+RULES = {path.stem: path.parent.name for path in (ROOT / "src/wellfed/explain/diagnosis/rules").glob("*/[!_]*.py")}
+"""Ids of findings, with the folders of their rules."""
+
+
+def test_every_rule_has_its_page_and_no_other_page_is_there():
+    assert len(RULES) > 30
+    assert {path.stem for path in (ROOT / "docs" / "findings").iterdir()} == {*RULES, "index"}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_the_page_of_a_finding_asks_a_question_and_answers_it(name: str):
+    text = page(f"docs/findings/{name}.md")
+    assert re.match(rf"# [^\n]+\?\n\n`{name}`\n\n## What it means\n", text)
+    heads = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert heads == ["What it means", "How it is decided", "What to type", "Example", "See also"]
+    assert f"\n- {name} (" in text  # the text of the finding
+
+
+@pytest.mark.parametrize("name", ["docs/findings/index.md", "docs/diagnosis.md"])
+def test_a_table_of_findings_links_to_every_page_once(name: str):
+    prefix = "findings/" if name == "docs/diagnosis.md" else ""
+    found = [re.fullmatch(r"\[`(\w+)`\]\((\S+)\.md\)", cell) for cell in table(name, "id")]
+    assert sorted(cell.groups() for cell in found if cell) == sorted((rule, f"{prefix}{rule}") for rule in RULES)
+    assert None not in found
+
+
+def test_the_site_groups_the_pages_of_findings_as_the_rules_are():
+    (findings,) = [entry["Findings"] for entry in yaml.safe_load(page("mkdocs.yml"))["nav"] if "Findings" in entry]
+    assert findings[0] == {"All findings": "findings/index.md"}
+    groups = [next(iter(entry.values())) for entry in findings[1:]]
+    shown = [{name: path for entry in group for name, path in entry.items()} for group in groups]
+    folders = [{RULES[name] for name in group} for group in shown]
+    assert all(len(of_group) == 1 for of_group in folders)
+    assert len(set().union(*folders)) == len(groups)
+    assert {name: path for group in shown for name, path in group.items()} == {
+        name: f"findings/{name}.md" for name in RULES
+    }

@@ -1,9 +1,10 @@
-"""Overrides of findings against the configuration: what is printed to be typed composes behind the run's own."""
+"""Findings of recorded runs: their overrides compose after the run's own, and the pages show their texts."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from wellfed.explain.diagnosis.run_rules import run_rules
 TRACES = Path(__file__).parents[1] / "traces"
 OURS = ("gpu", "loader", "memory", "trainer")
 """Groups of the engine; the planted workload is not there to be composed."""
-Change = tuple[str, tuple[str, ...], tuple[str, ...]]
-"""Id of a finding, what the run was started with, what the finding adds."""
+PAGES = Path(__file__).parents[2] / "docs" / "findings"
+Found = tuple[str, str, tuple[str, ...], tuple[str, ...]]
+"""Id of a finding, its line as printed, the overrides of the run, and those of the finding."""
+MADE_UP = {"unexplained", "wide_batches"}
+"""Pages that show a text with figures that are made up, since no recorded run has the finding."""
 WITHOUT_OVERRIDES = {
     *("healthy", "too_few_steps", "machine_was_slower", "unexplained", "slow_start", "clocks_limited"),
     *("cpu_bound_loading", "slow_samples", "slow_callbacks", "synchronisation", "memory_creeps", "utilisation_swings"),
@@ -30,12 +34,12 @@ WITHOUT_OVERRIDES = {
 
 
 @pytest.fixture(scope="module")
-def changes(tmp_path_factory: pytest.TempPathFactory) -> list[Change]:
-    """Of every recorded run."""
-    return [*changes_of(tmp_path_factory.mktemp("traces"))]
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """Returns the findings of every recorded run."""
+    return [*found_in(tmp_path_factory.mktemp("traces"))]
 
 
-def changes_of(folder: Path) -> Iterator[Change]:
+def found_in(folder: Path) -> Iterator[Found]:
     default = compose().resolved  # what is so anyway need not be typed
     for path in sorted(TRACES.glob("*/*.json.gz")):
         trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
@@ -49,23 +53,22 @@ def changes_of(folder: Path) -> Iterator[Change]:
             if isinstance(value, bool | int | float | str) and value != default[group][knob]
         )
         for finding in run_rules(evidence):
-            if finding.change:
-                yield finding.id, own, finding.change
+            yield finding.id, f"- {finding.id} ({finding.severity}): {finding.text}", own, finding.change
 
 
-def test_every_rule_with_overrides_has_a_recorded_run(changes: list[Change]) -> None:
+def test_every_rule_with_overrides_has_a_recorded_run(found: list[Found]) -> None:
     files = {path.stem for path in Path(rules.__path__[0]).rglob("*.py")} - {"__init__"}
-    with_overrides = {one for one, _, _ in changes}
+    with_overrides = {one for one, _, _, change in found if change}
     assert with_overrides | WITHOUT_OVERRIDES == files
 
 
 @pytest.mark.parametrize("starts", ["one", pytest.param("all", marks=pytest.mark.slow)])
-def test_every_override_composes(changes: list[Change], starts: str) -> None:
+def test_every_override_composes(found: list[Found], starts: str) -> None:
     """Of each finding with each set of knobs: behind one recorded start, or behind all."""
     seen = set()
-    for one, own, change in changes:
+    for one, _, own, change in found:
         key = (one, *(own if starts == "all" else ()), *(word.partition("=")[0] for word in change))
-        if key not in seen:
+        if change and key not in seen:
             seen.add(key)
             composed = compose([*own, *change])
             for word in change:
@@ -73,6 +76,17 @@ def test_every_override_composes(changes: list[Change], starts: str) -> None:
                 if "." in knob:
                     assert str(_value(composed.resolved, knob)).lower() == value.replace("null", "none"), word
     assert len(seen) >= 15
+
+
+def test_the_pages_show_texts_of_recorded_runs(found: list[Found]) -> None:
+    printed = {line for _, line, _, _ in found}
+    shown = {}
+    for path in sorted(PAGES.glob("*.md")):
+        blocks = re.findall(r"^```text\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        shown[path.stem] = [" ".join(block.split()) for block in blocks]
+    without = {name for name, texts in shown.items() if not texts} - {"index"}
+    assert without == set()
+    assert {name for name, texts in shown.items() if not printed.issuperset(texts)} == MADE_UP
 
 
 def _value(config: Any, knob: str) -> Any:

@@ -36,7 +36,7 @@ def test_the_first_error_is_told_and_nothing_is_done_afterwards(
         watcher.look(ValueError("nor this"))
         watcher.look()
     (told,) = caplog.messages
-    assert told.startswith("Watcher watches no more (ValueError: no such thing (test_harmless.py:")
+    assert told.startswith("Watcher watches no more (ValueError: no such thing (test_error_guard.py:")
     assert told.endswith("the training goes on.")
     assert (watcher.calls, watcher.ends) == (2, 1)
 

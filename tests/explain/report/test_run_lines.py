@@ -44,7 +44,8 @@ def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> No
     record.synchronisations = [{"place": "model.py:12", "per_step": 2.0}, {"place": "wellfed/a.py:3", "per_step": 0.5}]
     assert profile_lines(record) == [
         "10 steps recorded, 32.12 ms each: recording costs time, too",
-        "the GPU ran kernels 90.0 % of the time, and had another in store 87.5 %: so long the host was ahead of it",
+        "the GPU ran kernels 90.0 % of the time, and another one was queued for 87.5 %: for that share the host was "
+        "ahead of the GPU",
         "copies take 1.25 ms a step, 96.0 % of it while kernels run",
         "model.py:12 makes the host wait for the GPU, 2 times a step",
         "wellfed/a.py:3 makes the host wait for the GPU, every 2 steps",

@@ -288,8 +288,8 @@ def profile_lines(record: RunRecord) -> list[str]:
     copy_ms, hidden = profile["copy_ms_per_step"], profile["copy_under_compute_frac"]
     if busy is not None and ahead is not None:
         lines.append(
-            f"the GPU ran kernels {show_percent(busy)} of the time, and had another in store {show_percent(ahead)}: so "
-            "long the host was ahead of it"
+            f"the GPU ran kernels {show_percent(busy)} of the time, and another one was queued for "
+            f"{show_percent(ahead)}: for that share the host was ahead of the GPU"
         )
     if copy_ms is not None and hidden is not None:
         lines.append(f"copies take {show_ms(copy_ms)} a step, {show_percent(hidden)} of it while kernels run")

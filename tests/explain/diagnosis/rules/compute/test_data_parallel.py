@@ -26,7 +26,7 @@ def test_where_it_has_nothing_to_share_out():
     found = data_parallel.check(evidence(events=[{"kind": "data_parallel", "module": "net", "devices": 0}]))
     assert found is not None
     assert found.change == ()
-    assert found.message.startswith("The model has a torch.nn.DataParallel within (net)")
+    assert found.message.startswith("The model contains a torch.nn.DataParallel (net)")
 
 
 def test_silent():

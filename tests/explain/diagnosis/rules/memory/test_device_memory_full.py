@@ -49,7 +49,7 @@ def test_a_run_that_was_restarted():
     assert found is not None
     assert found.change == ("memory.micro_batch=8", "memory.accumulate=null")
     assert "ran out 1 time, first in step 5" in found.message
-    assert "It went on from its last checkpoint in smaller parts" in found.message
+    assert "The run continued from its last checkpoint in smaller parts" in found.message
 
 
 def test_a_cache_that_is_given_back_again_and_again():

@@ -26,7 +26,7 @@ def test_with_clipping_the_learning_rate_is_lowered():
     found = check(evidence(losses=losses(2, 2, 2, 2, 2, float("inf")), config=config))
     assert found is not None
     assert found.change == ("workload.optimizer.lr=1",)
-    assert "no finite number at step 60" in found.message
+    assert "not finite at step 60" in found.message
     assert not check(evidence(losses=losses(2, 2, 2, 2, 2, 90), config={"trainer": {"gradient_clip": 1}})).change
 
 
@@ -44,13 +44,13 @@ def test_steps_that_were_left_out_are_counted():
     events = [{"kind": "nan", "step": 7, "time_s": 1.0}, {"kind": "nan", "step": 9, "time_s": 1.0}]
     found = check(evidence(events=events))
     assert found is not None
-    assert found.message.startswith("The loss was no finite number in 2 steps, first in step 7")
+    assert found.message.startswith("The loss was not finite in 2 steps, first in step 7")
 
 
 def test_a_loss_that_ended_the_run_is_told_of_however_few_steps():
     found = check(evidence(steps=3, events=[{"kind": "nan", "step": 12, "time_s": 1.0, "action": "raise"}]))
     assert found is not None
-    assert found.message.startswith("The loss was no finite number by step 12, which ended the run")
+    assert found.message.startswith("The loss was not finite by step 12, which ended the run")
     assert found.severity == "high"
 
 

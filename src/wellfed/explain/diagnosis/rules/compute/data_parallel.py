@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
     if devices < 2:
         return Finding(
             "data_parallel",
-            f"The model has a torch.nn.DataParallel within ({event.get('module', 'a module of it')}): with several "
+            f"The model contains a torch.nn.DataParallel ({event.get('module', 'a module of it')}): with several "
             "GPUs, one process would copy weights and samples to all of them in each step. Take it out; "
             "trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
             figures,
@@ -31,8 +31,8 @@ def check(evidence: Evidence) -> Finding | None:
     return Finding(
         "data_parallel",
         f"One process drives {devices} GPUs with torch.nn.DataParallel: in each step it copies weights and samples to "
-        f"them and gathers results, and one Python launches for all.{text} Take DataParallel out of the model, and let "
-        "each GPU have a process.",
+        f"them and gathers results, and one Python process launches all kernels.{text} Take DataParallel "
+        "out of the model, and let each GPU have a process.",
         figures,
         (f"trainer.devices={devices}", "trainer.strategy=ddp"),
         gain=gain,

@@ -29,8 +29,8 @@ def check(evidence: Evidence) -> Finding | None:
     return Finding(
         "memory_bound",
         f"Reading and writing the card's memory takes {show_percent(load.dram_frac)} of its bandwidth: steps move "
-        f"bytes rather than compute{'' if is_few else ', and larger batches would move as many more'}. Fewer bytes "
-        f"help: kernels joined by torch.compile, bf16, NHWC images (gpu.channels_last){few}.",
+        f"bytes rather than compute{'' if is_few else ', and larger batches would move more bytes in proportion'}. "
+        f"Fewer bytes help: kernels joined by torch.compile, bf16, NHWC images (gpu.channels_last){few}.",
         figures,
         tuple(change),
         gain=Gain(1 + 0.5 * (best - 1), 1.0, best) if change else None,

@@ -21,8 +21,8 @@ def check(evidence: Evidence) -> Finding | None:
     return Finding(
         "synchronisation",
         f"The GPU is busy for {show_percent(load.busy_frac)} of a step: the host waits for it at {named}{more}, and "
-        "then it waits for the host to launch what comes next. Keep such values on the device (no .item(), .cpu(), "
-        "or `if` on a tensor), and read them every so many steps.",
+        "the GPU then waits for the host to launch the next kernels. Keep such values on the device (no .item(), "
+        ".cpu(), or `if` on a tensor), and read them every 50 steps instead of in each.",
         {
             "busy_frac": load.busy_frac,
             "full_frac": load.full_frac,

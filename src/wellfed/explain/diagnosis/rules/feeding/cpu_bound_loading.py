@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
     change: tuple[str, ...] = ()
     gain = None
     if has_unused_fetch(evidence):
-        text += ". The data can give whole batches (fetch), and is asked for single samples."
+        text += ". The data has fetch, which builds whole batches, but the loader requests single samples."
         change = planned_anew(evidence)
         gain = Gain(feeding.bound, 1.0, feeding.bound)
     else:

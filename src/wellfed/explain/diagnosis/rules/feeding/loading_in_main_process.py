@@ -25,7 +25,7 @@ def check(evidence: Evidence) -> Finding | None:
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
         gain = Gain(feeding.bound, min(low, feeding.bound), feeding.bound)
-        text += ". The data can give whole batches (fetch), and is asked for single samples."
+        text += ". The data has fetch, which builds whole batches, but the loader requests single samples."
         change = planned_anew(evidence)
     else:
         advised = feeding.workers_advised

@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding | None:
         f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {evidence.lags.get('epoch', 0)} steps."
     )
     if stays:
-        text += " The data can give whole batches (fetch), and is asked for single samples."
+        text += " The data has fetch, which builds whole batches, but the loader requests single samples."
     return Finding(
         "restarted_workers",
         f"{text}{' Give the DataLoader persistent_workers=True.' if is_own else ''}",

@@ -17,17 +17,17 @@ def check(evidence: Evidence) -> Finding | None:
     feeding, taken_ms = waiting.feeding, handover_ms(evidence)
     text = (
         f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
-        f"that build a batch in {show_ms(feeding.build_ms)} keep up: to take a batch over from another process takes "
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up: receiving a batch from a worker process takes "
         f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
     )
     figures = {**feeding.figures(), "handover_ms": taken_ms}
     if evidence.record.loading.get("has_fetch"):
         return Finding(
             "slow_handover",
-            f"{text}. The data can give whole batches (fetch): threads build them in this process.",
+            f"{text}. The data has fetch, so threads can build whole batches in this process.",
             figures,
             knobs(evidence, backend="threads"),
             gain=feeding.gain(feeding.num_workers),
         )
-    text += ". Fewer and larger tensors in a batch go over faster; threads need none of it, where the data has fetch."
+    text += ". Batches of fewer and larger tensors arrive faster. With a fetch in the data, threads avoid this."
     return Finding("slow_handover", text, figures, lost_frac=waiting.frac)

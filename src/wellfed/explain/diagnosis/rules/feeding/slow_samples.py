@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
         indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
         text = (
             f"{counted(len(lost), 'sample')} could not be loaded and {'was' if len(lost) == 1 else 'were'} left out: "
-            f"{', '.join(map(str, indices))}. Each cost the run a look for it; loader.skip_ids leaves them out from "
+            f"{', '.join(map(str, indices))}. Finding each of them took time; loader.skip_ids leaves them out from "
             "the start."
         )
         return Finding("slow_samples", text, {"samples_skipped": len(lost)}, is_note=True)

@@ -41,7 +41,7 @@ def check(evidence: Evidence) -> Finding | None:
     gain = feeding.gain(needed)
     if needed <= feeding.num_workers or gain.factor < LEAST_GAIN:
         return Finding("slow_storage", text, figures, lost_frac=waiting.frac)
-    text += " More workers read at the same time, where the disk is not at its limit."
+    text += " More workers read in parallel, which helps unless the disk is at its limit."
     change = knobs(evidence, num_workers=needed)
     return Finding("slow_storage", text, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
 

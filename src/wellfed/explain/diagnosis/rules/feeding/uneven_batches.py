@@ -31,8 +31,8 @@ def check(evidence: Evidence) -> Finding | None:
     text = (
         f"{waiting.share_text}, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
-        f"average: the slowest batches take {show_ms(p99_ms)}. {needed} kept ready by each worker bridge "
-        f"that; now it is {feeding.prefetch}."
+        f"average: the slowest batches take {show_ms(p99_ms)}. {needed} batches kept ready by each worker bridge "
+        f"that; now it keeps {feeding.prefetch}."
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
     change = knobs(evidence, prefetch_factor=needed)
@@ -45,7 +45,7 @@ def _latency(evidence: Evidence, waiting: CauseOfWaiting) -> Finding:
     text, figures = f"{latency}: {_of_samples(evidence)}", {**feeding.figures(), **of_latency}
     found = way_out_of_latency(evidence, feeding)
     if found is None:
-        text += " No queue for which there is room bridges that: make the slowest reads faster."
+        text += " No queue that fits into memory bridges that: make the slowest reads faster."
         return Finding("uneven_batches", text, figures, lost_frac=lost_frac)
     workers, prefetch = found
     text += " Batches kept ready bridge some of that."

@@ -75,10 +75,13 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
             wanted[knob] = value
     is_restarted = any(event["kind"] == "restart" for event in events)
     if not wanted:
-        return (), "It went on from its last checkpoint." if is_restarted else "It went on with what it had."
+        return (
+            (),
+            "The run continued from its last checkpoint." if is_restarted else "The run continued without a change.",
+        )
     change = tuple(f"{knob}={value}" for knob, value in wanted.items())
-    again = "It went on from its last checkpoint" if is_restarted else "What did not fit was done again"
-    return change, f"{again} in smaller parts, and they were kept."
+    again = "The run continued from its last checkpoint" if is_restarted else "What did not fit was repeated"
+    return change, f"{again} in smaller parts, and the run kept these settings."
 
 
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:

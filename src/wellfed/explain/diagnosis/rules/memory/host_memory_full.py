@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
         text.append(was_killed if error["kind"] == "worker" else "The run ended for lack of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
-        text.append(f"it held {show_gib(held)} of {show_gib(ram_gib)}")
+        text.append(f"the run held {show_gib(held)} of {show_gib(ram_gib)}")
         figures |= {"rss_gib": held, "ram_gib": ram_gib}
     if is_shm_full and shm and shm_gib:
         text.append(f"/dev/shm had {show_gib(shm)} of {show_gib(shm_gib)} in use")
@@ -41,7 +41,7 @@ def check(evidence: Evidence) -> Finding | None:
     message = "; ".join(text)
     return Finding(
         "host_memory_full",
-        f"{message[0].upper()}{message[1:]}. It is not the GPU's memory that is short.",
+        f"{message[0].upper()}{message[1:]}. This is host memory, not the GPU's.",
         {**figures, "num_workers": workers},
         _changes(evidence, workers, prefetch),
         lost_frac=1.0 if has_ended else None,

@@ -28,10 +28,10 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
     when = "" if frac > limits.CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
-    text = f"Don't judge this run: other programs took {taken:.1f} of your {cores:g} cores; this run got {left:.1f}"
+    text = f"Don't judge this run: other programs took {taken:.1f} of your {cores:g} cores{when}"
     return Finding(
         "busy_machine",
-        f"{text}{when}. Run it again when they have ended. No gain can be predicted from this run.",
+        f"{text}; this run got {left:.1f}. Run it again when they have ended. No gain can be predicted from this run.",
         {"others_cores": taken, "own_cores": left, "cores": cores, "busy_frac": frac},
         lost_frac=frac * taken / cores,
     )

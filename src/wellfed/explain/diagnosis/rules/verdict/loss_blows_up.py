@@ -27,9 +27,9 @@ def check(evidence: Evidence) -> Finding | None:
     evidence_: Figures = {}
     if events:
         step = int(events[0].get("step") or 0)
-        text = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
+        text = f"The loss was not finite in {counted(len(events), 'step')}, first in step {step}"
         if events[-1].get("action") == "raise":
-            text = f"The loss was no finite number by step {step}, which ended the run"
+            text = f"The loss was not finite by step {step}, which ended the run"
         evidence_ |= {"non_finite_steps": len(events)}
     else:
         assert at is not None
@@ -37,13 +37,13 @@ def check(evidence: Evidence) -> Finding | None:
         now = float(values[at])
         text = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
         if not np.isfinite(now):
-            text = f"The loss was no finite number at step {step}"
+            text = f"The loss was not finite at step {step}"
         evidence_ |= {"loss": now, "median_before": median}
     named = next((event for event in events if isinstance(event.get("sample"), int)), None)
     if named is not None:
         return _of_data(evidence, named, text, {"step": step, **evidence_})
     lr = _far_too_high(evidence)
-    cause = "the learning rate is too high for it, or gradients are not bounded"
+    cause = "the learning rate is too high, or gradients are not clipped"
     return Finding(
         "loss_blows_up",
         f"{text}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
