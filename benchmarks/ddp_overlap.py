@@ -35,12 +35,12 @@ from wellfed.batches import Delivery  # noqa: E402
 from wellfed.contract import LossOutput  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches  # noqa: E402
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches  # noqa: E402
 from wellfed.train.step.compiled import Loss  # noqa: E402
 from wellfed.train.step.micro_batches import Preparation  # noqa: E402
-from wellfed.train.step.passes import Computation  # noqa: E402
 from wellfed.train.step.precision import Precision  # noqa: E402
 from wellfed.train.step.replicas import AgreeingReplicas, Replicas  # noqa: E402
+from wellfed.train.step.step_passes import Computation  # noqa: E402
 from wellfed.train.step.train_step import StepSettings, TrainStep  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -49,12 +49,12 @@ from wellfed.run.objects.optimizers import make_optimizer
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import hold
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep, parameter_groups
 
 CPU = torch.device("cpu")

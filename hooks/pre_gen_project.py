@@ -47,7 +47,7 @@ LIBRARIES = {
     "jinja2", "lightning", "markupsafe", "matplotlib", "mypy", "numpy", "omegaconf", "optuna", "pandas", "peft",
     "pil", "PIL", "psutil", "pynvml", "pytest", "pytorch_lightning", "ray", "rich", "ruff", "safetensors", "scipy",
     "soundfile", "submitit", "threadpoolctl", "tokenizers", "torch", "torchmetrics", "transformers", "uv", "wandb",
-    "xdist", "yaml",
+    "xdist", "yaml", "zensical",
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {

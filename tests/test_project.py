@@ -97,13 +97,9 @@ def test_an_engine_beside_the_project_tells_its_version_and_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(project.VARIABLE, str(made(tmp_path / "mine")))
-    engine_state.cache_clear()
-    try:
-        beside = engine_state()
-        assert not beside["within_project"]
-        assert beside["commit"] is None or len(beside["commit"]) == 40
-    finally:
-        engine_state.cache_clear()
+    beside = engine_state()
+    assert not beside["within_project"]
+    assert beside["commit"] is None or len(beside["commit"]) == 40
     assert engine_version(beside).startswith("wellfed ")
 
 

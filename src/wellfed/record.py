@@ -760,10 +760,14 @@ def git_state(folder: Path) -> GitState | None:
     return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": shown, "digest": digest}
 
 
-@cache
 def engine_state() -> EngineState:
     """Returns the engine that this process uses. Calls git once if it is in a checkout of its own."""
-    within = project.is_engine_within(project.root())
+    return _engine_state(project.root())
+
+
+@cache
+def _engine_state(folder: Path) -> EngineState:
+    within = project.is_engine_within(folder)
     git = None if within or project.is_engine_installed() else git_state(project.ENGINE)
     return {
         "version": __version__,

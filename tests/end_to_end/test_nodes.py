@@ -22,7 +22,7 @@ import torch
 from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run_folders, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
-from wellfed.run.ranks.rank_outcomes import GONE_S
+from wellfed.run.ranks.rank_watch import GONE_S
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 400

@@ -31,10 +31,10 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan, StreamFacts
 from wellfed.sample_rng import SampleRng
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Passes
 from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.step_passes import StepPasses
 
 WORLDS = (8, 64, 512, 4096)
 many = st.integers(1, 5000)
@@ -119,7 +119,7 @@ class ManyRanks(Ranks):
 def test_what_micro_batches_of_all_ranks_count_is_one_step(world: int, is_sharded: bool) -> None:
     """Of a sharded model all ranks do as many, since each is a collective."""
     size = 5 * world + 3
-    step = Passes.__new__(Passes)  # of which only the split is asked
+    step = StepPasses.__new__(StepPasses)  # of which only the split is asked
     step._ranks, step._micro = ManyRanks(world, has_equal_parts=is_sharded), MicroBatches(2)
     step._prepare = Preparation(None, seed=1)
     order, numbers, shares = EpochOrder(size, size, seed=1), set(), []

@@ -14,7 +14,7 @@ from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning.callbacks.stage_switch import FeatureStages
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.memory.features import weights_behind
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.step.feature_table import FeatureStage
 

@@ -22,7 +22,7 @@ from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.figures import Figures
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.memory.thrash import Thrash
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.step.gradients import GradientAverage

@@ -20,7 +20,7 @@ from wellfed.sample_rng import SampleRng
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.checkpoints.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.plain_model.scheduling import Schedule
 

@@ -39,7 +39,7 @@ from wellfed.plan.device import plan_device
 from wellfed.plan.micro_batch import with_way_down
 from wellfed.plan.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.ranks import share_of
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"

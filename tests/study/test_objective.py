@@ -153,8 +153,8 @@ def test_the_picture_is_of_the_objective_and_memory_or_of_rate_and_memory() -> N
     fronts = {name: {e.point for e in board(name).ranked if e.on_front} for name in OBJECTIVES}
     assert fronts["samples_per_s"] == fronts["peak_memory"] == {BASELINE.id, THRIFTY.id, FAST.id}
     assert fronts["samples_per_joule"] == {BASELINE.id, THRIFTY.id}
-    assert "efficiency, 1/J" in to_html(board("samples_per_joule"))
-    assert "rate, 1/s" in to_html(board("peak_memory"))
+    assert "Samples per joule against memory" in to_html(board("samples_per_joule"))
+    assert "Throughput against memory" in to_html(board("peak_memory"))
 
 
 def test_the_sweep_file_keeps_it_and_one_without_is_for_the_rate(tmp_path: Path) -> None:

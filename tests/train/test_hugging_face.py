@@ -25,11 +25,11 @@ from transformers import (
 from wellfed.batches import Delivery, to_device
 from wellfed.errors import ConfigError, DataError
 from wellfed.train.hugging_face import TransformersModel, from_transformers
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep
 
 VOCABULARY, ROWS, LENGTH = 31, 6, 9

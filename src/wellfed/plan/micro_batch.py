@@ -7,7 +7,7 @@ Each of these may change the decision of the one before it, so the last that app
 3. `as_remembered`: a smaller size that an earlier run of this plan had to step down to.
 4. `at_plateau`: only with ``memory.plateau_frac``; the smallest size that keeps this share of the best measured rate.
 5. `with_probes`: on one GPU, a real step of the size from 2 or 4; a smaller size if that needs too much memory.
-6. `train.memory.less_memory`: a training step that runs out of memory halves the size, which the next run recalls in 3.
+6. `train.memory.step_down`: a training step that runs out of memory halves the size, which the next run recalls in 3.
 
 A typed size can only change in 6. A size from 3 is not measured again. `steps_to_run` decides about 4 and 5.
 Pure: the steps themselves run in `run.micro_batch`.

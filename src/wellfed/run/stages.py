@@ -37,7 +37,7 @@ from wellfed.run.outcome import OK, Outcome
 from wellfed.run.outcome_of_error import outcome_of
 from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
-from wellfed.run.ranks.other_ranks import OtherRanks
+from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST

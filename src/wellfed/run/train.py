@@ -182,7 +182,7 @@ class _Start:
         try:
             with without_collections():
                 from wellfed.run.passes.passes import Measure
-                from wellfed.run.ranks.other_ranks import OtherRanks  # imports torch and Lightning
+                from wellfed.run.ranks.coordination import OtherRanks  # imports torch and Lightning
                 from wellfed.run.stages import Run
 
             shared = self.shared or self._to_share(folder.path, target)

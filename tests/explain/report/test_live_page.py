@@ -14,7 +14,7 @@ import pytest
 from tests.kit.browser import with_script
 from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.judge import conclude
+from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.run_page import to_html
 
 USED = """

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from tests.run.ranks.processes import launch
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.outcome import OK, Outcome, RankEnded
-from wellfed.run.ranks import exchange, rank_outcomes, store
+from wellfed.run.ranks import exchange, rank_watch, store
 from wellfed.run.ranks.exchange import Exchange
 
 FAILED = Outcome("failed", EXIT_NOTHING_RUN, "data", "no such file", "Bring it.")
@@ -171,7 +171,7 @@ def test_where_all_ranks_were_stopped_none_is_to_blame(exchanges):
 
 def test_ranks_that_report_nothing_after_a_collective_has_failed_are_gone(exchanges, monkeypatch):
     joined(exchanges)
-    monkeypatch.setattr(rank_outcomes, "REPORT_S", 0.5)
+    monkeypatch.setattr(rank_watch, "REPORT_S", 0.5)
     lost = Outcome("failed", EXIT_FAILED, "code", "Connection closed by peer", is_of_other_rank=True)
     exchanges[1].outcomes.report(lost)
     assert exchanges[0].outcomes.reason(lost).message.startswith("Rank 2 on node 2 (")
@@ -198,7 +198,7 @@ def meet_and(job):
 
 @pytest.mark.parametrize("on_one_machine", [True, pytest.param(False, marks=pytest.mark.slow)])  # False: as below
 def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_machine):
-    monkeypatch.setattr(rank_outcomes, "GONE_S", 3.0)
+    monkeypatch.setattr(rank_watch, "GONE_S", 3.0)
     killed = meet_and(lambda one: os.kill(os.getpid(), signal.SIGKILL))
     for rank in range(3):
         which = launch(rank, 3, on_one_machine=on_one_machine)
@@ -211,7 +211,7 @@ def test_a_rank_that_is_killed_is_found_and_named(ranks, monkeypatch, on_one_mac
 
 
 def test_a_machine_that_gives_no_sign_of_life_is_gone(ranks, monkeypatch):
-    monkeypatch.setattr(rank_outcomes, "GONE_S", 2.0)
+    monkeypatch.setattr(rank_watch, "GONE_S", 2.0)
     stops = meet_and(lambda one: os.kill(os.getpid(), signal.SIGSTOP))
     for rank in range(2):
         ranks.start(launch(rank, 2), stops if rank else meet_and(wait))
@@ -274,7 +274,7 @@ def test_the_record_of_a_rank_0_that_is_gone_is_written_before_another_rank_ends
 
 
 def test_a_rank_that_hangs_when_another_fails_is_ended_after_its_record(ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.5)
+    monkeypatch.setattr(rank_watch, "GRACE_S", 0.5)
 
     def job(one):
         if one.launch.rank == 1:
@@ -291,8 +291,8 @@ def test_a_rank_that_hangs_when_another_fails_is_ended_after_its_record(ranks, m
 
 @pytest.mark.slow
 def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
-    monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.5)
-    monkeypatch.setattr(rank_outcomes, "LAST_RECORD_S", 8.0)
+    monkeypatch.setattr(rank_watch, "GRACE_S", 0.5)
+    monkeypatch.setattr(rank_watch, "LAST_RECORD_S", 8.0)
 
     def job(one):
         if one.launch.rank == 1:
@@ -302,7 +302,7 @@ def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
             wait(one) if one.launch.rank else time.sleep(50)
         return time.monotonic() - began_s
 
-    monkeypatch.setattr(rank_outcomes, "GONE_S", 2.0)
+    monkeypatch.setattr(rank_watch, "GONE_S", 2.0)
     for rank in range(3):
         ranks.start(launch(rank, 3), meet_and(job))
     assert "Rank 1 on node 1" in ranks.result(2)
@@ -311,7 +311,7 @@ def test_others_do_not_wait_for_the_record_of_rank_0(ranks, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stop_of_all_ranks_ends_none_that_writes_its_checkpoint(ranks, monkeypatch):
-    monkeypatch.setattr(rank_outcomes, "GRACE_S", 0.2)
+    monkeypatch.setattr(rank_watch, "GRACE_S", 0.2)
 
     def job(one):
         if one.launch.rank == 1:
@@ -328,7 +328,7 @@ def test_a_stop_of_all_ranks_ends_none_that_writes_its_checkpoint(ranks, monkeyp
 
 @pytest.mark.slow
 def test_a_rank_that_ends_by_itself_is_left_to_it(ranks, monkeypatch):
-    monkeypatch.setattr(rank_outcomes, "GRACE_S", 1.5)
+    monkeypatch.setattr(rank_watch, "GRACE_S", 1.5)
 
     def job(one):
         if one.launch.rank == 1:

@@ -23,7 +23,7 @@ from wellfed.errors import DataError
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.executor import Trial, TrialEnd
 from wellfed.study.executors.local import LocalExecutor
-from wellfed.study.executors.prepared import ForkServers, PointPlans, Task
+from wellfed.study.executors.point_plans import ForkServers, PointPlans, Task
 from wellfed.study.executors.tasks import MachineSeen
 from wellfed.study.row import Row
 

@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.loss_faults import explained_in_hooks
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep
 
 SAMPLES, CLASSES = 8, 3

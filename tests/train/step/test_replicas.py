@@ -23,13 +23,13 @@ from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.ranks import BUCKET_BYTES
 from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import ClipByNorm, buckets
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")

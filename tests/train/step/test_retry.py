@@ -16,7 +16,7 @@ from tests.kit import tiny
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.train.lightning.module import StepModule
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.retry import StepRetry

@@ -15,11 +15,11 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import DataError
 from wellfed.record import ignore_event
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import StepSettings, TrainStep
 
 CPU = torch.device("cpu")

@@ -1,6 +1,6 @@
 """Counts the bytes of every tensor in training steps on a copy of the model, with fake or real tensors.
 
-The forward and backward passes are those of `step.passes.Passes`.
+The forward and backward passes are those of `step.step_passes.StepPasses`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from wellfed.plan.predict.peak import Basis, Footprint, Point
 from wellfed.plan.predict.replay import Events, Recording, Trace, renumbered, resized, without
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep
 
 CPU = torch.device("cpu")

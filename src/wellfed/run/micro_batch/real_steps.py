@@ -29,11 +29,11 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import DeviceTable, blank
-from wellfed.train.memory.less_memory import Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
-from wellfed.train.step.passes import Computation
 from wellfed.train.step.precision import Precision
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import StepSettings, TrainStep, parameter_groups
 
 RATES_S = 20.0

@@ -12,7 +12,7 @@ from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory.features import weights_behind
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.feature_table import FeatureStage
 
 

@@ -21,7 +21,7 @@ from wellfed.train.lightning.checkpoints.checkpoints import Checkpoints
 from wellfed.train.lightning.checkpoints.late_checkpoints import LateCheckpoints
 from wellfed.train.lightning.module import StepModule
 from wellfed.train.lightning.sharding import KeepWeights
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
 from wellfed.train.plain_model.plain_training import PlainSetup, StepOptions
 from wellfed.train.plain_model.scheduling import Schedule

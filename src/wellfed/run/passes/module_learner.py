@@ -21,8 +21,8 @@ from wellfed.train.lightning.user_module import additions
 from wellfed.train.lightning.user_module.accumulation import InParts, SchedulersOfParts, weighing_parts
 from wellfed.train.lightning.user_module.rank_shares import RankShares
 from wellfed.train.memory import breakdown
-from wellfed.train.memory.less_memory import MicroBatches
 from wellfed.train.memory.oom import MemoryFailure
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.loss_faults import explained_in_hooks
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted

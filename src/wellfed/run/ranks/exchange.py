@@ -20,7 +20,7 @@ from wellfed.errors import EXIT_FAILED, ConfigError, first_line
 from wellfed.ranks import Launch
 from wellfed.run.outcome import OK, Outcome, RankEnded
 from wellfed.run.ranks import store as stores
-from wellfed.run.ranks.rank_outcomes import BEAT_S, RankOutcomes
+from wellfed.run.ranks.rank_watch import BEAT_S, RankOutcomes
 from wellfed.run.ranks.store import Address
 
 _LOG = logging.getLogger(__name__)

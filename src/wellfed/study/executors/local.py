@@ -19,7 +19,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import TICK_S, Ended, Executor, StudySettings, Trial, TrialEnd
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
-from wellfed.study.executors.prepared import ForkServers, PointPlans
+from wellfed.study.executors.point_plans import ForkServers, PointPlans
 from wellfed.study.executors.slots import Slot, Slots
 from wellfed.study.executors.tasks import is_for_cpu
 from wellfed.study.row import Row

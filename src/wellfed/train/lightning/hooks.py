@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from torch import Tensor
 from torch.optim import Optimizer
 
-from wellfed.train.step.passes import StepListener
+from wellfed.train.step.step_passes import StepListener
 
 HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
 """All hooks of a callback, without those that save and load its state."""

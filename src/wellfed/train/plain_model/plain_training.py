@@ -17,7 +17,7 @@ from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Feature
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
-from wellfed.train.memory.less_memory import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating, merge_over_ranks
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.plain_model.split_metrics import SplitMetrics
@@ -25,9 +25,9 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.feature_table import FeatureStage, FeatureTable
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.non_finite import OnNan
-from wellfed.train.step.passes import Computation, StepListener
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
+from wellfed.train.step.step_passes import Computation, StepListener
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import StepSettings, TrainStep
 

@@ -11,7 +11,7 @@ from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSo
 from wellfed.record import OnEvent
 from wellfed.train.memory import features as sources
 from wellfed.train.memory import oom
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.record import OnEvent
 from wellfed.train.memory import oom
-from wellfed.train.memory.less_memory import Fallbacks
 from wellfed.train.memory.optimizer_state import BeforeStep, one_weight_at_a_time
 from wellfed.train.memory.remembered_sizes import FOREACH
+from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.replicas import Ranks, StepFailed
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from wellfed.batches import Delivery
 from wellfed.record import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
-from wellfed.train.memory.less_memory import Fallbacks
 from wellfed.train.memory.optimizer_state import allocate
+from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.memory.thrash import Thrash
 from wellfed.train.step.non_finite import OnNan, all_finite, halve_rate
-from wellfed.train.step.passes import Computation, NoWeight, Passes, StepListener
 from wellfed.train.step.retry import StepRetry
+from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
 from wellfed.train.step.totals import Totals
 
 
@@ -62,7 +62,7 @@ class TrainStep:
         """A step compiled or was done again, so its time is no figure. Reset by the reader."""
         self.totals = totals or Totals()
         checks_losses = settings.on_nan != "raise"
-        self.passes = Passes(computation, fallbacks.micro, self.totals, listener, checks_losses=checks_losses)
+        self.passes = StepPasses(computation, fallbacks.micro, self.totals, listener, checks_losses=checks_losses)
         self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
         self._optimizer, self._micro, self._settings = optimizer, fallbacks.micro, settings

@@ -14,9 +14,9 @@ from wellfed.plan.run_plan import Decided, PlannedStage, RunPlan
 from wellfed.ranks import Launch
 from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.outcome_of_error import outcome_of
-from wellfed.run.ranks import rank_outcomes
+from wellfed.run.ranks import rank_watch
+from wellfed.run.ranks.coordination import OtherRanks, PlanOfRank0
 from wellfed.run.ranks.exchange import Exchange
-from wellfed.run.ranks.other_ranks import OtherRanks, PlanOfRank0
 from wellfed.train.memory.remembered_sizes import MICRO_BATCH, Lowered
 
 BROKEN = Outcome("failed", 1, "code", "Another rank has ended: Connection closed by peer", is_of_other_rank=True)
@@ -126,7 +126,7 @@ def test_an_error_that_all_ranks_have_is_no_others(others):
 def test_the_log_of_a_rank_that_is_gone_is_kept(others, tmp_path, monkeypatch):
     (tmp_path / "rank1").mkdir()
     (tmp_path / "rank1" / "train.log").write_text("its last message")
-    monkeypatch.setattr(rank_outcomes, "REPORT_S", 2.0)
+    monkeypatch.setattr(rank_watch, "REPORT_S", 2.0)
     others[2].outcome(BROKEN)
     found = others[0].outcome(BROKEN)
     assert found.message.startswith("Rank 1 on node 1 (")

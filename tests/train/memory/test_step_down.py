@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.train.memory.less_memory import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 
 
 @given(size=st.integers(1, 300), num_samples=st.integers(1, 2000))

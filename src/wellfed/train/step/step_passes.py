@@ -12,7 +12,7 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
 from wellfed.errors import ModelError
-from wellfed.train.memory.less_memory import MicroBatches
+from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
@@ -52,7 +52,7 @@ class Computation:
     """Returns the source of feature rows; called at each micro-batch."""
 
 
-class Passes:
+class StepPasses:
     """Computes the gradients of a batch, and adds its figures to the totals."""
 
     def __init__(
