@@ -224,7 +224,7 @@ def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None, tag
     if uri.startswith("file:"):  # mlflow 3 prefers a database, which its small package can't write
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it notes the new experiment
-    return _Mlflow(experiment, name, uri, run_id=run_id, tags={hidden(tag): "true" for tag in tags})
+    return _Mlflow(experiment, name, uri, run_id=run_id, tags={"tags": ",".join(map(hidden, tags))} if tags else None)
 
 
 def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:
