@@ -142,6 +142,7 @@ def test_without_script_and_on_paper_the_still_charts_are_seen(chromium: Path, t
     assert all(seen["without"][place] > 1.05 * seen["empty"][place] for place in (0, 1))
 
 
+@pytest.mark.slow
 def test_a_page_of_a_million_steps_is_small(tmp_path: Path) -> None:
     page = page_of(tmp_path, steps=1_000_000, step_ms=5.0, interval_s=5.0, log_every=1000, gpus=2)
     assert len(page.encode()) < 400_000

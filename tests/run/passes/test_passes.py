@@ -299,7 +299,7 @@ class Slow(Line):
         return super().loss(batch)
 
 
-@pytest.mark.parametrize(("most_s", "is_measured"), [(1.2, True), (0.2, False)])
+@pytest.mark.parametrize(("most_s", "is_measured"), [pytest.param(1.2, True, marks=pytest.mark.slow), (0.2, False)])
 def test_the_ceiling_takes_its_time_and_no_more(
     tmp_path: Path, monkeypatch, capsys, most_s: float, is_measured: bool
 ) -> None:
