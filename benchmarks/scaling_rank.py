@@ -121,7 +121,7 @@ def _step(notes: Notes, inner: Callable[..., Any], step: TrainStep, delivery: An
     notes.step = step.number + 1
     if notes.step == ALONE_STEP and dist.is_initialized():
         notes.backend = dist.get_backend()
-        _alone(notes, [weight for weight in step._trained if weight.requires_grad])
+        _alone(notes, [weight for weight in step.passes.trained if weight.requires_grad])
     found = inner(step, delivery)
     notes.calls_at[notes.step] = sum(notes.calls.values())
     return found

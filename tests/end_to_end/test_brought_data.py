@@ -228,7 +228,7 @@ REFUSED = [
     ("plain", ["loader=own", "loader.num_workers=2"], "loader.num_workers=2: has no effect with loader.backend=own"),
     ("plain", ["data=Told"], "is null, and there is no DataLoader: how many samples has a step?"),
     ("plain", ["data=Told", "effective_batch_size=4", "loader=own"], "workload.data gives none for training"),
-    ("plain", ["data=Plain"], "brought_data.Plain returned Plain, and a workload's data is a wellfed.contract"),
+    ("plain", ["data=Plain"], "brought_data.Plain returned Plain, and a workload's data is a wellfed.Datasets"),
     ("plain", ["data=WithoutTraining"], "WithoutTraining has no train_dataloader. Give it train_dataloader"),
     ("plain", ["data=WithoutSetup"], "WithoutSetup.train_dataloader() failed ("),
     ("plain", ["data=Sets"], "Sets.on_after_batch_transfer is for a LightningModule, and the model is a plain"),

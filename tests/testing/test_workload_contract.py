@@ -338,7 +338,8 @@ def run_pytest(project: Path, *words: str, cwd: Path | None = None) -> Done:
 
 
 def files(project: Path) -> set[str]:
-    return {path.relative_to(project).as_posix() for path in project.rglob("*")}
+    """All files but the bytecode that Python keeps."""
+    return {path.relative_to(project).as_posix() for path in project.rglob("*") if "__pycache__" not in path.parts}
 
 
 BLANK = (ROOT / "src" / "wellfed" / "cli" / "blank" / "workload.yaml").read_text().replace("wellfed.cli.blank", "mine")

@@ -193,7 +193,7 @@ def replaced(module: pl.LightningModule, instead: Mapping[str, Any]) -> Iterator
         yield
     finally:
         for name in instead:
-            del vars(module)[name]
+            vars(module).pop(name, None)  # it may have been taken back already
         vars(module).update(own)
 
 
