@@ -118,3 +118,13 @@ def test_a_missing_package_inside_the_target_is_named():
     fault = import_fault("workload.model", "mine.Model", ModuleNotFoundError("No module named 'timm'", name="timm"))
     assert fault.problem == "needs the package timm, which is not installed."
     assert fault.way_out == "Install it: python -m pip install timm."
+
+
+def test_a_folder_without_an_init_file_is_found(tmp_path, monkeypatch):
+    (tmp_path / "bare_package" / "inner").mkdir(parents=True)
+    (tmp_path / "bare_package" / "__init__.py").write_text("")
+    (tmp_path / "bare_package" / "inner" / "data.py").write_text("def rows():\n    return 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert build({"_target_": "bare_package.inner.data.rows"}, "workload.data") == 3
+    with pytest.raises(ConfigError, match="bare_package.inner"):
+        build({"_target_": "bare_package.inner.model.Net"}, "workload.model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -43,7 +44,7 @@ def locate(target: str, may_name: Sequence[str] | None = None) -> Any:
         owner, name = name, f"{name}.{part}"
         if hasattr(found, part):
             found = getattr(found, part)
-        elif isinstance(found, ModuleType) and part in _submodules(found):
+        elif hasattr(found, "__path__") and importlib.util.find_spec(name) is not None:  # also without __init__.py
             found = importlib.import_module(name)
         else:
             raise NotThere(owner, found, part)
