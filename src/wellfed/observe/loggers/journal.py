@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from wellfed.errors import first_line
 from wellfed.masking import hidden_in
 from wellfed.observe.loggers.csv_table import LARGE, CsvTable, cell, column
 from wellfed.observe.loggers.sink import Sink
@@ -131,10 +132,18 @@ class Journal:
             self._rows += finished
             self._steps.append(*finished)
 
+    def _take_finished(self) -> None:
+        """Writes the steps that are finished. A lost device gives no times; the record is written all the same."""
+        try:
+            self.steps(self.finished_steps())
+        except RuntimeError as error:
+            self.finished_steps = tuple
+            _LOG.warning("The times of the last steps are lost: %s", first_line(error))
+
     @property
     def rows(self) -> deque[StepRow]:
         """Rows of the latest steps, at most `KEPT_STEPS`."""
-        self.steps(self.finished_steps())
+        self._take_finished()
         return self._rows
 
     def metrics(
@@ -190,7 +199,7 @@ class Journal:
 
     def save(self, *, duration_s: float | None = None) -> None:
         """Writes everything to disk; ``duration_s`` is given for a finished run."""
-        self.steps(self.finished_steps())
+        self._take_finished()
         for table in (self._steps, self._metrics, self._telemetry):
             table.flush()
         self.record.duration_s = round(self.time_s(), 3) if duration_s is None else duration_s
