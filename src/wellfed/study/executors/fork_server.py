@@ -257,6 +257,9 @@ class _ServerProcess:
         finally:
             for job in self._running.values():
                 _kill_group(job.pid)
+            for job in self._running.values():  # none is left when the study goes on
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(job.pid, 0)
             leave(code)
 
     def _serve(self, prepared: Any) -> None:
