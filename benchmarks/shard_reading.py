@@ -82,7 +82,7 @@ class Reading:
         self.paths = find_shards(shards)
         index = index_shards(self.paths, ["wav"], cache_dir)
         self.reader, self.num_clips = ShardReader(index, "wav"), len(index)
-        data = datasets(str(shards), cache_dir=str(cache_dir), val_frac=0.0, test_frac=0.0)
+        data = datasets(str(shards), cache_dir=str(cache_dir), passes=1, val_frac=0.0, test_frac=0.0)
         assert isinstance(data.train, ClipData)
         self.train = data.train
         self.variants: dict[str, Callable[[], Iterator[int]]] = {

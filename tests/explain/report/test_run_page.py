@@ -197,3 +197,12 @@ def test_a_browser_shows_all_of_it(width: int, is_dark: bool, chromium: Path, tm
     assert len(found["pictures"]) == 10
     assert all(wide > 200 and high > 50 for wide, high in found["pictures"])
     assert found["paper"] == ("rgb(20, 23, 27)" if is_dark else "rgb(255, 255, 255)")
+
+
+def test_the_page_links_to_the_files_of_an_evaluation_that_are_there(tmp_path: Path) -> None:
+    left = {"confusion": "confusion matrix.csv", "gone": "gone.csv", "odd": "a\0b", "long": "x" * 5000}
+    made_run(tmp_path, artifacts=left)
+    (tmp_path / "confusion matrix.csv").write_text("true,predicted\n")
+    page = to_html(Evidence.read(tmp_path), tmp_path)
+    assert 'href="confusion%20matrix.csv"' in page
+    assert 'href="gone.csv"' not in page

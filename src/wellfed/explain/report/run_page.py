@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
-from wellfed.explain.report.run_sections import sections
+from wellfed.explain.report.run_sections import own_files, sections
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
@@ -20,7 +21,7 @@ _FILES = (
     *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
     "tensorboard",
 )
-"""Files of a run that the page links to."""
+"""Files of every run that the page links to, with those of the evaluation."""
 _PLANNED = frozenset(
     {
         *("memory.micro_batch", "loader.backend", "loader.num_workers", "loader.prefetch_factor", "gpu.precision"),
@@ -77,6 +78,7 @@ def to_html(evidence: Evidence, folder: Path) -> str:
     """Returns the page of the run in ``folder``, with all texts escaped."""
     record = evidence.record
     found = {section.name: section for section in sections(record, evidence.first_metrics)}
+    names = [*_FILES, *own_files(record).values()]
     above = {*error_lines(record), *simulated_lines(record), *state_lines(record)}
     return fill_in(
         Path(__file__).with_name("run_page.html.j2"),
@@ -90,7 +92,7 @@ def to_html(evidence: Evidence, folder: Path) -> str:
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
             "tone_of": tone_of,
-            "files": [(name, quote(name)) for name in _FILES if (folder / name).exists()],
+            "files": [(name, quote(name)) for name in names if os.path.exists(folder / name)],
             "first_rows": [row for row in found["plan"].rows if row[0] in _PLANNED or row[2] in ("set", "measured")],
         },
     )
