@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,7 @@ def test_a_scene_costs_less_than_twice_its_size(tmp_path: Path, num_components: 
     np.save(tmp_path / "a.npy", rng.normal(2000, 300, size=(145, 145, 200)).astype(dtype))
     np.save(tmp_path / "a_gt.npy", rng.integers(0, 17, (145, 145)))
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "a.npy"), str(tmp_path / "cache"), str(num_components)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for name in ("builds", "finds"):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
         assert float(done.stdout) < 2, name
