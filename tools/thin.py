@@ -30,6 +30,8 @@ REPLACED = (
 )  # fmt: skip
 """Files that a thin project needs as they are in a new one."""
 ASIDE = "before_thin"
+_MOVED = re.compile(rb"\bwellfed\.(prepared|shards)\b")
+"""Modules of the engine that the project's code may import and that are in ``wellfed.data`` now."""
 
 
 @dataclass
@@ -109,6 +111,9 @@ def decide(template: Path, project: Path) -> Change:
             is_wanted = path == "README.md" and is_unchanged(path)
         if is_wanted:
             change.written[path] = file
+    for path, file in own.items():
+        if _MOVED.search(file.content):
+            change.written[path] = scaffold.File(_MOVED.sub(rb"wellfed.data.\1", file.content))
     return change
 
 
