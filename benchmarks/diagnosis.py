@@ -381,7 +381,7 @@ def main() -> None:
         "machine": {"load": os.getloadavg(), **machine().to_dict()},
         "config": {
             "minutes": (time.monotonic() - began_s) / 60,
-            "card": CARD,
+            "card": CARD if "simulated" in chosen.where.split(",") else None,
             "shapes": [asdict(shape) for shape in shapes],
             "faults": [fault.kind for fault in FAULTS],
             "healthy": [each.kind for each in HEALTHY],

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Where = Literal["cpu", "simulated"]
+Where = Literal["cpu", "simulated", "gpu"]
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,42 @@ OF_CARD_UNTUNED = (
           ("loader.pin_memory=false", "loader.device_prefetch=0"), card={"pageable_steps": 0.4, "pinned_steps": 0.1}),
     Fault("growing_loss_on_card", "step_time_trend", "simulated", (*ON_CARD, *WHOLE), _model(grows=0.03), steps=100),
 )  # fmt: skip
+ON_GPU = (*_model(rests="false", works="true", size=4096),)
+"""A real card computes beside the host."""
+LARGE = ("workload.data.sizes=[3,512,512]", *_data(num_batches=20))
+"""Batches of 50 MB for `Pictures`."""
+OF_GPU = (
+    Fault("starved_gpu", "loading_in_main_process", "gpu", (*ON_GPU, *_data(build_steps=1.5)), INLINE, _workers(3)),
+    Fault("lockstep_gpu", "too_few_workers", "gpu", (*ON_GPU, *_data(build_steps=8)), _workers(4), _workers(10),
+          steps=160),
+    Fault("cpu_bound_gpu", "too_few_workers", "gpu", (*ON_GPU, *_data(build_steps=4, how="spin")), _workers(2),
+          _workers(8), steps=120),
+    Fault("slow_copy_gpu", "slow_copy", "gpu", (*ON_GPU, *WHOLE, *LARGE),
+          ("loader.pin_memory=false", "loader.device_prefetch=0"),
+          ("loader.pin_memory=true", "loader.device_prefetch=2"), shapes=("pictures",)),
+    Fault("memory_unused_gpu", "memory_unused", "gpu", (*_model(rests="false", deep=12, size=4096), *WHOLE),
+          ("memory.checkpoint_activations=true",), ("memory.checkpoint_activations=false",)),
+    Fault("launch_bound_gpu", "launch_bound", "gpu", (*_model(rests="false"), *WHOLE), _model(small_ops=4000)),
+    Fault("tiny_tensors_gpu", "launch_bound", "gpu", (*_model(rests="false"), *WHOLE), _model(tiny=1500)),
+    Fault("synchronisation_gpu", "synchronisation", "gpu", (*_model(rests="false", works="true", size=1024), *WHOLE),
+          _model(asks="true")),
+    Fault("tensor_cores_idle_gpu", "tensor_cores_idle", "gpu", (*ON_GPU, *WHOLE, *_model(products=10)),
+          ("gpu.precision=32-true", "gpu.tf32=false"), ("gpu.precision=bf16-mixed", "gpu.tf32=true"), steps=160),
+    Fault("memory_bound_gpu", "memory_bound", "gpu", (*_model(rests="false", size=16384), *WHOLE),
+          _model(moves="true")),
+    Fault("device_memory_full_gpu", "device_memory_full", "gpu",
+          (*ON_GPU, *WHOLE, *_model(scratch_mib=8000), "gpu.memory_gib=4", "gpu.enforce=true"),
+          ("memory.accumulate=1", "memory.on_oom=fail")),
+    Fault("memory_creeps_gpu", "memory_creeps", "gpu", (*ON_GPU, *WHOLE, "gpu.memory_gib=4"), _model(keeps_mib=16),
+          steps=100),
+    Fault("pauses_gpu", "utilisation_swings", "gpu", (*ON_GPU, *WHOLE), _model(pause_every=40, pause_s=0.8), steps=320),
+    Fault("growing_loss_gpu", "step_time_trend", "gpu", (*ON_GPU, *WHOLE), _model(grows=0.03), steps=100),
+)  # fmt: skip
 TUNED = OF_LOADER + OF_LOOP + OF_CARD
 """Kinds with which the rules were written."""
 UNTUNED = OF_LOADER_UNTUNED + OF_LOOP_UNTUNED + OF_CARD_UNTUNED
 """Kinds that were thought of later, most by somebody else."""
-FAULTS = TUNED + UNTUNED
+FAULTS = TUNED + UNTUNED + OF_GPU
 
 LONG = ("workload.model.step_ms=80", "workload.data.step_ms=80")
 """Steps beside which the 2 ms count for nothing that a batch takes from a worker process to this one."""
@@ -256,5 +287,8 @@ HEALTHY = (
     Healthy("jitters", "cpu", (*WHOLE, *_model(jitters=0.15)), steps=120),
     Healthy("on_card", "simulated", (*ON_CARD, *WHOLE)),
     Healthy("workers_on_card", "simulated", (*ON_CARD, *_data(build_steps=0.3), *_workers(2))),
+    Healthy("on_gpu", "gpu", (*ON_GPU, *WHOLE), steps=160),
+    Healthy("workers_on_gpu", "gpu", (*ON_GPU, *_data(build_steps=0.3), *_workers(2)), steps=160),
+    Healthy("accumulated_on_gpu", "gpu", (*ON_GPU, *WHOLE, "memory.accumulate=2"), steps=160),
     Healthy("accumulated_on_card", "simulated", (*ON_CARD, *WHOLE, "memory.accumulate=2"), card={"sms": 4}),
 )

@@ -1,4 +1,4 @@
-"""Runs `src/train.py` with a planted fault, on the CPU or on a simulated card, and judges what the run has left."""
+"""Runs `src/train.py` with a planted fault, on the CPU or on a card, and judges what the run has left."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ class Run:
         """Samples/s from the first step after the warm-up to the last, all that came between included."""
         if self.evidence is None:
             return None
-        samples, step_ms = self.evidence.column("samples"), self.evidence.wall_step_ms
-        return 1e3 * float(samples.mean()) / step_ms if len(samples) > 1 and step_ms else None
+        samples, evidence = self.evidence.column("samples"), self.evidence
+        wall_ms = (evidence.step_ms or 0.0) * len(samples) + float(evidence.gap_ms.sum())
+        return 1e3 * float(samples.sum()) / wall_ms if len(samples) > 1 and wall_ms else None
 
     @property
     def first(self) -> str:
@@ -136,7 +137,8 @@ class Machine:
     def _python(self, where: Where) -> WarmPython:
         if where not in self._pythons:
             path = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-            variables = {"CUDA_VISIBLE_DEVICES": ""}
+            # NVML says whether there is a card: a process that has asked CUDA can't be forked.
+            variables = {"CUDA_VISIBLE_DEVICES": ""} if where == "cpu" else {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
             if where == "simulated":
                 path.insert(0, str(SITE))
                 variables = machine_environment(self._driver, self._folder, Cards()) | {"FAKE_CUDA_LATER": "1"}
@@ -146,7 +148,7 @@ class Machine:
         return self._pythons[where]
 
     def _variables(self, shape: Shape, planted: Fault | Healthy, place: Path) -> dict[str, str]:
-        if planted.where == "cpu":
+        if planted.where != "simulated":
             return {}
         asked = {**CARD, **planted.card}
         for knob, steps in (("copy_gbps", "pinned_steps"), ("pageable_gbps", "pageable_steps")):

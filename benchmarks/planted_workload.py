@@ -16,7 +16,7 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ CORE_SIZE, CORE_MS = 256, 1.0
 """What the product of two square matrices of this size takes a core, about."""
 CARD_SIZE, CARD_MS = 128, 2.0
 """A smaller one takes a simulated card longer, which is to be far slower than the host that stands in for it."""
+TIMED_PRODUCTS = 10
+"""How many products are timed on a real card to learn how many take a step."""
 
 
 class Samples:
@@ -240,6 +242,8 @@ class Planted(nn.Module):
         rests: a forward pass rests until then.
         works: it multiplies matrices about that long instead.
         moves: it reads and writes large tensors instead, which a card's memory limits.
+        size: rows and columns of its matrices on a real card, and of the layers of ``deep``; 0 = a simulated card.
+        products: how many products a pass computes on a real card; 0 = as many as take ``step_ms``.
         first_s: what the first pass takes beside it, as where something is compiled.
         outlier_from: the pass from which on the loss is a thousand times as large, as of a damaged sample.
         pause_every, pause_s: the host stands still for so long after every so many passes.
@@ -268,6 +272,8 @@ class Planted(nn.Module):
         rests: bool = True,
         works: bool = False,
         moves: bool = False,
+        size: int = 0,
+        products: int = 0,
         first_s: float = 0.0,
         outlier_from: int = 0,
         pause_every: int = 0,
@@ -292,7 +298,8 @@ class Planted(nn.Module):
         self.step_s, self.batch, self.rests, self.works, self.moves = 1e-3 * step_ms, batch, rests, works, moves
         self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
         self.keeps_mib, self.scratch_mib, self.asks, self.small_ops = keeps_mib, scratch_mib, asks, small_ops
-        self.layers = nn.Sequential(*(nn.Linear(CARD_SIZE, CARD_SIZE) for _ in range(deep)))
+        self.size, self.products = size, products
+        self.layers = nn.Sequential(*(nn.Linear(size or CARD_SIZE, size or CARD_SIZE) for _ in range(deep)))
         self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
@@ -341,11 +348,12 @@ class Planted(nn.Module):
         if self.works:
             self._work(loss.device, share)
         if self.moves:
-            many = torch.ones(int(share * 2**20), device=loss.device)
-            for _ in range(int(1e3 * self.step_s / (2 * CARD_MS))):
+            many = torch.ones(int(share * (self.size**2 or 2**20)), device=loss.device)
+            for _ in range(self._times(many.clone, 2 * CARD_MS)):
                 many = many * 1.0
         if len(self.layers):
-            loss = loss + 0 * self.layers(torch.ones(round(CARD_SIZE * share), CARD_SIZE, device=loss.device)).mean()
+            size = self.size or CARD_SIZE
+            loss = loss + 0 * self.layers(torch.ones(round(size * share), size, device=loss.device)).mean()
         if self.scratch_mib and self.passes >= 20:
             wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
             loss = loss + 0 * wide.relu().relu().relu().mean()
@@ -354,14 +362,31 @@ class Planted(nn.Module):
     def _work(self, device: torch.device, share: float) -> None:
         """On a card smaller products where the batch is a smaller part of the step; else fewer."""
         on_card = device.type == "cuda"
-        size = CARD_SIZE if on_card else CORE_SIZE
-        num = 1e3 * self.step_s / CARD_MS if on_card else 1e3 * self.step_s * share / CORE_MS
+        size = (self.size or CARD_SIZE) if on_card else CORE_SIZE
         rows = torch.ones(max(1, round(size * share)) if on_card else size, size, device=device)
         square = torch.ones(size, size, device=device)
-        for _ in range(int(num)):
+        if on_card:
+            num = self._times(lambda: torch.mm(square, square), CARD_MS)
+        else:
+            num = int(1e3 * self.step_s * share / CORE_MS)
+        for _ in range(num):
             product = torch.mm(rows, square)
             if self.asks:
                 product[0, 0].item()
+
+    def _times(self, operation: Callable[[], Tensor], simulated_ms: float) -> int:
+        """How often the card can do it in a step: timed once on a real card."""
+        if not self.size:
+            return int(1e3 * self.step_s / simulated_ms)
+        if not self.products:
+            operation()
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            for _ in range(TIMED_PRODUCTS):
+                operation()
+            torch.cuda.synchronize()
+            self.products = max(1, round(self.step_s * TIMED_PRODUCTS / (time.perf_counter() - began_s)))
+        return self.products
 
     def _tell(self) -> None:
         folder = os.environ.get(SIGNALS)

@@ -18,8 +18,17 @@ CUBLAS_BYTES = 2 * 8_519_680
 (aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
 CUBLAS_BYTES_HOPPER = 2 * 32 * MIB
 """The same bytes from capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
+_HOPPER = 9
 LEAST_GIB = 0.5
 """Minimum memory of a card to train on; CUDA's own context takes that much."""
+
+
+def cublas_bytes(card: GpuFacts | None) -> int:
+    """Returns the bytes of cuBLAS's workspaces. An absent card counts as capability 8.0; a simulated one has none."""
+    if card is not None and card.is_simulated:
+        return 0
+    capability = card.capability if card is not None else None
+    return CUBLAS_BYTES_HOPPER if int((capability or "8").partition(".")[0]) >= _HOPPER else CUBLAS_BYTES
 
 
 def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> DevicePlan:
@@ -56,8 +65,6 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     elif budget.cap:
         because = "holds this card to the budget of the one that was named"
     is_held = caps_host or budget.cap
-    # A card that is absent counts as capability 8.0; a simulated one has no cuBLAS.
-    is_hopper = card is not None and int((card.capability or "8").partition(".")[0]) >= 9
     tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
     eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
     device = DeviceSection.of(
@@ -69,7 +76,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "enforce": by_rule(is_held, because, is_set=is_held == gpu.enforce),
         },
         name=card.name if card else facts.cpu,
-        workspaces=0 if card and card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES,
+        workspaces=cublas_bytes(card),
     )
     strategy = by_rule("auto", "one device: nothing to share out")
     if trainer.strategy is not Strategy.auto:

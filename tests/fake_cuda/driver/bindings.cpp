@@ -199,7 +199,9 @@ PYBIND11_MODULE(fake_cuda_driver, m) {
   m.def("uuid", [](int device) { return std::string(card(device).share->about().uuid); });
 
   // Devices.
+  m.def("initialise", &initialise);
   m.def("is_forked", &is_forked);
+  m.def("is_capturing", [] { return Guard().isStreamCapturing(Guard().getStream(Guard().getDevice())); });
   m.def("device", [] { return static_cast<int>(current_device); });
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);

@@ -22,7 +22,7 @@ namespace {
 
 std::unique_ptr<SharedState> state;
 int num_queues = 0;
-bool forked = false;
+bool initialised = false, forked = false;
 thread_local std::vector<int> current_streams;  // by card
 
 constexpr int kInitializationError = 3, kInvalidDevice = 101, kLaunchFailure = 719;
@@ -55,6 +55,7 @@ void set_up(Settings given) {
   }
   install_allocators();
   pthread_atfork(nullptr, nullptr, [] {
+    forked |= initialised;
     for (auto& it : cards) forked |= it.share->has_context();
     if (!forked) return;
     torch::utils::set_device_in_bad_fork(at::kCUDA, true);
@@ -67,6 +68,8 @@ void set_up(Settings given) {
 void shut_down() {
   if (state) state->give_back();
 }
+
+void initialise() { initialised = true; }
 
 bool is_forked() { return forked; }
 

@@ -83,6 +83,7 @@ extern thread_local DeviceIndex current_device;
 
 void set_up(Settings given);
 void shut_down();  // gives the process's place in the shared state back
+void initialise();   // as torch does before its first use of a card
 bool is_forked();  // a child of a process that had used its cards, which can't use them
 
 Card& card(DeviceIndex index);         // "invalid device ordinal" beyond the last

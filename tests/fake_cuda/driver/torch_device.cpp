@@ -101,6 +101,11 @@ void Guard::synchronizeEvent(void* event) const {
   synchronize(copy);
 }
 
+bool Guard::isStreamCapturing(const c10::Stream& stream) const {
+  usable_card(stream.device_index());
+  return false;
+}
+
 bool Guard::queryStream(const c10::Stream& stream) const {
   Locked guard(machine_lock);
   check_not_lost(card(stream.device_index()));

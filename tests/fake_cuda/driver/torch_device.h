@@ -22,6 +22,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(Device device, int priority) const override;
   c10::Stream exchangeStream(c10::Stream stream) const override;
   void* getStreamNativeHandle(const c10::Stream stream) const override;
+  bool isStreamCapturing(const c10::Stream& stream) const;  // an override from torch 2.12 on
   bool queryStream(const c10::Stream& stream) const override;
   void synchronizeStream(const c10::Stream& stream) const override;
   void synchronizeDevice(c10::DeviceIndex device) const override;

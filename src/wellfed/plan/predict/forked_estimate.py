@@ -74,6 +74,7 @@ def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], N
             os.dup2(2, 1)
         sys.stdout = sys.stderr
         torch.set_num_threads(1)  # OpenMP would wait for threads that the child lacks
+        _hide_cards()
         answer = pickle.dumps(_found(work))
         with open(writing, "wb") as answers:
             answers.write(answer)
@@ -82,6 +83,19 @@ def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], N
         code = exit_code(ended)
     finally:
         leave(code)
+
+
+def _hide_cards() -> None:
+    """Makes torch find no GPU in this process.
+
+    CUDA fails in a fork of a process that initialised it. torch counts the GPUs once, so ``is_available`` would stay
+    true, and the step of an optimizer on the CPU would ask CUDA whether its stream is being captured.
+    """
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
+    torch.cuda._initialized = False
+    torch.accelerator.is_available = lambda: False
+    torch.accelerator.current_accelerator = lambda check_available=False: None
 
 
 def _found(work: Callable[[], Found]) -> Found | None:

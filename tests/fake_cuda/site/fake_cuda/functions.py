@@ -75,7 +75,7 @@ def fill_in(driver: ModuleType, cards: list[int], total_bytes: int) -> None:
 def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
     """``torch._C._cuda_<name>`` -> function."""
     return {
-        "init": _nothing,
+        "init": driver.initialise,
         "getDeviceCount": lambda: num_cards,
         "isInBadFork": driver.is_forked,
         "getDevice": driver.device,
@@ -90,7 +90,7 @@ def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
         "getDefaultStream": driver.default_stream,
         "setStream": driver.set_stream,
         "getCurrentRawStream": lambda device: driver.current_stream(device)[0],
-        "isCurrentStreamCapturing": lambda: False,
+        "isCurrentStreamCapturing": driver.is_capturing,
         "sleep": _nothing,
         "get_sync_debug_mode": driver.sync_debug,
         "set_sync_debug_mode": _set_sync_debug(driver),
