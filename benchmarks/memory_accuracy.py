@@ -50,6 +50,8 @@ from benchmarks.memory_cases import (  # noqa: E402
 from benchmarks.write_record import write_record  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.facts import SIMULATED  # noqa: E402
+from wellfed.observe.hardware.torch_cuda import torch_cuda  # noqa: E402
+from wellfed.plan.device import cublas_bytes  # noqa: E402
 from wellfed.plan.predict.peak import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
@@ -67,8 +69,8 @@ def steps(case: Case) -> Iterator[tuple[int, int]]:
             yield size, max(case.sizes)
 
 
-def compare(case: Case, precision: str) -> Iterator[dict[str, Any]]:
-    """A row a micro-batch."""
+def compare(case: Case, precision: str, workspaces: int) -> Iterator[dict[str, Any]]:
+    """A row a micro-batch. ``workspaces``: bytes of cuBLAS's workspaces, which are part of what is reserved."""
     case = replace(case, task=replace(case.task, precision=precision))
     began_s = time.perf_counter()
     exact = estimated(case, max(case.sizes), block_bytes=1)
@@ -79,7 +81,7 @@ def compare(case: Case, precision: str) -> Iterator[dict[str, Any]]:
     blocks = estimated(case, max(case.sizes))
     assert not isinstance(blocks, NoEstimate)
     for micro_batch, samples in steps(case):
-        step = StepShape(samples)
+        step = StepShape(samples, workspaces=workspaces)
         found, reserved = predicted_peak(exact, micro_batch, step), None
         if torch.cuda.is_available():
             counted, reserved = cuda_peak(case, micro_batch, samples)
@@ -150,6 +152,10 @@ def main() -> None:
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)
     rows: list[dict[str, Any]] = []
+    cards = machine(torch_cuda()).training_gpus if torch.cuda.is_available() else ()
+    if cards:  # the first product makes cuBLAS's workspaces, which are no tensors of a model
+        first = torch.ones(64, 64, device="cuda", requires_grad=True)
+        (first @ first).sum().backward()  # type: ignore[no-untyped-call]
     models = () if chosen.part == "workloads" else cases()
     workloads = () if chosen.part == "models" else workload_cases(ROOT / "configs")
     for case in chain(models, workloads):
@@ -158,7 +164,7 @@ def main() -> None:
         ):
             continue
         for precision in PRECISIONS:
-            for row in compare(case, precision):
+            for row in compare(case, precision, cublas_bytes(cards[0]) if cards else 0):
                 rows.append(row)
                 show(row)
     has_cuda = torch.cuda.is_available()
