@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -18,6 +19,7 @@ from wellfed.errors import text_of
 from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.process import MAY_FORK, end_by_signals, exit_code, fork, held_signals, leave
 
+_LOG = logging.getLogger(__name__)
 Found = Footprint | NoEstimate
 
 
@@ -38,7 +40,11 @@ def in_fork(work: Callable[[], Found]) -> Found:
 
 
 def _in_child(work: Callable[[], Found]) -> Found | None:
-    """Runs ``work`` in a child. Returns None if forking fails, or if torch does not work in the child."""
+    """Runs ``work`` in a child.
+
+    Returns None if forking fails, if torch does not work in the child, or if the child has no estimate and this process
+    has initialised CUDA, which may be the reason.
+    """
     reading, writing = os.pipe()
     with open(reading, "rb") as answers, held_signals() as let_through:
         try:
@@ -58,9 +64,13 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
         finally:
             _, status = os.waitpid(child, 0)
     try:
-        return pickle.loads(answer)  # type: ignore[no-any-return]
+        found: Found | None = pickle.loads(answer)
     except (EOFError, pickle.UnpicklingError):  # no answer, or a part of one
         return _ended(os.waitstatus_to_exitcode(status))
+    if isinstance(found, NoEstimate) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _LOG.info("No estimate in a child process, so it is tried in this one: %s", found.reason)
+        return None
+    return found
 
 
 def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:
