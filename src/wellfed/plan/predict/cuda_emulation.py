@@ -1,8 +1,7 @@
 """Makes a pass on CPU tensors keep the same tensors as a pass on CUDA, where the two differ.
 
-This covers a small table of kernels. cuDNN's workspaces are missing. cuDNN's RNN reserve is replaced by the RNN's
-single steps. The lists of autocast follow aten/src/ATen/autocast_mode.h (torch 2.13); a test compares them with torch's
-registered operators.
+This covers a small table of kernels. RNNs are those of `cudnn_rnn`. The lists of autocast follow
+aten/src/ATen/autocast_mode.h (torch 2.13); a test compares them with torch's registered operators.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from wellfed.plan.predict import cudnn_rnn
 
 KEY = "AutocastCPU"
 LOWER = (
@@ -50,8 +51,6 @@ WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put t
 """Operators whose inputs are cast to the widest input type."""
 AS_GIVEN = "binary_cross_entropy"
 """Operator that raises an error on CUDA; training reports it."""
-_RNN = {torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh}
-"""RNNs that cuDNN runs entirely in the lower type (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
 
 @contextlib.contextmanager
@@ -99,11 +98,18 @@ class _Functions(TorchFunctionMode):
             bound = inspect.signature(func).bind(*args, **named)
             bound.arguments["dropout_p"] = 0.0
             return func(*bound.args, **bound.kwargs)
-        if func in _RNN and torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
-            with torch.autocast("cpu", enabled=False):
-                return func(*_cast(args, dtype), **_cast(named, dtype))
+        if func in cudnn_rnn.RESERVED:
+            return _rnn(func, *args)
         return func(*args, **named)
+
+
+def _rnn(func: Callable[..., Any], *args: Any) -> Any:
+    """Runs an RNN entirely in the lower type under autocast (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            return _rnn(func, *_cast(args, dtype))
+    return cudnn_rnn.run(func, *args) if cudnn_rnn.is_known(*args) else func(*args)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wellfed.plan.predict.cudnn_conv import workspace_bytes
+
 aten = torch.ops.aten
 SOLE_USES, SOLE_STORAGE_USES = 4, 2
 """Use counts of a tensor held only by C++, as seen by the innermost mode: its holder, the call, the Python object."""
@@ -35,8 +37,8 @@ _IN_PLACE = {
 class MemoryTracker(TorchDispatchMode):
     """Counts each storage that an operator returns while the mode is active, until it is freed.
 
-    The kind of a storage is the value of ``making`` at its creation, or set by `note`. Workspaces inside an operator
-    are not counted.
+    The kind of a storage is the value of ``making`` at its creation, or set by `note`. Of workspaces inside operators,
+    those of cuDNN's convolutions are counted.
     """
 
     def __init__(self, block_bytes: int = 1) -> None:
@@ -79,10 +81,21 @@ class MemoryTracker(TorchDispatchMode):
                 known = self._storages.get(storage._cdata)
                 if known is None:
                     self._make(storage, self.making)
-                elif known[2] != self._rounded(storage):  # resize_
+                elif known[2] != self._rounded(storage.nbytes()):  # resize_
                     self._leave(storage._cdata)
                     self._make(storage, known[1])
+        if num_bytes := workspace_bytes(func, args):
+            self._use(num_bytes)
         return result
+
+    def _use(self, num_bytes: int) -> None:
+        """Counts memory that an operator uses and frees."""
+        self._count += 1
+        self.events += [(self._count, num_bytes), (self._count, 0)]
+        num_bytes = self._rounded(num_bytes)
+        if self._total + num_bytes > self._highest:
+            self._highest = self._total + num_bytes
+            self.peak = {**self.live, self.making: self.live.get(self.making, 0) + num_bytes}
 
     def _make(self, storage: torch.UntypedStorage, kind: str) -> None:
         self._count += 1
@@ -91,7 +104,7 @@ class MemoryTracker(TorchDispatchMode):
         self._enter(storage, kind, self._count)
 
     def _enter(self, storage: torch.UntypedStorage, kind: str, number: int) -> None:
-        key, num_bytes = storage._cdata, self._rounded(storage)
+        key, num_bytes = storage._cdata, self._rounded(storage.nbytes())
         counter = weakref.ref(self)  # a tensor that outlives the tracker must not keep it alive
 
         def leave(_: Any) -> None:
@@ -113,8 +126,8 @@ class MemoryTracker(TorchDispatchMode):
             if is_event and number and num_bytes:
                 self.events.append((number, 0))
 
-    def _rounded(self, storage: torch.UntypedStorage) -> int:
-        return -(-storage.nbytes() // self._block_bytes) * self._block_bytes
+    def _rounded(self, num_bytes: int) -> int:
+        return -(-num_bytes // self._block_bytes) * self._block_bytes
 
 
 def _tensors(result: Any) -> Iterable[Tensor]:

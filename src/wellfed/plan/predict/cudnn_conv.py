@@ -1,0 +1,67 @@
+"""Predicts the workspaces of cuDNN's convolutions in two dimensions on tensor cores (bf16, fp16, TF32).
+
+Its kernels there want channels last, so that inputs and results in torch's usual order are copied into a workspace. The
+sizes are fitted to calls with cuDNN 9.19 on an H200 (`benchmarks/records/2026-11-26_cudnn_h200.json`). Float32 without
+TF32 takes other kernels, whose workspaces are between none and nine times the result, and are not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellfed.units import MIB
+
+aten = torch.ops.aten
+FEWEST_CHANNELS = 32
+"""Minimum channels of a result; convolutions to fewer take kernels without a workspace."""
+PADDED_CHANNELS = 8
+"""Channels of copies in 16 bits are padded to a multiple."""
+SPLITS, MOST_SPLIT_BYTES = 16, 12 * MIB
+"""The gradient of the weights is a sum over so many parts in float32, together at most so many bytes."""
+
+
+def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
+    """Returns the bytes that an operator uses while it runs; 0 for all but these convolutions."""
+    if func is aten.convolution.default:
+        input, weight, _, stride, padding, dilation, transposed, _, groups = args
+        if not _is_copied(input, weight, transposed, groups):
+            return 0
+        height, width = (
+            (size + 2 * pad - reach * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, reach in zip(
+                input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+            )
+        )
+        output: int = weight.shape[0] * height * width * input.shape[0] * input.element_size()
+        return _padded(input) + _padded(weight) + output
+    if func is aten.convolution_backward.default:
+        gradient, input, weight, transposed, groups = *args[:3], args[7], args[9]
+        if not _is_copied(input, weight, transposed, groups):
+            return 0
+        splits = min(SPLITS * weight.numel() * 4, MOST_SPLIT_BYTES)
+        num_bytes: int = gradient.nbytes
+        return num_bytes + _padded(input) + max(_padded(weight), splits)
+    return 0
+
+
+def _is_copied(input: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
+    return (
+        input.dim() == 4
+        and not transposed
+        and groups == 1
+        and weight.shape[0] >= FEWEST_CHANNELS
+        and weight.shape[2:].numel() > 1
+        and not input.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _padded(tensor: Tensor) -> int:
+    """Returns the bytes of a copy with its channels last."""
+    channels = tensor.shape[1]
+    if tensor.element_size() == 2:
+        channels = -(-channels // PADDED_CHANNELS) * PADDED_CHANNELS
+    return tensor.nbytes // tensor.shape[1] * channels
