@@ -64,7 +64,7 @@ def errors(case, precision):
 def check(found):
     assert statistics.median(abs(error) for error in found) <= 0.05
     assert max(abs(error) for error in found) <= 0.10
-    # What counts here is a dispatch mode, for which torch makes some tensors more (`wellfed.plan.predict.memory_tracker`).
+    # The count is a dispatch mode, under which torch makes additional tensors (`wellfed.plan.predict.memory_tracker`).
     assert sum(error < -0.015 for error in found) <= 0.02 * len(found)
 
 
