@@ -224,22 +224,24 @@ def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
 def training(
     case: Case, micro_batch: int, samples: int, device: torch.device, count: Callable[..., None]
 ) -> Iterator[Callable[[], None]]:
-    """What a run does, moment by moment, in the order of `wellfed.train.lightning`: fill the feature table, some steps.
+    """Yields the parts of a run in the order of `wellfed.train.lightning`: filling the feature table, some steps.
 
     Args:
-        count: told of what was made outside the moments.
+        count: called with what was made outside the parts that are yielded.
     """
     task, precision = case.task, Precision(case.task.precision, device.type)
     model = precision.convert(copy.deepcopy(case.model).to(device))
     if task.checkpointed:
         checkpoint_blocks(model)
     count(model)
-    features = _features(case, model)
+    features, mode = _features(case, model), task.feature_mode or "dynamic"
     source: list[FeatureSource | None] = [None]
+    # Data that rows are cut from are made in host memory, and copied. On the CPU `hold` alone would copy nothing.
+    on_host = features.store() if features and features.store and mode == "cache" else None
 
     def fill() -> None:
         model.eval()
-        source[0] = hold(features, task.feature_mode or "dynamic", device)
+        source[0] = hold(features, mode, device, None if on_host is None else on_host.to(device, copy=True))
 
     if features is not None:
         yield fill
@@ -253,12 +255,12 @@ def training(
         model, loss, task.prepare, precision, device, ranks=_AsOnCuda(), features=lambda: source[0]
     )
     train_step = TrainStep(computation, optimizer, Fallbacks(MicroBatches(micro_batch)))
-    on_host = batches.map_tensors(task.make_batch(samples), lambda each: each.to(precision.dtype_of(each)))
+    batch = batches.map_tensors(task.make_batch(samples), lambda each: each.to(precision.dtype_of(each)))
     held: list[Batch] = []
 
     def step() -> None:
         held.clear()
-        held.append(batches.map_tensors(on_host, lambda each: each.to(device, copy=True)))
+        held.append(batches.map_tensors(batch, lambda each: each.to(device, copy=True)))
         train_step(Delivery(held[0], epoch=0, index=0, total=samples))
 
     for _ in range(STEPS):

@@ -389,7 +389,7 @@ RANKS = (
     stopped("two ranks: SIGTERM", with_ranks("step:12:sigterm")),
 )
 TWO_AT_ONCE = (
-    full("disk full while a worker dies", trained("step:3:full; train_sample:40!:worker_sigkill", *WORKERS)),
+    full("disk full while a worker dies", trained("step:3:full; train_sample:40!:then_worker_sigkill", *WORKERS)),
     full("a step raises on a full disk", trained("step:10:full; step:12:raise")),
     full("NaN on a full disk", trained("step:10:full; loss:12:nan"), "(?i)nan"),
     Fault("SIGTERM while a checkpoint fails", trained("save:2:full; loss:14:sigterm", *KEEPS_TWO),

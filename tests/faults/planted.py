@@ -3,7 +3,8 @@
 ``PLANTED="step:10:sigterm; save:3:full"``: at optimizer step 10 the process sends itself SIGTERM; the third save of a
 checkpoint finds the disk full. Each fires once in a folder, however often the training is resumed there; with ``!``
 behind the count it fires each time, with ``*`` for the count at every call. ``worker_`` before an action: in a loader's
-worker process alone. Imported by name, as a user's code is.
+worker process alone. ``then_`` before it: only after the fault listed before it has fired, since workers read ahead of
+the step. Imported by name, as a user's code is.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def planted(place: str, count: int | None = None) -> str:
         where, when, action = fault.strip().split(":")
         if where != place or when.rstrip("!") not in ("*", str(count)):
             continue
+        if action.startswith("then_") and not _fired(number - 1).exists():
+            continue
+        action = action.removeprefix("then_")
         if action.startswith("worker_") and os.getpid() == _MAIN:
             continue
         if when[-1] in "*!" or _is_first(number):
@@ -51,9 +55,14 @@ def planted(place: str, count: int | None = None) -> str:
     return ""
 
 
+def _fired(number: int) -> Path:
+    """Returns the file that exists once a fault has fired."""
+    return Path(os.environ["PLANTED_FOLDER"]) / f"fired-{number}"
+
+
 def _is_first(number: int) -> bool:
     try:
-        (Path(os.environ["PLANTED_FOLDER"]) / f"fired-{number}").touch(exist_ok=False)
+        _fired(number).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True

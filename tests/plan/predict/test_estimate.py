@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from benchmarks.memory_cases import (
     CARDS_ALONE,
+    Case,
     Mlp,
     adamw,
     cases,
@@ -26,12 +27,13 @@ from benchmarks.memory_cases import (
     workload_cases,
 )
 from wellfed.config.compose import compose
-from wellfed.contract import FEATURE_MODES, LossOutput
+from wellfed.contract import FEATURE_MODES, Features, LossOutput
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.estimate import MOST_POINTS, NEAR_FRAC, curve, measure, repeated
 from wellfed.plan.predict.peak import Footprint, NoEstimate, Point, StepShape, on_curve, predicted_peak, whole_pass
 from wellfed.plan.predict.rehearsal import Task
 from wellfed.run.objects.assemble import make_objects
+from wellfed.train.step.micro_batches import Preparation
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 QUICK = {
@@ -39,6 +41,7 @@ QUICK = {
     "attention": "bf16-mixed",
     "frozen encoder, dynamic": "bf16-mixed",
 }
+ROWS = torch.ones(4000, 64)
 SMALL_RECSYS = ("workload=recsys", "workload.data.scale=0.02", "workload.model.max_tokens=8", "logger=none")
 
 
@@ -61,7 +64,7 @@ def errors(case, precision):
 def check(found):
     assert statistics.median(abs(error) for error in found) <= 0.05
     assert max(abs(error) for error in found) <= 0.10
-    # What counts here is a dispatch mode, for which torch makes some tensors more (`wellfed.plan.predict.in_place`).
+    # The count is a dispatch mode, under which torch makes additional tensors (`wellfed.plan.predict.memory_tracker`).
     assert sum(error < -0.015 for error in found) <= 0.02 * len(found)
 
 
@@ -78,6 +81,24 @@ def test_quick_ones_are_near_the_truth():
 def test_the_recommender_is_near_the_truth(mode):
     config = compose(SMALL_RECSYS).config
     check(errors(workload_case(config, make_objects(config), (64, 256, 1024, 2048), mode), "32-true"))
+
+
+class RowsOnDevice:
+    """A data set whose rows are gathered on the device."""
+
+    def on_device(self, batch, rng, features):
+        return batch | {"x": features.rows(batch["row"])}
+
+
+@pytest.mark.parametrize("store", [lambda: ROWS, lambda: torch.cat([ROWS[:2000], ROWS[2000:]])], ids=["held", "made"])
+def test_data_that_rows_are_cut_from_count_once(store):
+    """Making them in host memory takes no device memory; a copy to the device takes theirs."""
+    features = Features(len(ROWS), ROWS.nbytes, lambda at: ROWS[at.cpu()], store=store, cut=lambda all_, at: all_[at])
+    sample = {"row": torch.randint(len(ROWS), (4,)), "label": torch.randint(10, (4,))}
+    of_data = Task(
+        repeated(sample), adamw, prepare=Preparation(RowsOnDevice(), 0), features=features, feature_mode="cache"
+    )
+    check(errors(Case("rows of data", Mlp(), of_data, (16, 128, 512, 2048)), "32-true"))
 
 
 @pytest.mark.slow  # three minutes

@@ -2,10 +2,10 @@
 
     forked_estimate -> cache -> estimate: a child process measures once what the cache on disk lacks
     estimate -> rehearsal: steps of some sizes on fake tensors (cuda_emulation), counted by memory_tracker
-             -> footprint: their memory as a function of the micro-batch
-    footprint -> replay -> caching_allocator: the peak of a run, with what the allocator adds
+             -> peak: their memory as a function of the micro-batch
+    peak -> replay -> caching_allocator: the peak of a run, with what the allocator adds
     size_fit -> size_search: real steps instead, and the sizes to try
 
-Needs no Lightning, configuration or loaders. Start from `footprint.predicted_peak`, which needs no torch, and from
+Needs no Lightning, configuration or loaders. Start from `peak.predicted_peak`, which needs no torch, and from
 `estimate.measure`, which makes the footprint.
 """

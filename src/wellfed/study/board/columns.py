@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
+from wellfed.study.points.space import show_value
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import BASELINE
 from wellfed.study.study_files import SearchFile, SweepFile
@@ -128,6 +129,11 @@ def interval(entry: Entry, objective: Objective) -> str:
 def figure_text(figure: float) -> str:
     """Returns a metric with five digits."""
     return f"{figure:.5g}"
+
+
+def value_text(board: Leaderboard, value: str) -> str:
+    """Returns a value for people: a sampler's numbers are rounded."""
+    return show_value(value) if board.is_of_search else value
 
 
 def _percent(figure: float | None, whole: float = 1.0) -> str:

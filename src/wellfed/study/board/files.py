@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +17,7 @@ from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.pages.markdown_text import code_span, plain_line
 from wellfed.record import write_atomically
 from wellfed.study.board import sweep_pictures, training_pictures
-from wellfed.study.board.columns import columns, figure_text, interval
-from wellfed.study.points.space import show_value
+from wellfed.study.board.columns import columns, figure_text, interval, value_text
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.units import spreadsheet_cell
 
@@ -91,16 +91,16 @@ class _LineFeeds:
 def to_markdown(board: Leaderboard) -> str:
     """Returns the board for a page in a repository: ranks, what failed, notes."""
     filters = {"code": code_span, "plain": plain_line}
-    text = _page("search.md.j2" if board.is_of_search else "sweep.md.j2", board, autoescape=False, filters=filters)
+    text = _page("board.md.j2", board, autoescape=False, filters=filters)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def to_html(board: Leaderboard) -> str:
     """Returns the page in one file. Every text of the user's is escaped."""
-    if board.is_of_search:
-        curves, axes = training_pictures.pictures(board)
-        return _page("search.html.j2", board, autoescape=True, curves=curves, axes=axes)
-    return _page("sweep.html.j2", board, autoescape=True, interval=interval, **sweep_pictures.figures(board))
+    pictures = training_pictures if board.is_of_search else sweep_pictures
+    return _page(
+        "board.html.j2", board, autoescape=True, figure=figure_text, interval=interval, **pictures.figures(board)
+    )
 
 
 def _page(
@@ -111,15 +111,20 @@ def _page(
     filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
     **more: Any,
 ) -> str:
+    of_search, objective = board.is_of_search, board.objective
     values = {
         "board": board,
         "file": board.file,
-        "objective": board.objective,
+        "objective": objective,
+        "of_search": of_search,
+        "noun": "trial" if of_search else "point",
+        "direction": f"{'most' if objective.higher_is_better else 'least'} is best",
+        "nothing": "No trial has trained to its end." if of_search else f"No point has {objective.a_noun}.",
+        "without": "Failed" if of_search else f"Without {objective.a_noun}",
         "columns": columns(board),
         "command": command,
         "again": again(board),
-        "figure": figure_text,
-        "show_value": show_value,
+        "shown": partial(value_text, board),
         **more,
     }
     return fill_in(Path(__file__).with_name(template), values, autoescape=autoescape, filters=filters)

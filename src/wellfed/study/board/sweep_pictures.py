@@ -48,15 +48,16 @@ def figures(board: Leaderboard) -> dict[str, Any]:
     front.sort(key=lambda entry: entry.peak_memory_gib or 0)
     return {
         "vertical": board.objective.against_memory,
-        "ranked": ranked,
         "tied": sum(entry.rank == 1 for entry in ranked) - 1,
         "top": max((figure for entry in ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
-        "pending": [entry for entry in board.entries if entry.status == "pending"],
+        "pending": board.pending,
         "effects": board.effects,
         "maps": _heat_maps(board),
         "most_maps": MOST_MAPS,
         "picture": _memory_picture(board),
         "front": front,
+        "curves": None,
+        "axis_pictures": None,
     }
 
 

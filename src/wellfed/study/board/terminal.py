@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from wellfed.command_line import command
-from wellfed.study.board.columns import columns
+from wellfed.study.board.columns import columns, value_text
 from wellfed.study.board.files import again
-from wellfed.study.points.space import show_value
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.knob_effects import Effects
 from wellfed.units import counted, show_percent
@@ -51,7 +50,7 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
         numbers = ", ".join(str(entry.row.trial) for entry in board.pruned)
         say(f"Pruned: {counted(len(board.pruned), 'trial')} ({numbers})")
     for entry in board.failed:
-        values = " ".join(f"{axis}={_shown(board, value)}" for axis, value in entry.values.items())
+        values = " ".join(f"{axis}={value_text(board, value)}" for axis, value in entry.values.items())
         say(f"{entry.status}: {values}: {entry.why}")
     if board.effects is not None and (shares := _shares(board.effects)):
         say(f"Which knob mattered (share of variance): {shares}")
@@ -88,9 +87,4 @@ def _ranks(board: Leaderboard) -> Table:
 
 def _cells(board: Leaderboard, entry: Entry) -> list[str]:
     number = [str(entry.row.trial)] if board.is_of_search else []
-    return [entry.label, *number, *(_shown(board, entry.values[axis]) for axis in board.file.axis_names)]
-
-
-def _shown(board: Leaderboard, value: str) -> str:
-    """Returns a value for people: a sampler's numbers are rounded."""
-    return show_value(value) if board.is_of_search else value
+    return [entry.label, *number, *(value_text(board, entry.values[axis]) for axis in board.file.axis_names)]

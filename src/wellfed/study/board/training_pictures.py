@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,15 @@ _ACCENTED = 3
 """Ranks whose curves stand out."""
 
 
-def pictures(board: Leaderboard) -> tuple[PagePicture | None, Sequence[PagePicture]]:
-    """Returns the learning curves, if there are any, and a picture for each axis."""
+def figures(board: Leaderboard) -> dict[str, Any]:
+    """Returns what the template of the page shows beside the table."""
     assert isinstance(board.file, SearchFile)
-    return _curves(board, board.file), _axes(board, board.file)
+    return {
+        "curves": _curves(board, board.file),
+        "axis_pictures": _axes(board, board.file),
+        "pending": board.pending,
+        **dict.fromkeys(("effects", "maps", "picture")),
+    }
 
 
 def _curves(board: Leaderboard, file: SearchFile) -> PagePicture | None:

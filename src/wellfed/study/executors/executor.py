@@ -138,8 +138,8 @@ class Executor(ABC):
 
         Args:
             trials: trials to run, in order.
-            more: returns one more trial, or None if there is none now. It is called when a machine has room for one
-                like the last and no sooner, since what to try next may depend on what has ended.
+            more: returns one more trial, or None if there is none now. It is called only when a machine can run one
+                like the last, since the next trial may depend on those that have ended.
             alone: run one trial at a time on a machine.
             prune: returns why to end a trial after a validation (its number from 1, the metric), or None. Local only.
 

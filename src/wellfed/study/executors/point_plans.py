@@ -1,4 +1,4 @@
-"""Keeps what is made before the trials on this machine: fork servers, plans of points, feature rows."""
+"""Prepares the trials on this machine: fork servers, plans of points, feature rows."""
 
 from __future__ import annotations
 

@@ -152,6 +152,11 @@ class Leaderboard:
         return [entry for entry in self.unranked if entry.status != "pruned"]
 
     @property
+    def pending(self) -> list[Entry]:
+        """Entries of which no trial has ended yet."""
+        return [entry for entry in self.entries if entry.status == "pending"]
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of points by status; of whole trainings by state."""
         found = Counter(entry.state if self.is_of_search else entry.status for entry in self.entries)

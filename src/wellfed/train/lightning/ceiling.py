@@ -1,7 +1,7 @@
-"""Measures the ceiling: the rate of the same steps on batches that are on the device already.
+"""Measures the ceiling: the rate of the same steps on batches that are already on the device.
 
-They are real steps of the run's module by a separate Trainer. Weights, buffers and generators are restored afterwards.
-The hooks, callbacks and schedulers of a user's LightningModule are not called, since there is no epoch.
+A separate Trainer makes real steps of the run's module. Weights, buffers and generators are restored afterwards.
+Hooks, callbacks and schedulers of a user's LightningModule are not called, since there is no epoch.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from wellfed.train.lightning.trainer import TrainerOptions, make_trainer, new_ev
 from wellfed.train.lightning.user_module.data_module import DataModuleCallback
 
 CEILING_BATCHES = 4
-"""Number of distinct batches, used in turn, so that caches don't make them cheaper than real ones."""
+"""Number of distinct batches, used in turn so that caches don't make them cheaper than real ones."""
 FEWEST = 5
-"""Minimum number of timed steps for a ceiling, if more were asked for."""
+"""Minimum number of timed steps for a ceiling, unless fewer were requested."""
 HOOKS = [name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")]
 """Hooks of a LightningModule."""
 _KEPT_HOOK = "on_after_batch_transfer"
-"""Hook that changes a batch on the device, and is a part of the step."""
+"""Hook that changes a batch on the device, which is a part of the step."""
 _DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
-"""Methods that were called before, if the module was trained."""
+"""Methods that training has already called."""
 
 
 class CachedBatches:
-    """Loader of a few batches that are on the device already, repeated."""
+    """A loader that repeats a few batches on the device."""
 
     def __init__(self, deliveries: Sequence[Delivery], length: int, most_s: float = math.inf) -> None:
-        """``most_s``: seconds after the first batch when the loader ends."""
+        """``most_s``: maximum seconds from the first batch to the end."""
         self._deliveries, self._length, self._most_s = deliveries, length, most_s
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class CachedBatches:
 
 
 def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Returns the batches of full size, without a smaller last one of an epoch."""
+    """Returns the batches without a smaller last one of an epoch."""
     largest = max((delivery.total for delivery in deliveries), default=0)
     return [delivery for delivery in deliveries if delivery.total == largest]
 
@@ -86,13 +86,13 @@ def run_ceiling(
     """Times the same steps on these batches, which are copied to the device first.
 
     Returns None if a rank has no batches. A single rank stops after ``most_s`` seconds, and returns None if fewer than
-    `FEWEST` steps were timed by then. Several ranks do the smallest number of steps that one of them was asked for.
+    `FEWEST` steps were timed by then. Several ranks make the smallest number of steps that one of them requests.
 
-    Weights, buffers and generators of the module are restored on the CPU, also after an error.
-    Gradients are lost, and other state of a user's module is not restored. A sharded module is of no further use.
+    Weights, buffers and generators of the module are restored on the CPU, even after an error. Gradients are lost, and
+    other state of a user's module is not restored. A sharded module can't be used afterwards.
 
     Args:
-        in_parts: turns a loader of whole batches into what the Trainer reads.
+        in_parts: converts a loader of whole batches to the Trainer's loader.
     """
     steps = int(_least_of_ranks(steps if deliveries else 0, options))
     if steps == 0:
@@ -102,7 +102,7 @@ def run_ceiling(
     limited = replace(options, max_epochs=1, max_steps=None, max_time_s=None, validate_every_steps=None)
     trainer = make_trainer(limited, [], folder)
     trainer.limit_val_batches = 0
-    device = trainer.strategy.root_device  # outside of a fit the module's own device is the CPU
+    device = trainer.strategy.root_device  # outside of a fit, the module's own device is the CPU
     clock = StepClock(new_event=new_event_factory(device))
     trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
     if data_module is not None:  # a step may use it
@@ -117,7 +117,7 @@ def run_ceiling(
 
         ready = [replace(delivery, batch=moved(delivery.batch), is_on_device=True) for delivery in deliveries]
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the loader may use its host buffers again
+            torch.cuda.synchronize(device)  # the loader may now reuse its host buffers
         if not is_ours:
             trainer.logger = DummyLogger()  # receives what the module logs
         with module.plain.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
@@ -128,7 +128,7 @@ def run_ceiling(
 
 
 def _least_of_ranks(value: float, options: TrainerOptions) -> float:
-    """Returns the smallest value of all ranks, so that none waits for steps that others don't do."""
+    """Returns the smallest value of all ranks, so that none waits for steps that others don't make."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return value
     device = torch.device("cuda", torch.cuda.current_device()) if options.accelerator == "gpu" else torch.device("cpu")
@@ -139,7 +139,7 @@ def _least_of_ranks(value: float, options: TrainerOptions) -> float:
 
 @contextmanager
 def put_back(module: pl.LightningModule, *, only_buffers: bool = False) -> Iterator[None]:
-    """Restores parameters, buffers, modes and Trainer of the module, and all generators, on exit."""
+    """Restores parameters, buffers, modes and Trainer of the module on exit, and all generators."""
     named = module.named_buffers() if only_buffers else _tensors(module)
     before = {name: value.detach().to("cpu", copy=True) for name, value in named}
     modes = [(part, part.training) for part in module.modules()]
@@ -160,16 +160,16 @@ def put_back(module: pl.LightningModule, *, only_buffers: bool = False) -> Itera
 
 
 def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and buffers by name, without lazy ones."""
+    """Yields parameters and buffers by name, except lazy ones."""
     named = chain(module.named_parameters(), module.named_buffers())
     return ((name, value) for name, value in named if not is_lazy(value))
 
 
 @contextmanager
 def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = False) -> Iterator[None]:
-    """Disables all hooks of a user's LightningModule that are no part of a step.
+    """Disables all hooks of a user's LightningModule that are not a part of a step.
 
-    ``setup`` is called unless the module is set up; hooks that move a batch to the device only if ``moves``.
+    ``setup`` is called if the module is not set up. Hooks that move a batch to the device stay only if ``moves``.
     """
     kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
     names = [name for name in HOOKS if name not in kept]
@@ -178,7 +178,7 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
     instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}
     if not moves:
         instead["transfer_batch_to_device"] = lambda batch, device, number: batch
-    if module.automatic_optimization:  # else the step itself steps the schedulers
+    if module.automatic_optimization:  # with manual optimization the step calls the schedulers
         instead["configure_optimizers"] = lambda: _optimizers_of(own())
     with replaced(module, instead):
         yield
@@ -186,19 +186,19 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
 
 @contextmanager
 def replaced(module: pl.LightningModule, instead: Mapping[str, Any]) -> Iterator[None]:
-    """Replaces attributes of the module within."""
+    """Replaces attributes of the module within the context."""
     own = {name: vars(module)[name] for name in instead if name in vars(module)}
     vars(module).update(instead)
     try:
         yield
     finally:
         for name in instead:
-            vars(module).pop(name, None)  # it may have been taken back already
+            vars(module).pop(name, None)  # it may have been removed already
         vars(module).update(own)
 
 
 def _optimizers_of(configured: Any) -> Any:
-    """Returns the result of ``configure_optimizers``, in any of its forms, without the schedulers."""
+    """Returns the optimizers in any form of the result of ``configure_optimizers``."""
     if isinstance(configured, dict):
         return configured["optimizer"]
     if not isinstance(configured, (list, tuple)):

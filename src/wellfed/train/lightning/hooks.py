@@ -1,4 +1,4 @@
-"""Lists Lightning's hooks, finds those that a callback or module overrides, and calls them."""
+"""Lists Lightning's hooks, finds the overridden ones of a callback or module, and calls them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from wellfed.train.step.step_passes import StepListener
 
 HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
-"""All hooks of a callback, without those that save and load its state."""
+"""All hooks of a callback, except those that save and load its state."""
 IN_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks that Lightning calls between the start of a step and the update of the weights."""
 
@@ -25,7 +25,7 @@ def hooks_of(owner: Any, among: Sequence[str] = HOOKS, base: type = pl.Callback)
 
 
 class Together(pl.Callback):
-    """Several callbacks without state as one, which calls each hook on those that override it, in order.
+    """Several callbacks without state as one. It calls each hook on those that override it, in order.
 
     Lightning calls all six hooks of a step on every callback, and most override one or two.
     """
@@ -44,7 +44,7 @@ def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -
 
 
 def calls_of(callbacks: Sequence[pl.Callback], hook: str) -> list[Callable[..., None]]:
-    """Returns the methods behind a hook, in order: those that `Together` would call, and none that do nothing."""
+    """Returns the methods of a hook in order, through `Together`, without those that do nothing."""
     found: list[Callable[..., None]] = []
     for own in [getattr(callback, hook) for callback in callbacks if hooks_of(callback, [hook])]:
         is_joint = isinstance(own, partial) and own.func is _call
@@ -53,7 +53,7 @@ def calls_of(callbacks: Sequence[pl.Callback], hook: str) -> list[Callable[..., 
 
 
 class CallbacksInStep(StepListener):
-    """The callbacks of a Trainer, called within a step of ours as Lightning calls them within its own."""
+    """The callbacks of a Trainer, called within our step as Lightning calls them within its own."""
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._trainer, self._module = trainer, module

@@ -1,8 +1,8 @@
 """Runs an epoch like Lightning's loop, but calls our step directly.
 
-For each step Lightning calls two dozen hooks and half a dozen closures, which do nothing here. On a small network they
-take as long as the network. `StepLoop` skips them and keeps Lightning's counters as Lightning does. It uses private
-attributes of Lightning 2.6; where they are missing, Lightning's own loop runs.
+In each step Lightning calls two dozen hooks and half a dozen closures, which do nothing here. On a small network they
+take as long as the network. `StepLoop` skips them, and counts as Lightning does. It uses private attributes of
+Lightning 2.6; if they are missing, Lightning's own loop runs.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _INSIDES = attrgetter(
 
 
 class StepLoop(_TrainingEpochLoop):
-    """An epoch of direct steps on one device; with several, Lightning's loop asks the other ranks at each batch.
+    """An epoch of direct steps on one device. With several, Lightning's loop runs, which asks the ranks at each batch.
 
-    The first step after a resume is Lightning's, which restores its counters there.
+    Lightning makes the first step after a resume, where it restores its counters.
     """
 
     _is_direct = False
     _may_validate = True
     _validates = False
     when_over: Callable[[Any], None] | None = None
-    """Called with the Trainer once a step within an epoch and its validation are done."""
+    """Called with the Trainer after a step within an epoch and its validation."""
     wall = Wall()
-    """Account of the wall time, for validations; `Clock` sets the one of the run."""
+    """Account of the wall time of validations; `Clock` sets the run's account."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
         if self.trainer.num_training_batches == UNKNOWN_LENGTH:
-            # The loader marks its last batch; Lightning would read a loader without length one batch ahead.
+            # The loader marks its last batch. Lightning would read one batch ahead from a loader without length.
             self.trainer.val_check_batch = self.trainer.val_check_batch if self._counts_steps() else float("inf")
             loader = self.trainer.train_dataloader
             parts = self.trainer.accumulate_grad_batches
@@ -79,12 +79,12 @@ class StepLoop(_TrainingEpochLoop):
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
 
     def _counts_steps(self) -> bool:
-        """Returns whether validation comes after a number of steps, not at the end of an epoch."""
+        """Returns whether validation follows a number of steps, not the end of an epoch."""
         return self.trainer.check_val_every_n_epoch is None
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far; read several times a step, so it skips Lightning's check of the mode."""
+        """Optimizer steps so far. Skips Lightning's check of the mode, since it is read several times a step."""
         if not self._is_direct:
             return int(super().global_step)
         steps: int = self.automatic_optimization.optim_progress.optimizer.step.total.completed
@@ -92,11 +92,11 @@ class StepLoop(_TrainingEpochLoop):
 
     @property
     def done(self) -> bool:
-        """True once the epoch is over. An early end waits for a whole step, whose gradients would be lost."""
+        """Whether the epoch is over. An early end waits for a whole step, whose gradients would be lost."""
         return super().done and not is_within_step(self.trainer)
 
     def run(self, data_fetcher: Any) -> None:
-        """Does what Lightning's method does, with direct steps where possible."""
+        """Runs the epoch as Lightning's method does, with direct steps where possible."""
         self.reset()
         self.on_run_start(data_fetcher)
         while not self.done:
@@ -112,10 +112,10 @@ class StepLoop(_TrainingEpochLoop):
                 self.on_iteration_done()
 
     def _make_steps(self, fetcher: Any) -> None:
-        """Makes steps up to one after which a validation may be due, or the epoch or the training may end.
+        """Makes steps until a validation may be due, or the epoch or the training may end.
 
-        Does for each batch what Lightning's `advance` and `on_advance_end` do, in the same order. Counters are set here
-        and not by Lightning's methods, of which a step would call forty.
+        Treats each batch as Lightning's `advance` and `on_advance_end` do, in the same order. Counters are set here,
+        since a step would call forty of Lightning's methods.
         """
         trainer, progress, results = self.trainer, self.batch_progress, self._results
         logged, signals, module = trainer._logger_connector, trainer._signal_connector, trainer.lightning_module
@@ -168,7 +168,7 @@ class StepLoop(_TrainingEpochLoop):
                 count.completed += 1
             if results:
                 logged.update_train_step_metrics()
-            del batch, output  # they would keep device memory while the next batch is fetched
+            del batch, output  # frees their device memory while the next batch is fetched
             is_over = is_last or stepped[0].completed >= last_step or trainer.should_stop or signals.received_sigterm
             if is_over or self._skip_next_val or self._validation_may_be_due():
                 self.on_advance_end(fetcher)
@@ -180,7 +180,7 @@ class StepLoop(_TrainingEpochLoop):
                     return
 
     def _step_schedulers(self, plain: Any, configs: Any) -> None:
-        """Steps the schedulers of a plain model: our factor once a step, a user's scheduler as Lightning does."""
+        """Steps the schedulers of a plain model: our own once a step, a user's as Lightning does."""
         if plain.scheduling is not None:
             self.update_lr_schedulers("step", update_plateau_schedulers=False)
             if self._num_ready_batches_reached():
@@ -195,7 +195,7 @@ class StepLoop(_TrainingEpochLoop):
                 count.completed += 1
 
     def _validation_may_be_due(self) -> bool:
-        """Returns False if no validation can be due after this batch, which is not the last one of its epoch."""
+        """Returns whether a validation may be due after this batch, which is not the last one of its epoch."""
         trainer = self.trainer
         every = trainer.val_check_batch
         if not self._may_validate or (every == math.inf and trainer._val_check_time_interval is None):
@@ -206,10 +206,10 @@ class StepLoop(_TrainingEpochLoop):
         return bool(counted.ready % every == 0)
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Does nothing: `StopAtStepEnd` stops all ranks. Lightning's broadcast at each batch waits for the device."""
+        """Does nothing, since `StopAtStepEnd` stops all ranks. Lightning's broadcast would wait for the device."""
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        """Returns whether to validate now; also after the last step, if schedulers or callbacks monitor validations."""
+        """Returns whether to validate now. Includes the last step if schedulers or callbacks monitor validations."""
         if is_within_step(self.trainer):
             return False
         if super()._should_check_val_fx(data_fetcher):
@@ -220,7 +220,7 @@ class StepLoop(_TrainingEpochLoop):
         return is_over and is_monitored and bool(self._should_check_val_epoch())
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Counts the batch. Lightning's method is called only for validations, plateaus, accumulation and the end."""
+        """Counts the batch. Calls Lightning's method only for validations, plateaus, accumulation and the end."""
         trainer = self.trainer
         is_plain = self._is_direct and not (self._restarting or trainer.should_stop or trainer.received_sigterm)
         if is_plain and not (self._may_validate and (self._skip_next_val or self._should_check_val_fx(data_fetcher))):
@@ -233,7 +233,7 @@ class StepLoop(_TrainingEpochLoop):
             self.when_over(trainer)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
-        """Steps the schedulers; a plateau scheduler of a plain model with interval step only after a validation."""
+        """Steps the schedulers. A plain model's plateau scheduler with interval ``step`` steps after validations."""
         is_plateau_of_step = interval == "step" and update_plateau_schedulers
         if not is_plateau_of_step or self._validates or not isinstance(self.trainer.lightning_module, StepModule):
             super().update_lr_schedulers(interval, update_plateau_schedulers)
@@ -248,12 +248,12 @@ class StepLoop(_TrainingEpochLoop):
 
 
 def _loaders_of(fetcher: Any) -> list[Iterator[Any]]:
-    """Returns the iterators behind a fetcher of Lightning, one for each loader of the epoch."""
+    """Returns the iterators of a fetcher of Lightning, one for each loader of the epoch."""
     return fetcher.combined_loader._iterator.iterators  # type: ignore[no-any-return]
 
 
 def _next_of(batches: Iterator[Any], fetcher: Any) -> Any:
-    """Returns the next batch, past the four layers of Lightning that combine several loaders."""
+    """Returns the next batch directly, without Lightning's four layers that combine several loaders."""
     try:
         batch = next(batches)
     except StopIteration:

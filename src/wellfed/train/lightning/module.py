@@ -1,4 +1,4 @@
-"""Puts training and evaluation of a plain model on the hooks of Lightning's loops."""
+"""Trains and evaluates a plain model in the hooks of Lightning's loops."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from wellfed.units import gib
 class StepModule(pl.LightningModule):
     """A plain ``nn.Module`` for a Trainer, trained by `step.train_step.TrainStep`.
 
-    The whole step is done in ``optimizer_step``, or by `loop.StepLoop`; Lightning's own closure is never called.
+    The whole step runs in ``optimizer_step``, or in `loop.StepLoop`. Lightning's own closure is never called.
     """
 
     def __init__(self, model: nn.Module, setup: PlainSetup) -> None:
         super().__init__()
         self.model, self.plain = model, PlainTraining(model, setup)
         self.step: TrainStep | None = None
-        """The step of the current training."""
+        """Step of the current training."""
         self.listener: CallbacksInStep | None = None
         """Callbacks with hooks inside a step of the current training."""
         self._delivery: Delivery | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> pl.LightningModule:
-        """Returns the weights alone under their names, as `WeightAveraging` keeps them."""
+        """Returns a module with the same weights by name and nothing else, for `WeightAveraging`."""
         weights = pl.LightningModule()
         weights.model = copy.deepcopy(self.model, memo)
         return weights
 
     def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``call(*arguments)``, computed inside the wrapper that a strategy puts around the module."""
+        """Returns ``call(*arguments)``, called inside the strategy's wrapper of the module."""
         return call(*arguments)
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer, plain = self.plain.optimizer(), self.plain
         if plain.scheduling is not None:
             return {"optimizer": optimizer, "lr_scheduler": plain.scheduling.of(optimizer)}
-        # A lambda is not saved with the scheduler. An object's attributes are, and a resumed run with more steps would
-        # get the old end of its schedule back: a rate of 0.
+        # A lambda is not saved with the scheduler. An object's attributes would be saved. A resumed run with more steps
+        # would then get the old end of its schedule: a rate of 0.
         scheduler = FactorLR(optimizer, lambda step: plain.lr_factor(step))  # noqa: PLW0108
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -94,9 +94,9 @@ class StepModule(pl.LightningModule):
     def on_train_start(self) -> None:
         assert self.step is not None
         if (rank := self.trainer.global_rank) and isinstance(self.trainer.strategy, DDPStrategy):
-            # With rank 0's seed all ranks would draw the same dropout masks. Sharded models must: they share blocks.
+            # With rank 0's seed all ranks draw the same dropout masks. Sharded models need that: they share blocks.
             generators.seed_all(seed_from(self.plain.options.seed, rank))
-        # A checkpoint holds the rate by the schedule of the run that wrote it.
+        # A checkpoint has the rate of the schedule of its own run.
         for config in self.trainer.lr_scheduler_configs if self.plain.scheduling is None else ():
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
@@ -111,7 +111,7 @@ class StepModule(pl.LightningModule):
         self.step = self.listener = None  # frees the optimizer's state
 
     def on_train_epoch_start(self) -> None:
-        self.plain.totals.forget()  # handed over at the end of the epoch; a checkpoint may hold the old ones
+        self.plain.totals.forget()  # written at the end of the epoch; a checkpoint may have old ones
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._delivery = batch
@@ -120,12 +120,12 @@ class StepModule(pl.LightningModule):
         delivery, self._delivery = self._delivery, None
         assert delivery is not None
         assert self.step is not None
-        # What calling it would leave: a count of zeroed gradients, for callbacks, and a result.
+        # The closure would leave a count of zeroed gradients, for callbacks, and a result.
         optimizer_closure._zero_grad_fn()
         optimizer_closure._result = ClosureResult(self.step(delivery))
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Does nothing: the step does it."""
+        """Does nothing, since the step deletes gradients."""
 
     def training_step(self, delivery: Delivery, batch_idx: int) -> Tensor:
         raise NotImplementedError("the step is done in optimizer_step; Lightning wants this method to be there")
@@ -137,16 +137,16 @@ class StepModule(pl.LightningModule):
         try:
             with as_scheduled(scheduler.optimizer):
                 super().lr_scheduler_step(scheduler, metric)
-        except ValueError as error:  # a cycle is over before training is
+        except ValueError as error:  # a cycle ends before training does
             raise WellfedError(f"workload.schedule ({type(scheduler).__name__}): {error}") from error
 
     # -- stages of memory.stages ----------------------------------------------------------------------------------
 
     def begin_stage(self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any]) -> dict[str, Any]:
-        """Holds features as the stage does from here on, and returns the facts for the record.
+        """Changes to a stage's mode of features and sizes; returns the facts for the record.
 
-        Device memory is that of torch's tensors before and after the change, without what training an encoder adds.
-        To be called between two epochs, or before training.
+        Call it between two epochs, or before training. The facts have the memory of torch's tensors on the device
+        before and after the change, without that for training an encoder.
         """
         was_training, self.step, before_gib = self.step is not None, None, self._allocated_gib()
         joined = self.plain.begin_stage(stage, train_data, eval_data, self.device)
@@ -162,7 +162,7 @@ class StepModule(pl.LightningModule):
         }
 
     def _rebuild_step(self, *, has_more_weights: bool) -> None:
-        """Replaces the step in the middle of training."""
+        """Replaces the step during training."""
         strategy = self.trainer.strategy
         if has_more_weights and isinstance(strategy, DDPStrategy):
             strategy.model = strategy._setup_model(self)  # DDP reduces the weights that needed a gradient when made
@@ -182,9 +182,9 @@ class StepModule(pl.LightningModule):
     # -- batches --------------------------------------------------------------------------------------------------
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Moves the tensors of a batch; one that does not fit stays on the host, and is moved in micro-batches.
+        """Moves a batch. One that does not fit stays on the host and is moved in micro-batches.
 
-        Lightning's own method copies a dataclass deeply before it moves it.
+        Lightning's own method would first make a deep copy of a dataclass.
         """
         if not isinstance(batch, Delivery):
             return batch
@@ -200,12 +200,12 @@ class StepModule(pl.LightningModule):
         return batch
 
     def weigh(self, delivery: Delivery) -> None:
-        """Computes the weights of the micro-batches, if not known yet; to be called while they are on the host."""
+        """Computes the weights of the micro-batches, unless they are known. The batch must be on the host."""
         if self.step is not None:
             self.step.passes.weigh(delivery)
 
     def fewer_ahead(self, ahead: int, message: str) -> None:
-        """Records that `DevicePrefetcher` copies fewer batches ahead from now on."""
+        """Records that fewer batches are copied ahead from now on."""
         step = self.trainer.global_step + 1
         self.plain.on_event("oom", step=step, message=message)
         self.plain.on_event("ladder", step=step, change=f"loader.device_prefetch={ahead}")

@@ -1,4 +1,4 @@
-"""Puts device prefetch between a loader and the module that trains on it."""
+"""Adds device prefetch between a loader and the module that trains on it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def prefetched(
 ) -> Iterator[Any]:
     """Yields the loader, or one that copies ``ahead`` of its batches to the device before they are needed.
 
-    Uses the ``transfer_batch_to_device`` of a user's LightningModule, once a batch. A module that changes batches
-    before they are moved (``on_before_batch_transfer``) can't have them moved ahead.
+    Calls the ``transfer_batch_to_device`` of a user's LightningModule, once a batch. Batches are not moved ahead if the
+    module changes them before (``on_before_batch_transfer``).
     """
     if ahead == 0:
         yield loader

@@ -1,4 +1,4 @@
-"""Evaluates a few batches of validation and test before the first step, to show their errors at once."""
+"""Evaluates a few batches of validation and test before the first step, so that errors show at once."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from wellfed.train.lightning.module import StepModule
 Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
 """Function that opens a few batches of a split."""
 _OF_ALL_BATCHES = ("compute", "on_validation_epoch_end", "on_test_epoch_end")
-"""Functions that compute over a whole split, and may fail on a few batches."""
+"""Functions that need a whole split, and may fail on a few batches."""
 
 
 class SanityCheck(pl.Callback):
-    """Check of each split; must be the first callback. Afterwards buffers, generators and metrics are restored.
+    """Check of each split. It must be the first callback. It restores buffers, generators and metrics.
 
-    A resumed run is not checked again. The validation of a user's LightningModule is checked by Lightning itself
-    (``num_sanity_val_steps``), with all its hooks.
-    Its test is checked here, without its end, which may write results.
+    A resumed run is not checked again. Lightning checks the validation of a user's LightningModule with all its hooks
+    (``num_sanity_val_steps``). Its test is checked here, except for the end, which may write results.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class SanityCheck(pl.Callback):
         """
         Args:
             found: called with the metrics of a few batches of each split of a `StepModule`.
-            generators: those of the user that are drawn from when a split is read.
+            generators: generators of the user that reading a split draws from.
         """
         self._splits, self._found, self._generators = splits, found, generators
         self._trying: str | None = None
@@ -118,7 +117,7 @@ def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Itera
 
 @contextmanager
 def _forgetting(module: pl.LightningModule) -> Iterator[None]:
-    """Makes the module log nothing; restores its lists and dicts and empties its metrics afterwards."""
+    """Disables the module's logging; afterwards restores its lists and dicts and resets its metrics."""
     instead = {name: lambda *arguments, **named: None for name in ("log", "log_dict")}
     held = {name: value.copy() for name, value in vars(module).items() if _is_plain(name, value)}
     try:

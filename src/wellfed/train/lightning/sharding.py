@@ -1,6 +1,6 @@
-"""Shards a model over several cards (FSDP), and collects the whole of it again.
+"""Shards a model over several cards (FSDP), and collects the whole model again.
 
-FSDP is imported where it is used, since few runs shard.
+FSDP is imported at its use, since few runs shard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wellfed.train.memory.fsdp_blocks import blocks_to_gather
 
 
 def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
-    """Returns a strategy that gathers block by block; weights, buffers and inputs keep their types of one card."""
+    """Returns a strategy that gathers block by block. Weights, buffers and inputs keep their types."""
     from torch.distributed.fsdp import MixedPrecision
     from torch.distributed.fsdp.wrap import CustomPolicy
 
@@ -28,7 +28,7 @@ def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
             gathered.update(blocks_to_gather(module))
         return module in gathered
 
-    # Rank 0's weights are taken, as with DDP: it alone reads and writes checkpoints.
+    # Rank 0's weights are used, as with DDP, since it alone reads and writes checkpoints.
     return FSDPStrategy(
         timeout=timeout,
         auto_wrap_policy=CustomPolicy(is_gathered),
@@ -38,7 +38,7 @@ def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
 
 
 def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:
-    """Returns a context in which every rank has the whole model on its device; all ranks must enter it."""
+    """Returns a context in which each rank has the whole model on its device. All ranks must enter it."""
     if not isinstance(strategy, FSDPStrategy):
         return nullcontext()
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -47,9 +47,9 @@ def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:
 
 
 class KeepWeights(pl.Callback):
-    """Keeps the whole model's weights in host memory on every rank at the end of training.
+    """Copy of the whole model's weights in host memory of each rank, made at the end of training.
 
-    A model can't be sharded twice, so passes after training use another one with these weights.
+    A model can't be sharded twice, so later passes use another one with these weights.
     """
 
     def __init__(self) -> None:

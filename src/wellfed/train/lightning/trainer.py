@@ -25,13 +25,13 @@ from wellfed.train.lightning.checkpoints.plain_checkpoint import DigestCheckpoin
 from wellfed.train.lightning.checkpoints.resume_position import ExactResume, GoOn
 from wellfed.train.lightning.hooks import Together
 
-# Each Trainer asks which packages bring callbacks, for which the metadata of all packages are read.
+# Each Trainer looks for packages with callbacks, which reads the metadata of all packages.
 registry.entry_points = cache(registry.entry_points)
 
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Decided options of a Trainer: how long, where, in which precision."""
+    """Options of a Trainer: how long, where, in which precision."""
 
     accelerator: Literal["cpu", "gpu"]
     devices: int
@@ -47,16 +47,16 @@ class TrainerOptions:
     cudnn_benchmark: bool = False
     num_nodes: int = 1
     accumulate: int = 1
-    """Parts in which a user's LightningModule gets the batch of a step."""
+    """Number of parts of a step's batch for a user's LightningModule."""
 
     @property
     def world_size(self) -> int:
-        """Number of ranks: processes that train together, one a device."""
+        """Number of ranks, one for each device."""
         return self.num_nodes * self.devices
 
 
 def set_backend_flags(options: TrainerOptions) -> None:
-    """Sets TF32 and cuDNN by the older API, which Lightning reads: torch 2.13 raises if both are used."""
+    """Sets TF32 and cuDNN by the older API, which Lightning reads. torch 2.13 raises if both APIs are used."""
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     if options.accelerator == "gpu":
         torch.backends.cudnn.allow_tf32 = options.tf32
@@ -64,9 +64,9 @@ def set_backend_flags(options: TrainerOptions) -> None:
 
 
 def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
-    """Returns a Trainer that logs, saves and shows nothing itself; the callbacks do.
+    """Returns a Trainer whose callbacks alone log, save and show.
 
-    ``more`` are arguments for Lightning, and ``users``: the user's callbacks, which come after ours.
+    ``users`` are the user's callbacks, which come after ours. ``more`` are other arguments for Lightning.
     """
     quiet_lightning()
     users = more.pop("users", ())
@@ -104,7 +104,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         plugins=more.pop("plugins", [DigestCheckpointIO()]),
         **more,
     )
-    with suppress(ImportError):  # a version of Lightning with other private modules
+    with suppress(ImportError):  # another version of Lightning has other private modules
         from wellfed.train.lightning.loop import StepLoop
 
         lightnings = trainer.fit_loop.epoch_loop
@@ -113,12 +113,12 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
 
 
 def find_plugins() -> None:
-    """Finds the callbacks of installed packages that each Trainer asks for, before processes are forked that do so."""
+    """Finds callbacks of installed packages, which each Trainer needs, before processes are forked."""
     registry.entry_points(group="lightning.pytorch.callbacks_factory")
 
 
 class NoProfiler(PassThroughProfiler):
-    """A profiler without cost: Lightning's own enters a generator around each hook, dozens of times a step."""
+    """A profiler without cost. Lightning's own enters a generator around each hook, dozens of times a step."""
 
     _nothing: AbstractContextManager[None] = nullcontext()
 
@@ -130,7 +130,7 @@ class Settled(pl.Callback):
     """Wait for the device before training.
 
     Lightning wraps a model in DDP on a separate stream (`DDPStrategy._setup_model`), where DDP broadcasts the weights
-    of rank 0. Without the wait the first step, on another stream, could start before that.
+    of rank 0. Without the wait, the first step could start on another stream before the broadcast ends.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -140,32 +140,32 @@ class Settled(pl.Callback):
 
 
 def quiet_lightning() -> None:
-    """Silences Lightning's notes and those of its warnings that don't apply here."""
+    """Silences Lightning's notes, and warnings that don't apply here."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # The inline loader needs no workers.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
-    # Metrics are written at the end of an epoch, however short it is.
+    # Metrics are written at the end of each epoch, even a short one.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
-    # The ceiling validates nothing; frozen encoders stay in eval mode; a deprecation of torch.
+    # The ceiling does not validate; frozen encoders stay in eval mode; torch deprecates a class.
     warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
     warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
-    # The weights of such a checkpoint are the average.
+    # Such a checkpoint has the averaged weights.
     warnings.filterwarnings("ignore", message=".*WeightAveraging callback, but loading a checkpoint outside.*")
 
 
 def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | None:
-    """Returns the optimizer steps of the whole run; None if only time limits it, or an epoch has no known length."""
+    """Returns the optimizer steps of the whole run; None if only time limits it or epochs have no length."""
     known = None not in (options.max_epochs, steps_per_epoch)
     of_epochs = options.max_epochs * steps_per_epoch if known else None  # type: ignore[operator]
     return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
 
 
 def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
-    """Returns what ended a successful training, as a knob with its value or as the name of a callback."""
+    """Returns the limit that ended a successful training: a knob with its value, or the name of a callback."""
     if options.max_steps is not None and trainer.global_step >= options.max_steps:
         return f"trainer.max_steps={options.max_steps}"
     if options.max_epochs is not None and trainer.current_epoch >= options.max_epochs:
@@ -181,21 +181,21 @@ def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
 
 
 def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
-    """Returns what makes timing events of the device; None on the CPU, where the host's clock is used."""
+    """Returns a factory of the device's timing events; None on the CPU, where the host's clock is used."""
     if device.type != "cuda":
         return None
     return lambda: torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:
-    """Trains, from a checkpoint on if there is one. Checkpoints are loaded weights-only."""
+    """Trains, from a checkpoint if one is given. Checkpoints are loaded weights-only."""
     if checkpoint is not None:
         trainer.callbacks.append(GoOn(loader))
     trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
 
 
 def overrides(module: pl.LightningModule, hook: str) -> bool:
-    """Returns whether a user's LightningModule has its own hook, or that of its LightningDataModule."""
+    """Returns whether a user's LightningModule, or its LightningDataModule, overrides a hook."""
     return hook in vars(module) or getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
 
 
@@ -205,7 +205,7 @@ def has_step(module: pl.LightningModule, split: str) -> bool:
 
 
 def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[str]:
-    """Returns up to three names whose weights differ between checkpoint and module, with both shapes."""
+    """Returns up to three weights that differ between checkpoint and module, with both shapes."""
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     other = {name: tuple(value.shape) for name, value in state_dict.items()}
     names = [name for name in own | other if own.get(name) != other.get(name)]
@@ -213,7 +213,7 @@ def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[s
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
-    """Loads a checkpoint's weights into the module, weights-only."""
+    """Loads a checkpoint weights-only and copies its weights to the module."""
     state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.load_state_dict(state["state_dict"])
 

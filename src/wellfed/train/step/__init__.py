@@ -1,6 +1,6 @@
 """Makes one optimizer step, without Lightning: micro-batches and weights, forward, backward, clipping, retry.
 
-Uses torch and the workload contract, and no Lightning, plan, configuration or loader. Start from
-`train_step.TrainStep`, which training, `fit` and the probe before training run. Its forward and backward passes are in
-`passes.Passes`, which the rehearsal of memory runs, too; `retry.StepRetry` does a step again with less memory.
+Uses torch and the workload contract, but no Lightning, plan, configuration or loader. Start from
+`train_step.TrainStep`, which training, `fit` and the probe before training run. `step_passes.StepPasses` makes its
+forward and backward passes, for the prediction of memory too. `retry.StepRetry` repeats a step with less memory.
 """

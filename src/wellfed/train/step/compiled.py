@@ -1,4 +1,4 @@
-"""Compiles what a step computes, and goes on without compiling if that fails."""
+"""Compiles the loss and other functions of a step; if that fails, they run uncompiled."""
 
 from __future__ import annotations
 
@@ -21,31 +21,28 @@ WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class Compiled:
-    """A function that torch compiles. If that fails, the function runs as it is from then on, with a warning.
+    """A function that torch compiles. If that fails, the function runs uncompiled from then on, with a warning.
 
-    A call that fails while it is compiled is made again, so it must not matter what it has done by then.
+    The failed call is repeated, so the function must have no side effects.
     """
 
     def __init__(self, function: Callable[..., Any], mode: str, on_failure: Callable[[str], None]) -> None:
-        """``mode``: a value of ``gpu.compile``; ``none`` leaves the function as it is."""
+        """``mode``: a value of ``gpu.compile``; ``none`` does not compile."""
         self._function, self._on_failure = function, on_failure
         self._compiled: Callable[..., Any] | None = None
         if mode != "none":
             self._compiled = torch.compile(function, mode=mode)
         self._has_graphs = mode in WITH_CUDA_GRAPHS
         self.has_compiled = False
-        """Turns true when a call has compiled something, as a new shape does; reset by the reader."""
+        """True after a call that compiled, as a new shape makes it; reset by the reader."""
 
     @property
     def overwrites(self) -> bool:
-        """Whether each call overwrites the results of the one before, and their gradients, as CUDA graphs do.
-
-        What is needed longer must be copied.
-        """
+        """Whether each call overwrites earlier results and gradients, as CUDA graphs do. Copy them to keep them."""
         return self._compiled is not None and self._has_graphs
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Returns the result of the function."""
+        """Calls the function."""
         if self._compiled is None:
             return self._function(*arguments, **named)
         before = _compiled_graphs()
@@ -64,7 +61,7 @@ class Compiled:
 
 
 class Loss(Compiled):
-    """``model.loss``, compiled where asked."""
+    """``model.loss``, compiled on request."""
 
     def __init__(
         self, model: nn.Module, mode: str, on_failure: Callable[[str], None], *, needs_gradient: bool = True
@@ -105,7 +102,7 @@ def _compiled_graphs() -> int:
 
 
 def is_of_compiler(error: Exception) -> bool:
-    """Returns whether torch.compile failed, and not the code that it compiles."""
+    """Returns whether torch.compile failed, rather than the compiled code."""
     from torch._dynamo import exc
     from torch._inductor import exc as inductor
 
@@ -115,6 +112,6 @@ def is_of_compiler(error: Exception) -> bool:
         return True
     if oom.classify(error) is not None:
         return False
-    # Errors of some types pass through the compiler as they are; the code's own are raised when it runs.
+    # The compiler does not wrap errors of some types. Errors of the code itself are raised when it runs.
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" for frame, _ in frames)

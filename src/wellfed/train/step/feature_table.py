@@ -1,4 +1,4 @@
-"""Holds a workload's feature rows during training, and moves them off the device when memory runs out."""
+"""Holds a workload's feature rows during training; moves them off the device when memory runs out."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from wellfed.train.memory.step_down import MicroBatches
 
 @dataclass(frozen=True)
 class FeatureStage:
-    """One of ``memory.stages``: how features are held from an epoch on, with the sizes that go with it."""
+    """One of ``memory.stages``: the mode of the features from an epoch on, and its micro-batch."""
 
     from_epoch: int
     mode: FeatureModeName
     micro: MicroBatches
     checkpoints: bool
-    """Activations are recomputed."""
+    """Whether activations are recomputed."""
     trains_encoder: bool
-    """The encoder, if there is one, which earlier stages kept frozen."""
+    """Whether an encoder that earlier stages kept frozen is trained."""
 
 
 class FeatureTable:
-    """Feature rows, held once the model is on its device and has its weights.
+    """Feature rows, made once the model is on its device and has its weights.
 
-    State: not held, then one of the modes; from there only to a slower one.
+    States: not held, then a mode, then only slower modes.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class FeatureTable:
     ) -> None:
         """
         Args:
-            rows: all of them, if they have been computed on the CPU already.
-            may_change: a slower mode is taken if memory does not suffice for the table.
-            awaits_training: a later stage trains the encoder. ``dynamic`` is not taken before: the model would treat
-                the encoder as one that is trained, dropout included.
+            rows: all rows, if they have been computed on the CPU already.
+            may_change: take a slower mode if the table does not fit.
+            awaits_training: a later stage trains the encoder. ``dynamic`` is not taken before, since the model would
+                treat the encoder as trained, dropout included.
         """
         self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
         self._awaits_training = awaits_training
         self.source: FeatureSource = _NotHeld()
 
     def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
-        """Fills the table, unless it is there."""
+        """Fills the table, unless that is done."""
         if not isinstance(self.source, _NotHeld):
             return
 
@@ -84,7 +84,7 @@ class FeatureTable:
         return True
 
     def begin(self, stage: FeatureStage, device: torch.device) -> None:
-        """Begins a stage, in its mode or in a slower one that is in use; computes nothing anew."""
+        """Begins a stage, in its mode or a slower one that is in use; computes no rows."""
         self._features = replace(self._features, trainable=stage.trains_encoder)
         self._awaits_training &= not stage.trains_encoder
         mode = max(stage.mode, self.mode, key=FEATURE_MODES.index)

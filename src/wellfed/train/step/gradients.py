@@ -13,9 +13,9 @@ from wellfed.ranks import BUCKET_BYTES
 
 
 class ClipByNorm:
-    """Limits the norm of all gradients: bit for bit `torch.nn.utils.clip_grad_norm_`, without waiting for the device.
+    """Limit on the norm of all gradients, bit for bit as `torch.nn.utils.clip_grad_norm_`. Never waits for the device.
 
-    torch sorts the gradients by device and type twice a call, in Python, and each of its three functions enters a mode.
+    It is faster: torch sorts the gradients by device and type twice a call, in Python.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
@@ -43,7 +43,7 @@ class ClipByNorm:
 
 
 def _values_of(weight: Tensor) -> Tensor:
-    """Returns the numbers of a gradient, to be changed in place. A sparse one first gets each index once."""
+    """Returns the values of a gradient, which may be changed in place. Coalesces a sparse gradient first."""
     assert weight.grad is not None
     if not weight.grad.is_sparse:
         return weight.grad
@@ -53,7 +53,7 @@ def _values_of(weight: Tensor) -> Tensor:
 
 @contextmanager
 def as_zeros(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Makes a backward pass give all weights gradients of zero, also where it computes NaN."""
+    """Makes backward passes give all weights gradients of zero, even where they compute NaN."""
     hooks = [one.register_hook(torch.zeros_like) for one in weights if one.requires_grad]  # type: ignore[no-untyped-call]
     try:
         yield
@@ -63,26 +63,26 @@ def as_zeros(weights: Sequence[Tensor]) -> Iterator[None]:
 
 
 class GradientAverage:
-    """Replaces each rank's gradients by the mean over all ranks, as DDP does.
+    """Mean of the gradients over all ranks, as DDP computes it.
 
-    A weight with a gradient on some ranks only counts as zero on the others. `prepare` takes all memory that is needed,
-    so no rank runs out of memory while the others wait for its sums.
+    A weight without a gradient on some ranks counts as zero there. `prepare` allocates all memory. So no rank runs out
+    of memory while the others wait for its sums.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], num_ranks: int) -> None:
-        """``weights``: the same on all ranks, in the same order."""
+        """``weights`` must be the same on all ranks, in the same order."""
         self._weights, self._num_ranks = weights, num_ranks
         self._buffers: dict[torch.dtype, Tensor] = {}
-        """One bucket of each type. A gradient that fills a bucket alone is summed in place."""
+        """A bucket for each type. A gradient that fills a bucket alone is summed in place."""
 
     def prepare(self) -> list[bool]:
-        """Takes the memory for a call: the buckets, once, and zeros for weights without a gradient.
+        """Allocates the buckets, once, and zeros for weights without a gradient.
 
         Returns:
-            For each weight whether it had a gradient.
+            Whether each weight had a gradient.
 
         Raises:
-            torch.OutOfMemoryError: it is not there.
+            torch.OutOfMemoryError: the memory does not suffice.
         """
         for dtype in {weight.dtype for weight in self._weights} - self._buffers.keys():
             alike = [weight for weight in self._weights if weight.dtype == dtype]
@@ -101,11 +101,11 @@ class GradientAverage:
         """Averages on all ranks, after `prepare` on each; does not wait for the device.
 
         Args:
-            is_used: for each weight whether any rank had a gradient; the same on all ranks.
+            is_used: whether any rank had a gradient, for each weight; the same on all ranks.
         """
         for weight, is_needed in zip(self._weights, is_used, strict=True):
             if not is_needed:
-                weight.grad = None  # an optimizer leaves such a weight out
+                weight.grad = None  # so that the optimizer skips it
         for bucket in buckets([weight.grad for weight in self._weights if weight.grad is not None]):
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 dist.all_reduce(bucket[0])
@@ -121,7 +121,7 @@ class GradientAverage:
 
 
 def buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields successive gradients of one type, up to `BUCKET_BYTES` together; a larger one alone."""
+    """Yields lists of successive gradients of one type, up to `BUCKET_BYTES`; a larger gradient is alone."""
     bucket: list[Tensor] = []
     num_bytes = 0
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""Explains mistakes in a user's ``loss``: a wrong return value or an error, with keys, shapes and classes."""
+"""Explains mistakes in a user's ``loss``: wrong return values and errors, with keys, shapes and classes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
 
     Args:
         name: name of the function, for messages.
-        needs_gradient: a backward pass comes next.
+        needs_gradient: whether a backward pass follows.
 
     Raises:
-        ModelError: the value is no loss.
+        ModelError: the value can't be used as a loss.
     """
     output = given if isinstance(given, LossOutput) else _converted(given, name)
     loss = output.loss
@@ -84,13 +84,13 @@ def _way_out_of(value: Any) -> str:
 
 
 def explained(error: Exception, name: str, batch: Batch, model: nn.Module) -> ModelError | None:
-    """Returns an error with an explanation for one that a user's function raised on a batch.
+    """Returns an error that explains one of a user's function.
 
-    Returns None for an unknown error, to which it adds a note that describes the batch.
+    An unknown error only gets a note with the shapes of the batch; the result is None.
 
     Args:
         name: name of the function, for messages.
-        model: its modules give a layer its name.
+        model: its modules have the names of layers.
     """
     if oom.classify(error, takes_suspects=True) is not None:
         return None
@@ -110,11 +110,11 @@ def explained(error: Exception, name: str, batch: Batch, model: nn.Module) -> Mo
 
 
 Found = tuple[str, int | None] | None
-"""Message, and the row of the batch that is at fault."""
+"""Message, and the row of the batch that causes the error."""
 
 
 def explained_in_hooks(error: Exception, module: nn.Module) -> ModelError | None:
-    """Returns such an error for one in a step of a LightningModule, which its Trainer calls."""
+    """Returns an error that explains one in a LightningModule's step; None if it is unknown."""
     if isinstance(error, WellfedError):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -137,10 +137,10 @@ def _not_scalar(name: str, loss: Tensor) -> str:
 
 
 def add_place(error: ModelError, delivery: Delivery, split: str, offset: int | None) -> None:
-    """Adds a note that names the batch, and the sample where it is known.
+    """Adds a note that names the batch, and the sample if it is known.
 
     Args:
-        offset: samples of the batch before those that the model was given; None = not known.
+        offset: samples of the batch before the model's input; None = unknown.
     """
     place = f"in batch {delivery.index} of {split}" + (f", epoch {delivery.epoch}" if split == "train" else "")
     if error.row is not None and offset is not None and delivery.indices is not None:
@@ -161,7 +161,7 @@ def _found(error: Exception, frames: list[FrameType], batch: Batch, model: nn.Mo
 
 
 def _of_key(error: Exception, frames: list[FrameType]) -> Found:
-    """Explains a key that a mapping does not have, if the line of code names the mapping."""
+    """Explains a missing key of a mapping, if the failing expression names the mapping."""
     if not isinstance(error, KeyError) or not error.args:
         return None
     own = [place for place in enumerate(traceback.extract_tb(error.__traceback__)) if is_the_users(place[1].filename)]
@@ -183,7 +183,7 @@ def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, ast.expr
     text = line.encode()[summary.colno : summary.end_colno].decode(errors="replace")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError:  # it goes on in the next line
+    except SyntaxError:  # the expression continues in the next line
         return
     for node in ast.walk(tree):
         match node:
@@ -192,7 +192,7 @@ def _subscripts(summary: traceback.FrameSummary) -> Iterator[tuple[str, ast.expr
 
 
 def _of_target(error: Exception, frames: list[FrameType]) -> Found:
-    """Explains a class or a row of an embedding that does not exist."""
+    """Explains a target beyond the classes, or an index beyond the rows of an embedding."""
     if not _OUT_OF_RANGE.search(str(error)):
         return None
     for frame in reversed(frames):
@@ -228,7 +228,7 @@ def _of_target(error: Exception, frames: list[FrameType]) -> Found:
 
 
 def _first_outside(values: Tensor, size: int, ignored: int | None) -> tuple[int, int]:
-    """Returns row and value of the first that is not in 0 to size - 1."""
+    """Returns row and value of the first value outside of 0 to size - 1."""
     is_outside = (values < 0) | (values >= size)
     if ignored is not None:
         is_outside &= values != ignored
@@ -237,9 +237,9 @@ def _first_outside(values: Tensor, size: int, ignored: int | None) -> tuple[int,
 
 
 _LAST = {"Linear": "in_features", "RNN": "input_size", "LSTM": "input_size", "GRU": "input_size"}
-"""Layers that need a certain last dimension, and the argument that sets it."""
+"""Layer that needs a certain last dimension -> the argument that sets it."""
 _CHANNELS = {"Conv": "in_channels", "BatchNorm": "num_features", "InstanceNorm": "num_features"}
-"""Layers that need a certain dimension 1, by the first letters of the class."""
+"""First letters of a layer that needs a certain dimension 1 -> the argument that sets it."""
 
 
 def _of_layer(error: Exception, frames: list[FrameType], model: nn.Module) -> Found:
@@ -272,7 +272,7 @@ def _of_layer(error: Exception, frames: list[FrameType], model: nn.Module) -> Fo
 
 
 def _of_arguments(error: Exception, frames: list[FrameType]) -> Found:
-    """Explains input and target that do not fit together in a loss of torch."""
+    """Explains an input and a target that don't match in a loss of torch."""
     if not isinstance(error, (RuntimeError, ValueError, TypeError)):
         return None
     for frame in reversed(frames):
@@ -284,7 +284,7 @@ def _of_arguments(error: Exception, frames: list[FrameType]) -> Found:
 
 
 def _of_batch(error: Exception, batch: Batch) -> Found:
-    """Explains a batch that is used as if it were of another type."""
+    """Explains a batch that is used as another type, such as a dict as an object."""
     kind, text = type(batch).__name__, str(error)
     if isinstance(error, AttributeError) and error.obj is batch and error.name:
         way_out = f" Write batch[{error.name!r}]." if isinstance(batch, Mapping) and error.name in batch else ""
@@ -298,7 +298,7 @@ def _of_batch(error: Exception, batch: Batch) -> Found:
 
 
 def _place(error: Exception) -> str:
-    """Returns file, number and text of the last line of the user's code."""
+    """Returns the last place in the user's code: file, line number and text; empty without one."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_the_users(frame.filename)]
     if not own:
         return ""

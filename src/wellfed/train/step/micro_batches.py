@@ -12,32 +12,32 @@ from wellfed.sample_rng import SampleRng
 
 
 class MicroBatch(NamedTuple):
-    """Samples of a step that are computed together."""
+    """Samples of a step that a device computes together."""
 
     batch: Batch
     number: int
-    """From 0."""
+    """Position in the step, from 0."""
     size: int
     share: float
-    """Its share of the weight of the whole step over all ranks, 0 to 1."""
+    """Share of the step's weight over all ranks, 0 to 1."""
 
 
 class Preparation:
-    """Splitting, weights and ``on_device`` of a data set, applied to micro-batches before the model gets them."""
+    """Splitting, weighing and ``on_device`` of a data set, before the model gets a micro-batch."""
 
     def __init__(self, dataset: Any, seed: int, model: Any = None) -> None:
-        """``model``: its ``loss_weight`` gives a batch's weight if the data has no ``weight``."""
+        """``model``: its ``loss_weight`` is used if the data has no ``weight``."""
         self._seed = seed
         own = batches.methods(dataset)
         self._on_device: Callable[..., Batch] | None = own.get("on_device")
         self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
         self.has_on_device, self.has_own_weight = self._on_device is not None, self._weight is not None
-        """Whether the data has ``on_device``, and whether data or model give the weight of a batch."""
+        """Whether the data has ``on_device``, and whether data or model weigh batches."""
         self._layout: batches.Layout = {}
         self._own_split: Callable[[Batch, list[int]], list[Batch]] | None = own.get("split")
 
     def check_split(self, batch: Batch, num_samples: int) -> None:
-        """Raises a DataError that names what of a batch can't be cut, unless the data has a ``split`` of its own."""
+        """Raises a DataError that names the member that can't be cut, unless the data has its own ``split``."""
         if self._own_split is None and num_samples > 1:
             batches.split(batch, [1, num_samples - 1], self._layout)
 
@@ -47,7 +47,7 @@ class Preparation:
         return batches.split(batch, sizes, self._layout)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        """Returns successive parts of a batch. A part of no samples becomes the batch's first sample, of weight 0."""
+        """Returns successive parts of a batch. A part of size 0 is the first sample, which counts with weight 0."""
         if len(sizes) == 1:
             return [batch]
         if 0 not in sizes:
@@ -57,20 +57,20 @@ class Preparation:
         return [next(parts) if size else first for size in sizes]
 
     def weight(self, part: Batch, num_samples: int) -> int:
-        """Returns the weight of a part; its loss is a mean over exactly this.
+        """Returns the weight of a part, over which its loss is a mean.
 
-        If data or model compute it (``int(mask.sum())``, say), this waits for the device that holds the part.
+        Waits for the part's device if data or model compute it, for example as ``int(mask.sum())``.
         """
         return num_samples if self._weight is None or num_samples == 0 else int(self._weight(part))
 
     def weights(self, delivery: Delivery, parts: list[Batch], sizes: list[int]) -> list[int]:
-        """Returns the weight of each part, from `weigh` if that has weighed these parts."""
+        """Returns the weight of each part, as `weigh` has noted it if it has."""
         if delivery.weights is not None and delivery.weights[0] == sizes:
             return delivery.weights[1]
         return [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
 
     def weigh(self, delivery: Delivery, sizes: list[int]) -> None:
-        """Notes the weight of each part while the batch is on the host, where this waits for no device."""
+        """Notes the weights while the batch is on the host, which needs no wait for a device."""
         delivery.weights = sizes, self.weights(delivery, self.split(delivery.batch, sizes), sizes)
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:

@@ -19,25 +19,25 @@ USUAL_CAUSES = (
 
 
 def between(first: int, last: int) -> str:
-    """Returns text for the steps that a message is about; losses are read only now and then."""
+    """Returns text for a range of steps, since losses are not read after each."""
     return f"in step {last}" if first >= last else f"within the steps {first} to {last}"
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss is not a finite number, and trainer.on_nan=raise."""
+    """Error for a loss that is not finite, with trainer.on_nan=raise."""
 
 
 _FACTOR = "wellfed_lr_factor"
-"""Key of a parameter group, and so of a checkpoint, for the factor that `halve_rate` applies to the learning rate."""
+"""Key of a parameter group for the factor that `halve_rate` applies; checkpoints have it too."""
 
 
 def rate_factor(group: Mapping[str, Any]) -> float:
-    """Returns the factor on the scheduled learning rate of a parameter group: 1, 0.5, 0.25 and so on."""
+    """Returns the factor on the scheduled learning rate: 1, 0.5, 0.25 and so on."""
     return float(group.get(_FACTOR, 1.0))
 
 
 def halve_rate(optimizer: torch.optim.Optimizer) -> bool:
-    """Halves the learning rate from here on, whatever a scheduler sets later (`as_scheduled`).
+    """Halves the learning rate from now on, also those that a scheduler sets later (`as_scheduled`).
 
     Returns:
         False if the optimizer has no learning rate.
@@ -51,9 +51,9 @@ def halve_rate(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def as_scheduled(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Gives a scheduler the rates that it has set, and applies the factor to the rates that it sets within the context.
+    """Shows a scheduler the rates that it has set itself; applies the factor to those that it sets within the context.
 
-    The factor is a power of two, so this makes no rounding error.
+    The factor is a power of two, so nothing is rounded.
     """
     halved = [group for group in optimizer.param_groups if _FACTOR in group]
     for group in halved:
@@ -66,7 +66,7 @@ def as_scheduled(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:
-    """Returns whether all values are finite, as a flag on the device; does not wait for it."""
+    """Returns whether all values are finite, as a tensor on their device; does not wait for it."""
     dense = [value._values() if value.is_sparse else value for value in values]
     found = [value for value in dense if value.numel()]
     return torch.isfinite(get_total_norm(found, math.inf)) if found else torch.tensor(True)

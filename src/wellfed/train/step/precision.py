@@ -1,4 +1,4 @@
-"""Computes a step in its precision: types of weights and inputs, autocast, scaled gradients."""
+"""Applies ``gpu.precision`` to a step: types of weights and inputs, autocast, scaled gradients."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Precision:
-    """Effects of ``gpu.precision`` within a step. The scaler keeps small gradients, which fp16 would lose."""
+    """Types, autocast and scaler of a ``gpu.precision``. The scaler keeps small gradients, which fp16 would lose."""
 
     def __init__(self, name: str, device_type: str, scaler: torch.amp.GradScaler | None = None) -> None:
         self.name, self.scaler = name, scaler
         self._has_scaled = False
-        """The scaler is set up, which the first loss does; its `update` asserts that."""
+        """Whether the scaler has scaled a loss, which sets it up; its `update` asserts that."""
         self.dtype = torch.bfloat16 if name == "bf16-true" else None
-        """Type of weights and inputs; None = each keeps its own."""
-        # Without the cache, cast weights are freed after each use instead of at the end of the forward pass.
+        """Type of weights and inputs; None = unchanged."""
+        # Without the cache, cast weights are freed after each use, not at the end of the forward pass.
         autocast = _AUTOCAST.get(name)
         self._autocast = None if autocast is None else torch.autocast(device_type, autocast, cache_enabled=False)
 
@@ -41,23 +41,23 @@ class Precision:
         return model if self.dtype is None else model.to(self.dtype)
 
     def forward(self) -> AbstractContextManager[Any] | None:
-        """Returns a context for the forward pass; None = it needs none."""
+        """Returns a context for the forward pass; None if none is needed."""
         if self._autocast is not None:
             return self._autocast
         return None if self.dtype is None else _default_dtype(self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss that the backward pass begins with."""
+        """Returns the loss for the backward pass."""
         if self.scaler is None:
             return loss
         self._has_scaled = True
         return self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer, *, clips: bool) -> None:
-        """Gives gradients their true size, before they are clipped.
+        """Removes the scale from the gradients, before they are clipped.
 
         Raises:
-            RuntimeError: the optimizer is fused and does it within its step, which is too late for clipping.
+            RuntimeError: the optimizer is fused and does this within its step, which is too late for clipping.
         """
         if self.scaler is None:
             return
@@ -71,7 +71,7 @@ class Precision:
             )
 
     def step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
-        """Makes the optimizer's step, which may ask for gradients more than once."""
+        """Calls the optimizer's step, which may request gradients more than once."""
         if self.scaler is None:
             optimizer.step(gradients)  # type: ignore[arg-type]
             return
@@ -82,7 +82,7 @@ class Precision:
             self.scaler.step(optimizer)
         except Exception as error:
             if self._has_scaled and oom.classify(error, takes_suspects=True) is not None:
-                self.scaler.update(self.scaler.get_scale())  # else it refuses a step that is done again
+                self.scaler.update(self.scaler.get_scale())  # else it refuses a repeated step
             raise
         self.scaler.update()
 

@@ -1,4 +1,4 @@
-"""Does what a step needs of the other processes that train the same model."""
+"""Communicates in a step with the other processes that train the same model."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Told = TypeVar("Told")
 
 
 class Ranks:
-    """A process that trains alone, and the interface of the classes below. All ranks must call every method."""
+    """A process that trains alone, and the base class of several ranks. All ranks must call every method."""
 
     size, number = 1, 0
     has_equal_parts = False
-    """Each micro-batch is a collective: all ranks must do equally many."""
+    """Whether each micro-batch is a collective, so that all ranks need equally many."""
     ends_together = False
-    """All ranks end a step when memory runs out on one of them (`AgreeingReplicas`)."""
+    """Whether all ranks end a step when memory runs out on one of them (`AgreeingReplicas`)."""
     bucket_bytes = 0
-    """Device memory that sums of gradients take."""
+    """Bytes of device memory for sums of gradients."""
 
     def begin_step(self) -> None:
         """Prepares a step."""
 
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
-        """Returns a context for the forward and backward pass of one micro-batch; None = it needs none."""
+        """Returns a context for the forward and backward pass of one micro-batch; None if none is needed."""
         return None
 
     def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Returns ``loss(*arguments)``, called through the wrapper of the model if there is one."""
+        """Returns ``loss(*arguments)``, called through the model's wrapper if it has one."""
         return loss(*arguments)
 
     def backward(self, loss: Tensor) -> None:
@@ -44,14 +44,14 @@ class Ranks:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Returns a context in which backward passes give all weights gradients of zero, also instead of NaN."""
+        """Returns a context in which backward passes give all weights gradients of zero, even instead of NaN."""
         return as_zeros(weights)
 
     def prepare_average(self) -> None:
-        """Takes the memory that `average_gradients` needs, at the end of a step's passes."""
+        """Allocates memory for `average_gradients`; called after a step's passes."""
 
     def average_gradients(self) -> None:
-        """Averages gradients over all ranks, when all have done their passes."""
+        """Averages gradients over all ranks; called when all have made their passes."""
 
     def total(self, weight: float) -> float:
         """Returns the sum over all ranks."""
@@ -62,8 +62,7 @@ class Ranks:
         return flag
 
     def agree(self, *, failed: bool, flag: bool = False) -> bool:
-        """Returns whether ``flag`` is set on any rank. Each rank calls it once when its passes are over, and once after
-        the optimizer's step.
+        """Returns whether ``flag`` is set on any rank. Called after a step's passes, and after the optimizer's step.
 
         Raises:
             StepFailed: ``failed`` is set on any rank.
@@ -71,7 +70,7 @@ class Ranks:
         return flag
 
     def gather(self, own: Told) -> list[Told]:
-        """Returns what each rank gave, in the order of ranks."""
+        """Returns the objects of all ranks, in the order of ranks."""
         return [own]
 
     def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
@@ -81,7 +80,7 @@ class Ranks:
 
 class _Wrapped(Ranks):
     def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
-        """``wrapper`` is DDP or FSDP, around a module whose forward calls its first argument with the others."""
+        """``wrapper`` is DDP or FSDP; the forward of its module calls the first argument with the others."""
         self._wrapper: Any = wrapper
         self._device = device
         self.size, self.number = dist.get_world_size(), dist.get_rank()
@@ -102,52 +101,52 @@ class _Wrapped(Ranks):
 
 
 class Shards(_Wrapped):
-    """Ranks that each hold a part of the model (FSDP); a whole block is gathered where it is computed."""
+    """Ranks that each hold a shard of the model (FSDP). A block is gathered when it is computed."""
 
     has_equal_parts = True
 
     def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Sets to zero what FSDP sums: the gradients of the gathered shards."""
+        """Returns a context that zeroes the gradients of the gathered shards, which FSDP sums."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         handles = [module._handle for module in self._wrapper.modules() if isinstance(module, FullyShardedDataParallel)]
         return as_zeros([handle.flat_param for handle in handles if handle is not None])
 
     def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
-        """Returns a function that uses the norm over all shards."""
+        """Returns a function that limits the norm over all shards."""
         return partial(self._wrapper.clip_grad_norm_, max_norm)
 
 
 class Replicas(_Wrapped):
-    """Ranks that each have the whole model (DDP), which sums gradients during the last backward pass."""
+    """Ranks that each have the whole model. DDP sums gradients during the last backward pass."""
 
     def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
         super().__init__(wrapper, device)
         self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
 
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
-        """Lets DDP sum gradients in the last micro-batch alone."""
+        """Returns a context in which DDP sums gradients in the last micro-batch only."""
         return None if number == num_parts - 1 else self._wrapper.no_sync()
 
 
 class StepFailed(Exception):
-    """Memory ran out on at least one rank; raised on all ranks that end a step together."""
+    """Error on all ranks if memory ran out on at least one of them."""
 
 
 class AgreeingReplicas(Replicas):
     """Ranks that end a step together when memory runs out on one of them.
 
-    With DDP's own sums a rank that fails leaves the others waiting for ever. Here each rank computes its gradients
-    alone, all agree that this went well, and then the gradients are averaged. No sum overlaps with a backward pass.
+    With DDP's own sums, the others would wait for a failed rank forever. Here each rank computes its gradients alone.
+    All agree that they succeeded, and then average the gradients. No sum overlaps with a backward pass.
 
-    All memory for collectives is taken before the ranks agree (a buffer that is not contiguous is copied to be sent).
-    All messages have one form, so a rank that has failed can answer any question of the others.
+    All memory for collectives is allocated before the ranks agree, copies of buffers that are not contiguous included.
+    All messages have one form, so a failed rank can take part in any exchange.
     """
 
     ends_together = True
 
     def __init__(self, wrapper: nn.Module, device: torch.device, weights: Sequence[nn.Parameter]) -> None:
-        """``weights``: those that are trained, the same on all ranks, in the same order."""
+        """``weights``: the trained ones; must be the same on all ranks, in the same order."""
         super().__init__(wrapper, device)
         self._average = GradientAverage(weights, self.size)
         self.bucket_bytes += min(self.bucket_bytes, BUCKET_BYTES)
@@ -156,13 +155,13 @@ class AgreeingReplicas(Replicas):
         self._wrapper.require_forward_param_sync = False  # `begin_step` sends rank 0's buffers
         is_shared = self._wrapper.broadcast_buffers
         self._buffers = [module._buffers for module in wrapper.modules() if module._buffers and is_shared]
-        # On the host: an agreement must not wait for the device.
+        # Gloo works on the host, so an agreement does not wait for the device.
         self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
     def begin_step(self) -> None:
-        """Replaces each rank's buffers by those of rank 0, as DDP does."""
+        """Copies the buffers of rank 0 to all ranks, as DDP does."""
         for buffer in [one for each in self._buffers for one in each.values() if one is not None]:
-            sent = buffer.contiguous()  # as nearly all are
+            sent = buffer.contiguous()  # nearly all are
             dist.broadcast(sent, 0)
             if sent is not buffer:
                 buffer.copy_(sent)
@@ -172,18 +171,18 @@ class AgreeingReplicas(Replicas):
         return self._wrapper.no_sync()  # type: ignore[no-any-return]
 
     def prepare_average(self) -> None:
-        """Takes the memory for sums once, and zeros for missing gradients in each step."""
+        """Allocates the memory for sums once, and zeros for missing gradients in each step."""
         self._has_gradient = self._average.prepare()
 
     def average_gradients(self) -> None:
-        """Replaces each rank's gradients by the mean over all ranks; does not wait for the device."""
+        """Averages gradients over all ranks; does not wait for the device."""
         self._average(self._is_used)
 
     def total(self, weight: float) -> float:
         """Returns the sum over all ranks.
 
         Raises:
-            StepFailed: a rank has failed before it came to this question.
+            StepFailed: a rank has failed before this exchange.
         """
         return self._exchange(total=weight)[1]
 
@@ -198,7 +197,7 @@ class AgreeingReplicas(Replicas):
         return is_any
 
     def gather(self, own: Told) -> list[Told]:
-        """Returns what each rank gave; takes no memory of the device."""
+        """Returns the objects of all ranks; needs no device memory."""
         given: list[Any] = [None] * self.size
         dist.all_gather_object(given, own, group=self._group)
         return given
@@ -210,7 +209,7 @@ class AgreeingReplicas(Replicas):
         total: float = 0.0,
         has_gradient: Sequence[bool] | None = None,
     ) -> tuple[bool, float, list[bool]]:
-        """Returns over all ranks: any flag, the sum of totals, and for each weight whether any has a gradient."""
+        """Returns over all ranks: any flag, the sum of totals, and whether any has a gradient, for each weight."""
         own = [failed, flag, total, *(has_gradient or self._no_gradient)]
         message = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(message, group=self._group)

@@ -1,4 +1,4 @@
-"""Does a step that ran out of memory again with less, or ends it on all ranks so that the run restarts with less."""
+"""Repeats a step that ran out of memory with less, or ends it on all ranks so that the run restarts with less."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a rank that ran out of memory ends the step, for all ranks."""
+    """End of a step on a rank that ran out of memory, sent to all ranks."""
 
     failure: oom.MemoryFailure
     message: str
     changed: dict[str, Any] | None
-    """Facts of what the run restarts with; None: nothing was left to change."""
+    """Facts of the change that the run restarts with; None if nothing was left to change."""
     changes: dict[str, object]
 
 
 class StepRetry:
-    """Calls the parts of a step, and takes the next fallback where memory runs out.
+    """Repetition of a step that ran out of memory, after taking the next fallback.
 
-    A rank that trains alone does the step again in place. Several ranks end it together (`AgreeingReplicas`): each
-    raises the same RestartNeeded, and the run goes on from a checkpoint.
+    A single rank repeats the step in place. Several ranks end it together (`AgreeingReplicas`): each raises the same
+    RestartNeeded, and the run continues from a checkpoint.
 
     Args:
-        fallbacks: ways to need less; None = errors of memory pass as they are.
-        start: None = nothing is done again, a failure ends the run.
-        forget: frees what a failed step has left: gradients, sums.
-        way_out: ends an error about a kind of memory: what holds it, and what else can be done.
+        fallbacks: ways to need less memory; None = out-of-memory errors are not handled.
+        start: state at the start of a step; None = nothing is repeated, a failure ends the run.
+        forget: frees gradients and sums of a failed step.
+        way_out: returns advice about a kind of memory, for the end of a message.
         may_adapt: False = the first failure ends the run, even if fallbacks are left.
     """
 
@@ -60,21 +60,21 @@ class StepRetry:
         self._fallbacks, self._start, self._may_adapt = fallbacks, start, may_adapt
         self._ranks = ranks or Ranks()
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
-        # One for both: what the passes raise as another error passes through the optimizer's step around them.
+        # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
         self._attempts = oom.Attempts()
         self._own_failure: oom.MemoryFailure | None = None
         self._is_in_passes = False
         self.step = 0
         """Number of the current step, for events."""
         self.has_retried = False
-        """Turns true when a step was done again; reset by the reader."""
+        """True after a step was repeated; reset by the reader."""
 
     def gradients(self, attempt: Callable[[], Result]) -> Result:
-        """Returns the result of the forward and backward passes; a repetition starts from the same random numbers.
+        """Returns the result of the forward and backward passes. Repetitions start from the same random numbers.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            StepFailed: memory ran out on one of several ranks; for `optimizer_step`, on all of them.
+            StepFailed: memory ran out on one of several ranks. All raise it, and `optimizer_step` handles it.
         """
         if self._fallbacks is None:
             return attempt()
@@ -95,9 +95,9 @@ class StepRetry:
                 raise self._exhausted(failure)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
-        """Makes an optimizer's state before the first step, by ``attempt``, which leaves nothing where it fails.
+        """Allocates an optimizer's state before the first step by ``attempt``, which frees it again if it fails.
 
-        A smaller micro-batch would change nothing, so other fallbacks are taken.
+        A smaller micro-batch would not help, so other fallbacks are taken.
 
         Raises:
             OutOfMemoryExhausted: the state does not fit beside the weights and their gradients.
@@ -115,16 +115,18 @@ class StepRetry:
                 raise self._exhausted(failure, where)
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], bool]) -> bool:
-        """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True, on any rank.
+        """Calls an optimizer's step around `gradients`; returns whether ``attempt`` returned True on any rank.
 
-        Weights, gradients and states are of one size with any micro-batch. So the fallbacks are, in this order: a step
-        that needs less itself, less that lies in memory all the time, and smaller micro-batches as long as these leave
-        more room (of blocks that passes have left in pieces, of activations that a model keeps).
+        The micro-batch does not change the size of weights, gradients and states. So the fallbacks are, in this order:
+
+        1. an optimizer's step that needs less memory;
+        2. less memory that is held all the time;
+        3. smaller micro-batches, as long as they free memory: fragmented blocks, or activations that a model keeps.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            RestartNeeded: the step had changed some weights or states when memory ran out, so it can't be done again;
-                or memory ran out on one of several ranks.
+            RestartNeeded: memory ran out after the step had changed weights or states, so it can't be repeated; or it
+                ran out on one of several ranks.
         """
         if self._start is None:
             return attempt()
@@ -158,7 +160,7 @@ class StepRetry:
             least_bytes = left_bytes
 
     def step_down_without_failure(self) -> None:
-        """Takes the next fallback between two steps, if there is one."""
+        """Takes the next fallback between two steps, if one is left."""
         changed = None if self._fallbacks is None else self._fallbacks.step_down()
         if changed is not None:
             oom.release()
@@ -180,7 +182,7 @@ class StepRetry:
         return True
 
     def _smaller_passes(self, *, of_held: bool = False) -> dict[str, Any] | None:
-        """Takes the next fallback; returns the facts of the change, or None if nothing is left."""
+        """Takes the next fallback; returns the facts of the change, or None if none is left."""
         if self._fallbacks is None or self._start is None or not self._may_adapt:
             return None
         return self._fallbacks.step_down(of_held=of_held)
@@ -195,7 +197,7 @@ class StepRetry:
         return {"change": change}
 
     def _smaller_optimizer(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Makes the optimizer need less, or else frees what lies in memory all the time."""
+        """Makes the optimizer need less memory, else frees memory that is held all the time."""
         return self._one_by_one(optimizer) or self._smaller_passes(of_held=True)
 
     def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
@@ -217,7 +219,7 @@ class StepRetry:
     # -- several ranks ------------------------------------------------------------------------------------------------
 
     def _agreed(self, attempt: Callable[[], Any]) -> Any:
-        """Returns the result of an attempt that went well on all ranks; a bool becomes True if any rank has True."""
+        """Returns the result of an attempt that succeeded on all ranks. A bool is True if it is True on any rank."""
         result, failure = self._attempts(attempt)
         if failure is not None:
             self._own_failure = failure
@@ -231,13 +233,13 @@ class StepRetry:
         try:
             return bool(self._agreed(attempt))
         except StepFailed:
-            pass  # left before anything is freed: its traceback refers to what the step has made
+            pass  # its traceback holds the step's tensors, so leave it before freeing
         raise self._ended_on_all_ranks(optimizer, where, may_split=may_split)
 
     def _ended_on_all_ranks(
         self, optimizer: torch.optim.Optimizer, where: str, *, may_split: bool
     ) -> OutOfMemoryExhausted:
-        """Returns the error that ends the step on all ranks, as the first of those that ran out of memory has it."""
+        """Returns the error that ends the step on all ranks: that of the first rank that ran out of memory."""
         failure, self._own_failure = self._own_failure, None
         is_in_passes, self._is_in_passes = self._is_in_passes, False
         self._forget()

@@ -1,4 +1,4 @@
-"""Makes the forward and backward passes of a step: one for each micro-batch, weighted by its share."""
+"""Makes the forward and backward passes of a step, one for each micro-batch, weighted by its share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wellfed.train.step.totals import Totals
 
 
 class StepListener:
-    """Hooks within a step, which may change gradients; these do nothing."""
+    """Hooks within a step that may change gradients. The base class does nothing."""
 
     def before_backward(self, loss: Tensor) -> None:
         """Called with the loss of a micro-batch, weighted by its share, before its backward pass."""
@@ -31,11 +31,11 @@ class StepListener:
         """Called after the backward pass of a micro-batch; with a scaler its gradients are scaled."""
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called when all gradients are there, in their true size and not yet clipped."""
+        """Called when all gradients are computed and unscaled, before they are clipped."""
 
 
 class NoWeight(Exception):
-    """The samples of the step have no weight on any rank: nothing is masked, or all is padding."""
+    """Error for a step without weight on any rank: nothing is masked, or all is padding."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Computation:
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
     features: Callable[[], FeatureSource | None] = lambda: None
-    """Returns the source of feature rows; called at each micro-batch."""
+    """Returns the source of feature rows; called for each micro-batch."""
 
 
 class StepPasses:
-    """Computes the gradients of a batch, and adds its figures to the totals."""
+    """Computation of a batch's gradients; adds its figures to the totals."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class StepPasses:
     ) -> None:
         """``checks_losses``: note whether all losses are finite."""
         self.num_micro_batches = self.largest = self.samples = 0
-        """Latest step on this rank: micro-batches, samples of the largest, samples as the model counts them."""
+        """Latest step on this rank: micro-batches, samples of the largest, samples that the model counts."""
         self.losses_are_finite: Tensor | None = None
-        """Whether all losses of the latest step are finite, on the device; None = not noted."""
+        """Whether all losses of the latest step are finite, as a tensor on the device; None = unknown."""
         self.trained = list(computation.model.parameters())
-        """All weights; finding them takes a walk through all modules."""
+        """All weights, cached since finding them visits all modules."""
         self._loss, self._prepare, self._features = computation.loss, computation.prepare, computation.features
         self._precision, self._device, self._ranks = computation.precision, computation.device, computation.ranks
         self._micro, self._totals, self._listener, self._checks_losses = micro, totals, listener, checks_losses
 
     def __call__(self, delivery: Delivery) -> Tensor:
-        """Splits a batch, computes its gradients, and returns its loss.
+        """Splits a batch, computes its gradients and returns its loss.
 
         Raises:
             NoWeight: the step has no weight on any rank.
@@ -84,7 +84,7 @@ class StepPasses:
         return self.forward_backward(delivery, self.split(delivery))
 
     def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
-        """Computes the gradients of all micro-batches, replacing any that are there; returns their loss."""
+        """Computes the gradients of all micro-batches; replaces earlier gradients. Returns the loss."""
         self.forget()
         self.num_micro_batches, self.largest, self.samples = len(parts), 0, 0
         self.losses_are_finite = None
@@ -97,12 +97,11 @@ class StepPasses:
                 with context:
                     self._pass(delivery, part)
             if len(parts) > 1 and number == 0 and self._loss.overwrites:
-                for weight in self.trained:  # into memory of their own, to which later gradients are added
+                for weight in self.trained:  # later gradients are added to a copy
                     weight.grad = None if weight.grad is None else weight.grad.clone()
         return self._totals.pending("loss")
 
     def _pass(self, delivery: Delivery, part: MicroBatch) -> None:
-        """Makes the forward and the backward pass of a micro-batch."""
         ranks, precision, listener = self._ranks, self._precision, self._listener
         context = precision.forward()
         if context is None:
@@ -119,12 +118,12 @@ class StepPasses:
         else:
             with ranks.without_gradients(self.trained):
                 ranks.backward(loss)
-        del loss  # and with it what its graph holds
+        del loss  # frees its graph
         if listener is not None:
             listener.after_backward()
 
     def _weighted_loss(self, delivery: Delivery, part: MicroBatch) -> Tensor:
-        """Returns the loss of a micro-batch, weighted by its share; notes its figures."""
+        """Returns the weighted loss of a micro-batch; adds its figures to the totals."""
         ranks, prepare, totals = self._ranks, self._prepare, self._totals
         batch = batches.to_device(part.batch, self._device)
         if prepare.has_on_device:
@@ -136,12 +135,12 @@ class StepPasses:
             raise
         if not delivery.is_padding:
             self.samples += part.size if output.num_samples is None else output.num_samples
-        if not part.share:  # a mean over nothing is no number
+        if not part.share:  # a mean over nothing is NaN
             totals.add("loss", torch.zeros_like(output.loss), 1)
             for name, value in output.metrics.items():
                 totals.add(name, torch.zeros_like(value), 1)
             return output.loss.nan_to_num(0.0, 0.0, 0.0) * 0
-        # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.
+        # Gradients are averaged over ranks, so a rank's share is multiplied by their number.
         factor = part.share * ranks.size
         overwrites = self._loss.overwrites
         totals.add("loss", output.loss, factor, is_overwritten=overwrites)
@@ -150,10 +149,10 @@ class StepPasses:
         if self._checks_losses:
             is_finite, before = torch.isfinite(output.loss.detach()), self.losses_are_finite
             self.losses_are_finite = is_finite if before is None else before & is_finite
-        return output.loss if factor == 1 else output.loss * factor  # without it the backward has a kernel less
+        return output.loss if factor == 1 else output.loss * factor  # a factor of 1 would cost a kernel
 
     def forget(self) -> None:
-        """Frees what an earlier step, or an earlier try of this one, has left."""
+        """Drops gradients and figures of an earlier step or attempt."""
         self._totals.drop()
         for weight in self.trained:
             weight.grad = None
@@ -161,11 +160,11 @@ class StepPasses:
     def split(self, delivery: Delivery) -> list[MicroBatch]:
         """Returns the micro-batches of a batch, each with its share of the step.
 
-        Micro-batches without weight are left out. Each of several ranks keeps at least one, and all of them if ranks
-        must do equally many. Their gradients are replaced by zeros.
+        Micro-batches without weight are left out. Each of several ranks keeps at least one, or all if ranks need
+        equally many. Their gradients are replaced by zeros.
 
         Raises:
-            NoWeight: none has any weight, on any rank.
+            NoWeight: the step has no weight on any rank.
         """
         sizes = self._sizes(delivery)
         if len(sizes) == 1 and self._ranks.size == 1 and not (self._prepare.has_own_weight or delivery.is_padding):
@@ -185,22 +184,22 @@ class StepPasses:
         return [part for part in made if part.share] or made[:1]
 
     def check_split(self, delivery: Delivery, *, may_split_later: bool) -> None:
-        """Raises a DataError if the batch can't be cut and must be, or may have to be."""
+        """Raises a DataError if the batch can't be cut, and must be now or perhaps later."""
         if self._micro.size < delivery.size or may_split_later:
             self._prepare.check_split(delivery.batch, delivery.size)
 
     @property
     def needs_weights(self) -> bool:
-        """Whether `weigh` has something to do."""
+        """Whether data or model weigh batches."""
         return self._prepare.has_own_weight
 
     def weigh(self, delivery: Delivery) -> None:
-        """Notes the weights of a batch's micro-batches, unless they are known; for a batch on the host."""
+        """Notes the weights of a batch's micro-batches, unless they are known. The batch must be on the host."""
         if self.needs_weights and delivery.weights is None and not delivery.is_padding:
             self._prepare.weigh(delivery, self._sizes(delivery))
 
     def _sizes(self, delivery: Delivery) -> list[int]:
-        """Returns the number of samples of each micro-batch."""
+        """Returns the samples of each micro-batch."""
         if not self._ranks.has_equal_parts:
             return self._micro.sizes(delivery.size)
         largest_share = -(-delivery.total // self._ranks.size)

@@ -1,4 +1,4 @@
-"""Sums the figures of micro-batches and steps on the device, until a row of means is due."""
+"""Sums figures of micro-batches and steps on the device until their means are due."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class Totals:
     """Weighted sums of metrics on the device, read in one transfer.
 
-    The current step's figures are pending until the step has succeeded, so a step that is done again counts once.
+    Figures are pending until their step has succeeded, so a repeated step counts once.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Totals:
         self.count = 0
 
     def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
-        """Adds a micro-batch's mean with its share of the step, 0..1; copied if the next one overwrites its memory."""
+        """Adds a micro-batch's mean with its share of the step, 0..1; copied if its memory is overwritten."""
         value = value.detach().float()
         if share != 1:
             value = value * share
@@ -36,18 +36,18 @@ class Totals:
         return values[0] if len(values) == 1 else torch.stack(values).sum()
 
     def hold(self) -> None:
-        """Makes the pending figures those of the step, also if the optimizer asks for gradients again."""
+        """Fixes the step's figures, even if the optimizer requests gradients again."""
         if self._held is None:
             self._held, self._pending = self._pending, []
 
     def drop(self, *, held: bool = False) -> None:
-        """Drops pending figures, since the passes will be done again; ``held``: the step is left out."""
+        """Drops pending figures, since the passes are repeated; ``held``: the step is skipped."""
         self._pending.clear()
         if held:
             self._held = []
 
     def commit(self) -> None:
-        """Adds the pending figures of a step that succeeded; none if it was left out."""
+        """Adds the figures of a step that succeeded; none if it was skipped."""
         pending = self._pending if self._held is None else self._held
         for name, value in pending:
             known = self._sums.get(name)
@@ -59,7 +59,7 @@ class Totals:
         self._held = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums since the last `take`, for a checkpoint."""
+        """Returns the sums since the last `take`."""
         return {"sums": dict(self._sums), "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -67,11 +67,11 @@ class Totals:
         self._sums, self.count = dict(state["sums"]), int(state["count"])
 
     def forget(self) -> None:
-        """Sets the sums to nothing."""
+        """Deletes the sums."""
         self._sums, self.count = {}, 0
 
     def take(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
-        """Returns means over the steps since the last call, over all ranks by ``reduce``; waits for the device once."""
+        """Returns means over the steps since the last call, reduced over ranks. Waits for the device once."""
         if not self._sums or not self.count:
             return {}
         stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count

@@ -1,4 +1,4 @@
-"""Makes the optimizer step that training, `fit`, the probe before training and the rehearsal all run."""
+"""Makes an optimizer step: for training, `fit`, the probe before training and the prediction of memory."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from wellfed.train.step.totals import Totals
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Treatment of gradients and of errors of memory in a step; every field is decided."""
+    """Treatment of gradients and out-of-memory errors in a step."""
 
     gradient_clip: float | None = None
-    """Largest norm of all gradients."""
+    """Maximum norm of all gradients; None = no limit."""
     on_nan: OnNan = "raise"
     on_oom: Literal["raise", "fail", "retry"] = "raise"
-    """raise: errors of memory pass as they are; fail: the first ends training, with a way out; retry: less is tried."""
+    """raise: out-of-memory errors are not handled. fail: the first ends training, with advice. retry: needs less."""
     may_adapt: bool = True
-    """False: the first error of memory ends training, though all is prepared for a retry."""
+    """False: the first out-of-memory error ends training, even with ``retry``."""
     batches_ahead: int = 0
-    """Batches copied to the device ahead of the step, for messages about memory."""
+    """Number of batches copied to the device ahead of the step, for messages about memory."""
 
 
 class TrainStep:
-    """Makes one optimizer step: call it with a batch, and the weights change.
+    """An optimizer step: a call with a batch changes the weights.
 
     Args:
-        fallbacks: the size of micro-batches, which may change from step to step, and other ways to need less memory.
-        listener: called within a step, and again if a step is done again.
+        fallbacks: the size of micro-batches, which may change between steps, and other ways to need less memory.
+        listener: called within a step; repeated calls if a step is repeated.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class TrainStep:
         on_event: OnEvent = ignore_event,
     ) -> None:
         self.number = 0
-        """Number of the latest step; to be set where training goes on."""
+        """Number of the latest step; set it when training is resumed."""
         self.was_disturbed = False
-        """A step compiled or was done again, so its time is no figure. Reset by the reader."""
+        """Whether a step compiled or was repeated, so that its time doesn't count. Reset by the reader."""
         self.totals = totals or Totals()
         checks_losses = settings.on_nan != "raise"
         self.passes = StepPasses(computation, fallbacks.micro, self.totals, listener, checks_losses=checks_losses)
@@ -71,11 +71,11 @@ class TrainStep:
         self._clip = self._ranks.clipping(optimizer, clip) if clip else None
         self._delivery: Delivery | None = None
         self._first_loss: Tensor | None = None
-        """Loss of the step under way, by the weights before it; None before its first passes."""
+        """Loss of the current step, from the weights before it; None before its first passes."""
         self._is_left_out = False
         self._num_empty = 0
         self._is_undoable = False
-        """A step is under way that has changed no weight yet."""
+        """Whether the current step has changed no weight yet."""
         self._is_split_checked = False
         self._start = StepStart(self._model, self._device) if retries or checks_losses else None
         self._takes_start = self._start is not None and not retries  # else `StepRetry` does
@@ -92,12 +92,12 @@ class TrainStep:
         self._thrash = Thrash(self._device) if self._device.type == "cuda" and self._adapts else None
 
     def __call__(self, delivery: Delivery) -> Tensor:
-        """Makes a step on a batch; returns the loss as it was before the step.
+        """Makes a step on a batch; returns the loss before the step.
 
         Raises:
             OutOfMemoryExhausted: memory does not suffice, and no fallback is left.
-            RestartNeeded: it does not suffice, and the step can't be done again here.
-            DataError: the step has micro-batches, or may get them, and the batch can't be cut.
+            RestartNeeded: memory does not suffice, and the step can't be repeated in this process.
+            DataError: the batch must be cut into micro-batches, or may have to be, and can't be.
         """
         self.number += 1
         self._retry.step = self.number
@@ -133,19 +133,19 @@ class TrainStep:
         return loss
 
     def _step(self) -> bool:
-        """Makes the optimizer's step; returns whether the allocator is thrashing."""
+        """Calls the optimizer; returns whether the allocator is thrashing."""
         self._precision.step(self._optimizer, self._gradients)
         return self._thrash is not None and self._thrash.after_step()
 
     def _gradients(self) -> Tensor:
-        """Computes gradients, ready for the optimizer, and returns the loss; an optimizer may call it repeatedly."""
+        """Computes gradients for the optimizer, which may call it repeatedly; returns the loss."""
         if self._takes_start and self._start is not None:
             self._start.take()
         self._is_undoable = self._first_loss is None
         if torch.is_grad_enabled():
             loss = self._retry.gradients(self._run_passes)
         else:
-            with torch.enable_grad():  # an optimizer's step may run without
+            with torch.enable_grad():  # an optimizer's step may disable gradients
                 loss = self._retry.gradients(self._run_passes)
         if self._first_loss is None:
             self._first_loss = loss
@@ -172,9 +172,9 @@ class TrainStep:
         return loss
 
     def undo(self) -> bool:
-        """Puts generators and buffers back to the start of a step that an error ended before it changed a weight.
+        """Restores generators and buffers after a step that failed before it changed a weight. Deletes gradients.
 
-        Deletes gradients. Returns whether that was possible.
+        Returns whether that was possible.
         """
         if not self._is_undoable or self._start is None or not self._start.is_taken:
             return False
@@ -184,14 +184,14 @@ class TrainStep:
         return True
 
     def allocate_state(self) -> None:
-        """Makes the optimizer's state now, if it can, with fallbacks if memory does not suffice."""
+        """Allocates the optimizer's state, if possible; takes fallbacks if memory does not suffice."""
         self._retry.step = self.number
         self._retry.optimizer_state(self._optimizer, partial(allocate, self._optimizer, self._model))
 
     # -- steps that are left out --------------------------------------------------------------------------------------
 
     def _is_whole_step_finite(self) -> Tensor:
-        """Returns whether the loss is finite, and gradients that no scaler checks; on the device."""
+        """Returns whether the loss is finite, and gradients too unless a scaler checks them. A tensor on the device."""
         found = self.passes.losses_are_finite
         is_finite = torch.tensor(True) if found is None else found
         if self._precision.scaler is None:
@@ -200,17 +200,17 @@ class TrainStep:
         return is_finite
 
     def _changed_nothing(self) -> Tensor:
-        """Ends a step without weight: it counts as a step, and changes neither weights nor the optimizer's state."""
+        """Ends a step without weight, which counts but changes neither weights nor the optimizer's state."""
         passes = self.passes
         passes.forget()
         passes.num_micro_batches = passes.largest = passes.samples = 0
         self._num_empty += 1
-        if self._num_empty & (self._num_empty - 1) == 0:  # the 1st, 2nd, 4th and so on: there may be many
+        if self._num_empty & (self._num_empty - 1) == 0:  # only the 1st, 2nd, 4th and so on, since there may be many
             self._on_event("empty_step", step=self.number, count=self._num_empty)
         return torch.zeros((), device=self._device)
 
     def _leave_out(self) -> None:
-        """Makes a step with a loss or gradient that is not finite change no weight and no buffer."""
+        """Keeps a step with a non-finite loss or gradient from changing weights and buffers."""
         assert self._start is not None
         self._start.restore_buffers()
         for weight in self.passes.trained:
@@ -221,7 +221,7 @@ class TrainStep:
         self.totals.drop(held=True)
 
     def _way_out(self, kind: oom.Kind) -> str:
-        """Returns text for what holds the memory, and what else can be tried."""
+        """Returns text with the largest users of memory and overrides that need less."""
         features = self._computation.features()
         if kind == "host_oom" and self._device.type != "cpu":
             return breakdown.way_out_of_host(features)

@@ -6,9 +6,9 @@
 3. Where findings are silent or did not help, a table of moves follows (`moves`).
 
 Tune makes one change at a time and keeps it if it is better beyond noise. After a kept change, the findings of its own
-trial lead. A change that looks better is measured again, and so is the best that it is compared with, since the
-interval of a single run lacks the noise between runs. When nothing is left to try, tune goes on with the change that
-looked best within noise; start and result in turns decide at the end.
+trial lead. The interval of a single run lacks the noise between runs. So a change that looks better is measured again,
+and so is the best before it. When nothing is left to try, tune continues with the change that looked best within noise.
+Start and result in turns decide at the end.
 """
 
 from __future__ import annotations

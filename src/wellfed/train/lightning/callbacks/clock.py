@@ -1,4 +1,4 @@
-"""Marks the events of each step on the step clock, and hands on finished steps."""
+"""Marks the events of each step on the step clock, and passes on finished steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wellfed.train.lightning.module import StepModule
 
 
 class TimedLoader:
-    """A loader that marks on the clock when a batch is asked for and when it is there."""
+    """A loader that marks on the clock when a batch is requested and when it is ready."""
 
     def __init__(
         self,
@@ -32,15 +32,15 @@ class TimedLoader:
     ) -> None:
         """
         Args:
-            unwrap: yield the bare batch, which a user's own LightningModule expects.
+            unwrap: yield bare batches, as a user's own LightningModule expects.
             on_first: called with the bytes of the first batch by dtype.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
         self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self.latest: Delivery | None = None
-        """The latest delivery without its batch, if batches are yielded bare."""
+        """Latest delivery without its batch, if batches are yielded bare."""
         self.on_last: Callable[[], None] = lambda: None
-        """Called before the last batch of an epoch, if only the loader can recognise it."""
+        """Function called before the last batch of an epoch, if only the loader can recognise it."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -95,7 +95,7 @@ class BareBatches:
 
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
-    """Returns the samples of the step over all ranks, as the model counts them."""
+    """Returns the samples of the step over all ranks, counted by the model."""
     delivery = batch if isinstance(batch, Delivery) else delivery_of(trainer, batch)
     own = module.step.passes.samples if isinstance(module, StepModule) and module.step is not None else None
     if delivery is not None and (delivery.is_padding or own is None or own == delivery.size):
@@ -104,18 +104,18 @@ def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
 
 
 def delivery_of(trainer: pl.Trainer, batch: Any) -> Delivery | None:
-    """Returns the delivery of this batch of training, also if the module gets the bare batch."""
+    """Returns the delivery of this batch of training, even if the module gets the bare batch."""
     return batch if isinstance(batch, Delivery) else getattr(trainer.train_dataloader, "latest", None)
 
 
 def is_within_step(trainer: pl.Trainer) -> bool:
-    """Returns whether parts of the step are left (see `user_module.accumulation`)."""
+    """Returns whether more parts of the step follow (see `user_module.accumulation`)."""
     parts: int = trainer.accumulate_grad_batches
     return parts > 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready % parts != 0
 
 
 class Clock(pl.Callback):
-    """Marks of a step; must be the first callback, so that the time of the others counts as host time."""
+    """Marks of a step. Must be the first callback, so that the time of the others counts as host time."""
 
     def __init__(
         self, clock: StepClock, take: Callable[[Iterable[StepRow]], None], *, warmup_steps: int = WARMUP_STEPS

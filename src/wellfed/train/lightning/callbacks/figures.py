@@ -16,9 +16,9 @@ _SPLITS = ("train", "val", "test")
 
 
 class Figures(pl.Callback):
-    """Means since the last row. Waits for the device once a row, never in between.
+    """Means of the metrics since the last row. Waits for the device once a row, never in between.
 
-    For a `StepModule` these are its totals and evaluation, for a user's LightningModule what it logged.
+    The metrics are the totals and the evaluation of a `StepModule`, or the logged values of a user's LightningModule.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class Figures(pl.Callback):
         """
         self._take, self._every, self.stops_on_nan, self._throughput = take, every, stop_on_nan, throughput
         self.handed_over_step = 0
-        """The last step whose metrics are written; with ``stop_on_nan`` all losses up to it were finite."""
+        """Last step whose metrics are written. With ``stop_on_nan`` all losses up to it are finite."""
         self._trainer: pl.Trainer | None = None
         self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
         self.validated_step: int | None = None
         self.step, self.epoch = 0, 0
-        """Progress of training, at which the metrics of a later validation or test by another Trainer are written."""
+        """Progress of training, for metrics of a later validation or test by another Trainer."""
         self._handed_over: dict[str, Any] = {}
-        """The latest written value by logged name, to recognise new values."""
+        """Logged name -> latest written value, to recognise new values."""
         self._added: set[str] = set()
         """Names that we have added to Lightning's ``callback_metrics``."""
         self._written_at: dict[str, int] = {}
-        """Step at which each metric was written last; each is written once a step."""
+        """Metric -> step of its latest value; it is written once a step."""
         self._by_epochs: set[str] = set()
-        """Names of metrics that Lightning gives to no logger."""
+        """Names of metrics that Lightning passes to no logger."""
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
@@ -98,7 +98,7 @@ class Figures(pl.Callback):
             self._write("test", module.plain.evaluated(), trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        # The module may log in its own hook at the epoch's end, which comes after ours.
+        # The module's own hook at the epoch's end may log, and comes after ours.
         if not (isinstance(module, StepModule) or trainer.sanity_checking):
             self._write("val", self._logged(trainer, "val"), trainer)
 
@@ -107,10 +107,10 @@ class Figures(pl.Callback):
             self._write("test", self._logged(trainer, "test"), trainer)
 
     def logged(self, values: Mapping[str, float]) -> None:
-        """Takes metrics that a user's LightningModule or callback gives to its logger.
+        """Writes metrics that a user's LightningModule or callback passes to its logger.
 
-        Metrics that Lightning keeps under the name of a split are written by the hooks above. What a module logs after
-        the end of an epoch is written here.
+        Leaves out metrics that Lightning keeps under the name of a split, which the hooks above write. Includes metrics
+        that a module logs after the end of an epoch.
         """
         trainer = self._trainer
         if trainer is None or trainer.sanity_checking:
@@ -152,7 +152,7 @@ class Figures(pl.Callback):
             self._take(split, values, step=self.step, epoch=self.epoch, throughput=beside)
 
     def _never_logged(self, trainer: pl.Trainer) -> dict[str, float]:
-        """Returns metrics that reach no logger: an epoch has fewer steps than Lightning's logging interval."""
+        """Returns metrics that reach no logger, since an epoch has fewer steps than Lightning's logging interval."""
         logged = trainer.callback_metrics
         for name in logged:
             is_one_of_several = f"{name}_step" in logged or f"{name}_epoch" in logged
@@ -162,7 +162,7 @@ class Figures(pl.Callback):
         return {name: float(logged[name]) for name in self._by_epochs if name in logged}
 
     def _logged(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
-        """Returns new metrics of a user's module; ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
+        """Returns new metrics of a user's module. ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
         logged = trainer.callback_metrics.items()
         own = {name: value for name, value in logged if name not in self._added and _split_of(name) == split}
         # Lightning keeps the values of earlier epochs.
@@ -172,7 +172,7 @@ class Figures(pl.Callback):
 
 
 def name_in_metrics(name: str, state: str) -> str:
-    """Returns the name in metrics.csv of a metric logged during a split: ``val_loss`` is ``val/loss``."""
+    """Returns the name in metrics.csv of a split's logged metric: ``val/loss`` for ``val_loss``."""
     split = _split_of(name)
     return f"{split}/{name[len(split) + 1 :]}" if split else f"{state}/{name}"
 

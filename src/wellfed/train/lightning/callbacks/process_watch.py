@@ -1,4 +1,4 @@
-"""Records how the training process computes: threads of torch, trained tensors, other busy threads."""
+"""Records threads of torch, trained tensors and other busy threads of the training process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.record import ProcessEntry
 
 _LEAST_CORES = 0.05
-"""Minimum share of a core of a thread that is recorded."""
+"""Minimum share of a core that a recorded thread uses."""
 _OF_OURS = ("wellfed", "MainThread")
 """Prefixes of the names of threads that belong to training."""
 

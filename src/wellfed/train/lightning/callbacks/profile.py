@@ -1,4 +1,4 @@
-"""Records some steps with torch.profiler, writes a trace for Perfetto, and reports where their time went."""
+"""Records some steps with torch.profiler, writes a trace for Perfetto, and reports the use of their time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProfilerTrace(pl.Callback):
-    """Recording of ``steps`` steps after the warm-up; the trace is written after the last of them, or with the run.
+    """Recording of ``steps`` steps after the warm-up. The trace is written after the last one, or at the run's end.
 
-    A step begins at the end of the previous one; after a validation, a checkpoint or an epoch it begins with its batch.
-    A step that fails is in the trace, but not in the figures. The device is idle at the first step's start and at the
-    last one's end. Recorded steps are left out of the rates of the run, since recording takes time. Errors are events.
+    A step begins at the end of the previous one. After a validation, a checkpoint or an epoch it begins with its batch.
+    A failed step is in the trace, but not in the figures. The device is idle at the start of the first step and at the
+    end of the last one. The run's rates leave out recorded steps, since recording takes time. Errors are events.
 
     Args:
         on_profiled: called once with the figures of the recorded steps, if there are any.
-        interrupt: called after writing the trace, whose time belongs to no step.
+        interrupt: called after writing the trace, which takes time outside of steps.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class ProfilerTrace(pl.Callback):
         if self._profiler is None or is_within_step(trainer):
             return
         self._num_ended += 1
-        if self._num_ended == WARMUP_STEPS - 1:  # its first use takes long
+        if self._num_ended == WARMUP_STEPS - 1:  # its first use is slow
             with self._guarded():
-                if _autograd._profiler_enabled():  # torch would end the other
+                if _autograd._profiler_enabled():  # torch would end the other recording
                     raise RuntimeError("another of torch's profilers is at work")
                 self._profiler.prepare_trace()
         elif self._num_ended == WARMUP_STEPS:
@@ -117,14 +117,14 @@ class ProfilerTrace(pl.Callback):
             found.__exit__(None, None, None)
 
     def _pause(self, trainer: pl.Trainer) -> None:
-        """Ends the current range; the next step begins with its batch."""
+        """Ends the current step's range; the next one begins with its batch."""
         if self._range is not None:
             with self._guarded():
                 _wait_for(trainer.strategy.root_device)
             self._end()
 
     def _record_operations(self, on: bool) -> None:
-        """Switches the recording of operations; an evaluation may have many times those of the steps."""
+        """Switches the recording of operations, of which an evaluation may have many times those of the steps."""
         if self._is_recording:
             _autograd._enable_record_function(on)
 
@@ -139,7 +139,7 @@ class ProfilerTrace(pl.Callback):
         if self._num_ended < WARMUP_STEPS - 1:
             return
         with self._guarded():
-            if not was_recording:  # a prepared profiler has no other end
+            if not was_recording:  # the only way to end a prepared profiler
                 profiler.start_trace()
             profiler.stop_trace()
             if was_recording and self._num_ended > WARMUP_STEPS:
@@ -155,7 +155,7 @@ class ProfilerTrace(pl.Callback):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Turns an error within into an event; only the trace is lost."""
+        """Converts an error in the context to an event, so that only the trace is lost."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
@@ -176,9 +176,9 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """Returns the host's activity, and the card's if this build of torch can record it.
+    """Returns the activity of the host, and of the card if this build of torch can record it.
 
-    Otherwise torch would warn with a stack of frames at every operation.
+    Otherwise torch would print a stack of frames at every operation.
     """
     if device.type == "cuda":
         if ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Ends a training early, after a validation that a pruner judges."""
+"""Ends a training early, after a validation, if a pruner decides so."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import lightning.pytorch as pl
 
 Pruner = Callable[[int, float], "str | None"]
-"""Function of the number of a validation, from 1, and its metric; returns why training ends, or None."""
+"""Function of a validation's number, from 1, and its metric. Returns why training ends, or None."""
 
 
 class Pruning(pl.Callback):
-    """Early end on all ranks, as by the limits of training: nothing is raised, the last checkpoint is written."""
+    """Early end on all ranks, as by the limits of training: without an error, and with the last checkpoint."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class Pruning(pl.Callback):
         """
         Args:
             pruner: the pruner; None on ranks other than the first, and without pruning.
-            figure: returns the latest value of the metric; None if validation gives none.
+            figure: returns the latest value of the metric; None without one.
             total_steps: steps of the whole training, at which it ends anyway; None = unknown.
             validations: number of validations in earlier parts of a resumed training.
         """
         self._pruner, self._figure, self._total_steps = pruner, figure, total_steps
         self._validations = validations
         self.reason: str | None = None
-        """Why training was ended early."""
+        """Reason of an early end; None without one."""
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not (trainer.sanity_checking or self.reason):

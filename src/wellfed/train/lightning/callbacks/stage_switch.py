@@ -1,4 +1,4 @@
-"""Begins each of ``memory.stages`` with its first epoch, and finds the stage of a resumed run."""
+"""Begins each of ``memory.stages`` at its first epoch, and finds the stage of a resumed run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class FeatureStages(pl.Callback):
     ) -> None:
         """
         Args:
-            stages: in the order of their epochs; training is set up for the first.
-            data_for: returns the data for a mode; loaders read them from the next epoch on.
+            stages: stages in the order of their epochs; training is set up for the first.
+            data_for: returns the data for a mode, which loaders read from the next epoch on.
         """
         self._stages, self._data_for, self._on_event = stages, data_for, on_event
         self._number = 0
@@ -44,7 +44,7 @@ class FeatureStages(pl.Callback):
             self._on_event("stage", step=trainer.global_step, epoch=epoch, **facts)
 
     def _begin(self, module: pl.LightningModule, epoch: int) -> dict[str, Any] | None:
-        """Begins the stage of this epoch; returns the facts of the change, if there is one."""
+        """Begins the stage of this epoch; returns the facts of the change, or None without one."""
         number = sum(stage.from_epoch <= epoch for stage in self._stages) - 1
         if number <= self._number:
             return None

@@ -1,4 +1,4 @@
-"""Ends a run after a step or a validation when a signal asks for it; saves a checkpoint after a failure."""
+"""Ends a run after a step or a validation once a signal has come; saves a checkpoint after a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 
 _LOG = logging.getLogger(__name__)
 AGREE_EVERY_STEPS = 10
-"""Steps between questions whether a rank was asked to stop; each is a collective and waits for the device."""
+"""Steps between checks whether a rank must stop; each is a collective and waits for the device."""
 
 
 class StopAtStepEnd(pl.Callback):
@@ -29,7 +29,7 @@ class StopAtStepEnd(pl.Callback):
         self._is_alone = True
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        # Lightning has installed its own SIGTERM handler, which would end the ranks without a checkpoint.
+        # Lightning's own SIGTERM handler would end the ranks without a checkpoint.
         self._request.install()
         self._is_alone = trainer.world_size == 1
 
@@ -70,10 +70,10 @@ class StopAtStepEnd(pl.Callback):
         self._request.is_stepping = False
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """Saves the state after the last whole step, if it is sound."""
+        """Saves the state after the last whole step, if it can be restored and is finite."""
         self._request.is_stepping = False
         is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
-        may_undo = not isinstance(exception, Stopped)  # after a second signal nothing may take long
+        may_undo = not isinstance(exception, Stopped)  # after a second signal the end must be fast
         is_of_all = isinstance(exception, OutOfMemoryExhausted) and exception.is_of_all
         if self._is_stopping or not is_sound or not (trainer.world_size == 1 or is_of_all):
             return
@@ -90,10 +90,10 @@ class StopAtStepEnd(pl.Callback):
 
 
 def _is_after_a_whole_step(trainer: pl.Trainer, module: Any, may_undo: bool) -> bool:
-    """Returns whether the state of this rank is that after a whole step; restores it and the loader's position.
+    """Restores this rank's state after the last whole step, and the loader's position; returns whether that worked.
 
-    A batch may have been delivered for a step that has not begun, or has changed no weight yet. A stream can't go back
-    by a batch.
+    The loader may have given the batch of a step that has not begun, or has changed no weight yet. A stream can't go
+    back by a batch.
     """
     loader = trainer.train_dataloader
     if not hasattr(loader, "state_dict"):

@@ -1,4 +1,4 @@
-"""Finds the lines where the host waits for the GPU within a step, by torch's debug mode, during the warm-up."""
+"""Finds lines where the host waits for the GPU within a step, by torch's debug mode during the warm-up."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ WATCHED_STEPS = 2
 _SAYS = "called a synchronizing CUDA operation"
 _SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
 _OWN_THREADS = "wellfed"
-"""Prefix of the names of our threads, whose waits belong to no step."""
+"""Prefix of the names of our threads, whose waits don't count."""
 Side = Literal["user", "wellfed", "library", "machinery"]
 
 
 class Synchronisations(pl.Callback):
-    """Watch from the end of the first step to that of the third; `close` always ends it.
+    """Watch from the end of the first step to the end of the third. Call `close` however training ends.
 
-    Warnings are global to the process: other warnings, and those of our threads, are shown as before.
+    Warnings are global to the process. Other warnings, and those of our threads, are shown as usual.
 
     Args:
-        on_found: called once with the lines, unless training ends before; empty = there are none.
+        on_found: called once with the lines found, unless training ends before.
     """
 
     def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
@@ -74,7 +74,7 @@ class Synchronisations(pl.Callback):
 
     def _watch(self) -> None:
         self._mode_before = torch.cuda.get_sync_debug_mode()
-        if self._mode_before != 0:  # other code uses the mode
+        if self._mode_before != 0:  # other code uses this mode
             self.close()
             return
         self._caught = warnings.catch_warnings()
@@ -85,7 +85,7 @@ class Synchronisations(pl.Callback):
         torch.cuda.set_sync_debug_mode("warn")
 
     def pause(self) -> None:
-        """Restores mode and warnings; the watch goes on after a validation."""
+        """Restores mode and warnings until a validation is over."""
         caught, self._caught = self._caught, None
         if caught is not None:
             torch.cuda.set_sync_debug_mode(self._mode_before)
@@ -99,7 +99,7 @@ class Synchronisations(pl.Callback):
             on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
 
     def _show_to(self, others: Callable[..., None]) -> Callable[..., None]:
-        """Returns what replaces ``warnings.showwarning``; ``others`` shows all other warnings."""
+        """Returns a replacement of ``warnings.showwarning``; ``others`` shows all other warnings."""
 
         def show(message: Warning | str, *about: Any, **more: Any) -> None:
             if not str(message).startswith(_SAYS):
@@ -113,9 +113,9 @@ class Synchronisations(pl.Callback):
 
 
 def place_of(frame: FrameType | None) -> str | None:
-    """Returns ``file:line`` of the user's nearest call, else of a library called by us, else ours.
+    """Returns ``file:line`` of the nearest call in the user's code, else in a library that we call, else in ours.
 
-    None if there are only frames of torch and Lightning, or compiled code.
+    Returns None if all frames are in torch, Lightning or compiled code.
     """
     of_library: str | None = None
     while frame is not None:
@@ -141,7 +141,7 @@ _PYTHON = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"],
 
 @cache
 def side_of(file: str) -> Side:
-    """Returns whose code a file is."""
+    """Returns the owner of a file's code."""
     if file.startswith(_OURS):
         return "wellfed"
     if file.startswith((_TORCH, _LIGHTNING)) or "torchinductor" in file:

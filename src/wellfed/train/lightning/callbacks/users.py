@@ -1,4 +1,4 @@
-"""Puts the user's callbacks among ours, times their hooks, and names the callback in its errors."""
+"""Orders the user's callbacks among ours, times their hooks, and names the callback in its errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATE = ("state_dict", "load_state_dict")
 
 
 def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
-    """Returns problem and way out for an object that can't be used as a callback; None if it can."""
+    """Returns problem and advice for an object that can't be a callback; None if it can."""
     name = f"{type(callback).__module__}.{type(callback).__qualname__}"
     if not isinstance(callback, pl.Callback):
         return other_lightning(type(callback), "Callback") or (
@@ -42,7 +42,7 @@ def is_average_beside_model(callback: pl.Callback) -> bool:
 
 
 def name_errors(callback: pl.Callback, name: str) -> None:
-    """Makes all later errors of a callback name it."""
+    """Adds the name of a callback to its later errors."""
     for hook in hooks_of(callback, (*HOOKS, *_STATE)):
         own = getattr(callback, hook)
         if getattr(own, "func", None) not in (_called, _timed):
@@ -64,7 +64,7 @@ def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **na
 
 
 def time_hooks(callback: pl.Callback, wall: Wall) -> None:
-    """Accounts for the time of each hook of a callback under ``ClassName.hook`` from now on."""
+    """Accounts the time of each hook of a callback as ``ClassName.hook`` from now on."""
     for hook in hooks_of(callback):
         own = getattr(callback, hook)
         if getattr(own, "func", None) is _timed:  # wrapped in an earlier pass
@@ -73,7 +73,7 @@ def time_hooks(callback: pl.Callback, wall: Wall) -> None:
 
 
 def timed_hooks_of(module: pl.LightningModule, hooks: Sequence[str], wall: Wall) -> dict[str, Callable[..., Any]]:
-    """Returns timed versions of those hooks that a LightningModule overrides, and of its schedulers' steps."""
+    """Returns timed versions of the hooks that a LightningModule overrides, and of its schedulers' steps."""
     owned = {hook: getattr(module, hook) for hook in hooks_of(module, hooks, pl.LightningModule)}
     timed = {hook: wraps(own)(_timed_hook(wall, module, hook, own)) for hook, own in owned.items()}
     step = module.lr_scheduler_step
@@ -109,7 +109,7 @@ def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedE
 
 
 def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
-    """Returns the callbacks with the hooks of steps alone, for a training that is only timed."""
+    """Returns the callbacks with only the hooks of steps, for a timed training."""
     return [Together(callbacks, only=_OF_STEPS)] if callbacks else []
 
 
@@ -117,7 +117,7 @@ class Last(pl.Callback):
     """Callbacks that come after those of a LightningModule, which Lightning appends to ours."""
 
     def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback], wall: Wall) -> None:
-        """``wall`` accounts for the time of the users' hooks."""
+        """``wall`` accounts the time of the user's hooks."""
         self._callbacks, self._users, self._wall = callbacks, users, wall
 
     def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
@@ -133,13 +133,13 @@ class Last(pl.Callback):
                 name_errors(callback, type(callback).__name__)
                 time_hooks(callback, self._wall)
             if stage != "fit" and isinstance(callback, WeightAveraging):
-                # A checkpoint holds the averaged weights; after training the callback would swap in the others.
+                # A checkpoint has the averaged weights, which the callback would replace after training.
                 callback._average_model = None
         trainer.callbacks.append(Together(self._callbacks))
 
 
 def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
-    """Returns name, as in metrics.csv without ``val/``, and direction of the metrics that are monitored."""
+    """Returns name and direction of the monitored metrics; names as in metrics.csv, without ``val/``."""
     found: list[tuple[Any, Any]] = [
         (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
     ]

@@ -1,7 +1,7 @@
 """Writes and checks the trailer of a checkpoint: facts and a SHA-256 digest, in the comment of its zip archive.
 
 The digest is in the file itself, so it survives a rename, a copy and a crash. torch and zipfile ignore the comment.
-Uses the standard library only.
+Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, BinaryIO
 
 _BEGIN, _DIGEST = b"wellfed ", b" sha256 "
 _HEX = 64
-"""Length of the digest, in hexadecimal digits."""
+"""Hexadecimal digits of the digest."""
 _MOST = 0xFFFF
 """Maximum length of a zip archive's comment, in bytes."""
 _CHUNK = 1 << 20
 
 
 class _Hashing:
-    """A file for `torch.save` that hashes its content, and holds back the last two bytes: the comment's length.
+    """A file for `torch.save` that hashes its content. It holds back the last two bytes, the length of the comment.
 
-    ``write`` raises nothing, since C++ code calls it; `end` raises its errors.
+    `end` raises the errors of ``write``, which must not raise since C++ code calls it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -41,7 +41,7 @@ class _Hashing:
         return len(content)
 
     def flush(self) -> None:
-        """Does nothing: there is no buffer."""
+        """Does nothing, since there is no buffer."""
 
     def _write(self, content: memoryview) -> None:
         if len(content) >= 2:
@@ -59,7 +59,7 @@ class _Hashing:
             content = content[self._file.write(content) :]
 
     def end(self, facts: Mapping[str, Any]) -> None:
-        """Writes the trailer, or raises the error of an earlier ``write``."""
+        """Writes the trailer; raises the error of an earlier ``write``."""
         if self._failure is not None:
             raise self._failure
         text = _BEGIN + json.dumps(facts).encode() + _DIGEST
@@ -68,7 +68,7 @@ class _Hashing:
 
 
 def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> None:
-    """Writes a file with a trailer beside its target, flushes it to disk, renames it. Removes it after a failure.
+    """Writes a file with a trailer beside its target, flushes it to disk and renames it. Removes it on failure.
 
     Args:
         save: writes a zip archive without a comment to the given file.
@@ -92,7 +92,7 @@ def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> 
 
 
 def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
-    """Copies a checkpoint as `write` does, and adds these facts to its own."""
+    """Copies a checkpoint like `write`, and adds facts to its own."""
     found, size = _trailer(source), source.stat().st_size
     own, left = ({}, size) if found is None else (found[0], found[2])
 
@@ -107,7 +107,7 @@ def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Renames a file over another, and flushes the folder to disk if the system can."""
+    """Renames a file over another; flushes the folder to disk if the system can."""
     temporary.replace(path)
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)
@@ -118,7 +118,7 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 def facts_of(path: Path) -> dict[str, Any] | None:
-    """Returns the facts in a trailer, whether or not the digest matches; None without a trailer.
+    """Returns the facts in a trailer, even if the digest does not match; None without a trailer.
 
     Raises:
         OSError: the file can't be read.

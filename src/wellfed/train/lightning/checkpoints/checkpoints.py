@@ -1,4 +1,4 @@
-"""Keeps ``last.ckpt``, the ones before it, and ``best.ckpt``. A disk error ends a run only at its last save."""
+"""Keeps ``last.ckpt``, earlier ones, and ``best.ckpt``. Only at the last save does a disk error end a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EARLIER_BEST_VALUE = "best.json"
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When checkpoints are written, how many are kept, and which metric picks the best."""
+    """Times of checkpoints, number of kept ones, and metric of the best."""
 
     every_steps: int | None
     minutes: float | None
@@ -45,8 +45,8 @@ class CheckpointOptions:
 class Checkpoints(pl.Callback):
     """Saves every n steps and every n minutes, and after each epoch if no step count is given.
 
-    Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt`` with its value in
-    its trailer. Each file is written beside its target and renamed, so none is ever half written. A module with
+    Files: ``last.ckpt``, earlier ones as ``last-1.ckpt`` and so on, ``keep_last`` in all, and ``best.ckpt`` with its
+    value in its trailer. Each is written beside its target and renamed, so no file is incomplete. A module with
     non-finite weights or loss is never saved.
     """
 
@@ -63,7 +63,7 @@ class Checkpoints(pl.Callback):
     ) -> None:
         """
         Args:
-            metrics: the latest metrics, ``val/<name>`` among them.
+            metrics: the latest metrics by name, such as ``val/loss``.
             finite_step: returns the step up to which all losses are known to be finite.
         """
         self.folder, self._options, self._metrics = folder, options, metrics
@@ -73,11 +73,11 @@ class Checkpoints(pl.Callback):
         self._saved_at_s, self._saved_step = time.monotonic(), -1
         self._finite_step, self._checked_step = finite_step, 0
         self._facts: dict[str, Any] = {}
-        """Facts for the trailer of the file that is being written."""
+        """Facts for the trailer of the current file."""
         self.saved: dict[str, int] = {}
-        """Step of each file that was written in this process, by name."""
+        """File name -> step, for files written by this process."""
         self.failure: BaseException | None = None
-        """Error of the latest save of ``last.ckpt``; None once one has succeeded."""
+        """Error of the latest save of ``last.ckpt``; None if it succeeded."""
         self._unset: frozenset[str] = frozenset()
         self._is_alone = True
         self.best_value = self._read_best()
@@ -97,7 +97,7 @@ class Checkpoints(pl.Callback):
             self.save_last(trainer)
 
     def _is_time(self, trainer: pl.Trainer) -> bool:
-        """Returns whether the minutes are over; the same on all ranks, since saving is a collective."""
+        """Returns whether the minutes are over. All ranks agree, since saving is a collective."""
         if self._options.minutes is None:
             return False
         is_time = time.monotonic() - self._saved_at_s >= 60 * self._options.minutes
@@ -118,7 +118,7 @@ class Checkpoints(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         value = self._metrics.get(f"val/{self.best_metric}")
         is_best = value is not None and self._is_best(value)
-        if trainer.world_size > 1:  # only rank 0 has the best value; saving is a collective
+        if trainer.world_size > 1:  # saving is a collective, and only rank 0 has the best value
             is_best = trainer.strategy.broadcast(is_best)
         if value is not None and is_best:
             self._facts = {"best": {self.best_metric: value}}
@@ -157,7 +157,7 @@ class Checkpoints(pl.Callback):
             return None
 
     def _is_best(self, value: float) -> bool:
-        """Returns whether no earlier value is better. Of equal values the later is best: it was trained longer."""
+        """Returns whether no earlier value is better. Of equal values the later is best, as it was trained longer."""
         if self.best_value is None or not math.isfinite(value):
             return math.isfinite(value)
         return value >= self.best_value if self.best_mode == "max" else value <= self.best_value
@@ -170,7 +170,7 @@ class Checkpoints(pl.Callback):
             return self._saved_step
         if not (self.folder / LAST).exists():
             return None
-        try:  # written by the run that is resumed
+        try:  # the resumed run has written it
             return int(torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)["global_step"])
         except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
             _LOG.warning("%s can't be read: %s", self.folder / LAST, error)
@@ -187,14 +187,14 @@ class Checkpoints(pl.Callback):
         return f"{LAST} of step {step} is good: go on from it with trainer.gradient_clip=1.0 or trainer.on_nan=skip."
 
     def save_before_end(self, trainer: pl.Trainer) -> None:
-        """Saves for a run that is stopped. Non-finite weights are only a warning, so the run still ends as stopped."""
+        """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
         try:
             self.save_at_end(trainer)
         except NonFiniteLoss as error:
             _LOG.warning("%s %s", error, self._way_back())
 
     def save_at_end(self, trainer: pl.Trainer) -> None:
-        """Calls `save_last`. After a failure, deletes the oldest checkpoint, due to go anyway, and tries again."""
+        """Calls `save_last`. After a failure, deletes the oldest checkpoint, which would go anyway, and retries."""
         self.save_last(trainer)
         is_missing = self._saved_step != trainer.global_step
         if trainer.world_size > 1:
@@ -207,7 +207,7 @@ class Checkpoints(pl.Callback):
         self.save_last(trainer)
 
     def save_last(self, trainer: pl.Trainer) -> None:
-        """Writes ``last.ckpt`` for the steps done so far, unless it exists already.
+        """Writes ``last.ckpt`` of the current step, unless it exists.
 
         Raises:
             NonFiniteLoss: weights or loss are not finite; earlier checkpoints stay.
@@ -221,7 +221,7 @@ class Checkpoints(pl.Callback):
     # -- writing --------------------------------------------------------------------------------------------------
 
     def _check_finite(self, trainer: pl.Trainer) -> None:
-        """Raises a NonFiniteLoss on all ranks if weights or loss of one are not finite. Waits for the device."""
+        """Raises NonFiniteLoss on all ranks if weights or loss of one are not finite. Waits for the device."""
         step, is_good = trainer.global_step, is_finite(trainer.lightning_module, self._unset)
         if trainer.world_size > 1:
             is_good = trainer.strategy.reduce_boolean_decision(is_good, all=True)
@@ -236,7 +236,7 @@ class Checkpoints(pl.Callback):
             return self._write(trainer, name)
 
     def _write(self, trainer: pl.Trainer, name: str) -> bool:
-        """Returns whether the file was written, the same on all ranks: else they would not save at the same step."""
+        """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
         temporary, failure = self.folder / f".{name}.tmp", None
         try:
             trainer.save_checkpoint(temporary)
@@ -244,7 +244,7 @@ class Checkpoints(pl.Callback):
             if not is_disk_error(error):
                 raise
             failure = error
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait there for this one
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait here for this one
         if trainer.is_global_zero:
             failure = failure or self._rename(temporary, name)
             if failure is not None:
@@ -264,7 +264,7 @@ class Checkpoints(pl.Callback):
         return is_written
 
     def _rename(self, temporary: Path, name: str) -> OSError | None:
-        """Gives the file its name; returns the error if that fails."""
+        """Renames the file to its final name; returns the error if that fails."""
         try:
             if name == LAST:
                 self._rotate()
@@ -283,7 +283,7 @@ class Checkpoints(pl.Callback):
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Returns whether a save failed because the file could not be written. torch's writer hides the errno."""
+    """Returns whether a save failed because a file can't be written. torch's writer hides the errno."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
@@ -293,9 +293,9 @@ def is_disk_error(error: BaseException) -> bool:
 
 
 def is_finite(module: pl.LightningModule, unset: Collection[str] = ()) -> bool:
-    """Returns whether weights and the losses since the last row are finite on this rank; waits for the device once.
+    """Returns whether weights and losses since the last row are finite on this rank. Waits for the device once.
 
-    Buffers may be infinite, as masks are, but not NaN, unless they are named in ``unset``.
+    Buffers may be infinite, as masks are, but not NaN. Buffers in ``unset`` may be NaN.
     """
     trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
     weights = [weight.detach() for weight in trained if weight.numel()]
@@ -315,7 +315,7 @@ def _floats(module: pl.LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unset_buffers(module: pl.LightningModule) -> frozenset[str]:
-    """Returns the names of buffers that hold NaN before training, as a mark that they are empty."""
+    """Returns the names of buffers that are NaN before training, which marks them as empty."""
     return frozenset(name for name, buffer in _floats(module) if bool(buffer.isnan().any()))
 
 

@@ -1,4 +1,4 @@
-"""Writes checkpoints once everything that belongs to a step is done: validation, the user's callbacks, schedulers."""
+"""Writes checkpoints after all work of a step: validation, the user's callbacks, schedulers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class LateCheckpoints(Checkpoints):
-    """Checkpoints that are written after the validation of their step, and at an epoch's last step after the epoch.
+    """Checkpoints after the validation of their step. Those of an epoch's last step come after the epoch.
 
-    Callbacks and schedulers that monitor a validation have then changed their state; an earlier checkpoint would lack
-    that. Must come after the user's callbacks, see `users.Last`.
+    By then, callbacks and schedulers that monitor a validation have changed their state, which an earlier checkpoint
+    would lack. Must come after the user's callbacks, see `users.Last`.
     """
 
     best_by_monitor = False
-    """True: ``best.ckpt`` is picked by the first metric of validation that callbacks or schedulers monitor."""
+    """Whether the first validation metric that callbacks or schedulers monitor picks ``best.ckpt``."""
     _step, _is_due = 0, False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -36,7 +36,7 @@ class LateCheckpoints(Checkpoints):
                 if (metric, mode) != (self.best_metric, self.best_mode):
                     self.best_metric, self.best_mode = metric, mode
                     self.best_value = self._read_best()
-                self.best_by_monitor = False  # found, and kept from here on
+                self.best_by_monitor = False  # found; stays the same from now on
                 break
         super().on_validation_end(trainer, module)
 
@@ -50,7 +50,7 @@ class LateCheckpoints(Checkpoints):
         self._is_due = self._is_due or self._options.every_steps is None
 
     def save_if_due(self, trainer: pl.Trainer) -> None:
-        """Saves if due; called after each batch within an epoch, and before the user's callbacks begin an epoch."""
+        """Saves if due. Called after each batch within an epoch, and before the user's callbacks begin an epoch."""
         if self._is_due and not is_within_step(trainer):
             self._is_due = False
             self.save_last(trainer)
@@ -67,9 +67,9 @@ class LateCheckpoints(Checkpoints):
 
 
 class BeforeUsers(pl.Callback):
-    """Saves what `LateCheckpoints` owes before the user's callbacks begin an epoch or end the training.
+    """Due checkpoints of `LateCheckpoints`, written before the user's callbacks begin an epoch or end the training.
 
-    At the end of training callbacks may replace weights by their average. A training that goes on must not have that.
+    At the end of training, callbacks may replace weights by their average. A resumed training must not start from it.
     """
 
     def __init__(self, checkpoints: LateCheckpoints) -> None:
@@ -80,9 +80,9 @@ class BeforeUsers(pl.Callback):
         self._has_trained = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        # Lightning takes its validation for one before the resume, and ReduceLROnPlateau would skip this epoch.
+        # Else Lightning counts its validation as before the resume, and ReduceLROnPlateau skips this epoch.
         if self._has_trained:
-            trainer.fit_loop._restarting = False  # its setter makes it true where there is a max_steps
+            trainer.fit_loop._restarting = False  # its setter makes it true if max_steps is set
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._checkpoints.save_if_due(trainer)

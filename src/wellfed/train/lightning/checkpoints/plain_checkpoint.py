@@ -1,4 +1,4 @@
-"""Writes checkpoint files beside their target, with a digest, and without objects that a weights-only load refuses."""
+"""Writes checkpoint files with a digest, and without objects that a weights-only load refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 _LEFT_OUT = object()
 FACTS = "trailer"
-"""Key of a checkpoint's entry that is written to the trailer instead of the archive."""
+"""Key of a checkpoint's entry that goes to the trailer instead of the archive."""
 
 
 class DigestCheckpointIO(TorchCheckpointIO):
@@ -33,17 +33,17 @@ class DigestCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        is_users = not target.name.startswith(".")  # does not make a removed run folder again
+        is_users = not target.name.startswith(".")  # so that a removed run folder is not made again
         target.parent.mkdir(parents=is_users, exist_ok=True)
         facts = {"step": checkpoint.get("global_step"), **facts}
         checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts)
 
 
 class PlainCheckpointIO(DigestCheckpointIO):
-    """Checkpoint files without objects, such as those of ``save_hyperparameters``; a warning names them once.
+    """Checkpoint files without objects, such as those of ``save_hyperparameters``. A warning names them once.
 
-    Checkpoints are loaded weights-only, since unpickling an object runs whatever code the file names. No command could
-    load a file with objects.
+    Unpickling an object runs any code that the file names, so all commands load checkpoints weights-only. They would
+    refuse a file with objects.
     """
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class PlainCheckpointIO(DigestCheckpointIO):
 
 
 def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
-    """Returns a copy with only what a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
+    """Returns a copy that a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
 
-    Paths become text, mappings become dicts, numpy's numbers become Python's. Left-out entries are added to
-    ``left_out`` by dotted name, with their type. A list with such an entry is left out as a whole.
+    Paths become text, mappings become dicts, numpy's numbers become Python's. Other entries are left out and added to
+    ``left_out``, as dotted name -> type. A list with such an entry is left out as a whole.
     """
     if type(content) is Counter:
         return content
@@ -95,7 +95,7 @@ def _plain_mapping(content: Mapping[Any, Any], left_out: dict[str, str], name: s
             kept[plain_key] = plain_value
     if type(content) is not OrderedDict:
         return kept
-    ordered = OrderedDict(kept)  # of a state_dict, which holds versions of its modules as an attribute
+    ordered = OrderedDict(kept)  # a state_dict has the versions of its modules as an attribute
     if hasattr(content, "_metadata"):
         ordered._metadata = content._metadata  # type: ignore[attr-defined]
     return ordered

@@ -1,8 +1,8 @@
 """Restores generators, the loader's position and Lightning's counters of a checkpoint.
 
 Lightning's counters depend on the hook in which a checkpoint was written, and on the limits of the run. From the end of
-an epoch Lightning would not restore the loader, or count one epoch too many. The position is exact: it holds the number
-of finished epochs, and the number of steps of the next one.
+an epoch, Lightning would not restore the loader, or would count one epoch too many. The loader's position is exact: the
+number of finished epochs, and the number of steps of the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ExactResume(pl.Callback):
-    """Each rank's generators and the loader's position in checkpoints; generators are restored before the next step.
+    """Each rank's generators and the loader's position in checkpoints. Generators are restored before the next step.
 
     Loaders have drawn their seeds by then. Must come before the user's callbacks, which may draw.
     """
@@ -51,7 +51,7 @@ class ExactResume(pl.Callback):
             _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._restore()  # before what is drawn at the start of an epoch
+        self._restore()  # before draws at the start of an epoch
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if self._state is not None:  # for a resume within an epoch
@@ -64,7 +64,7 @@ class ExactResume(pl.Callback):
 
 
 class GoOn(pl.Callback):
-    """Restores the loader and Lightning's counters when a checkpoint is loaded."""
+    """Restoration of the loader and Lightning's counters from a checkpoint."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -73,9 +73,9 @@ class GoOn(pl.Callback):
         counters = checkpoint["loops"]["fit_loop"]
         positions = counters.get("state_dict", {}).get("combined_loader", [])
         if len(positions) != 1 or set(positions[0]) < {"epoch", "batch"}:
-            return  # not written by a loader of ours
+            return  # written without our loader
         self._loader.load_state_dict(positions[0])
-        parts = int(module.trainer.accumulate_grad_batches)  # Lightning's batches in one of ours
+        parts = int(module.trainer.accumulate_grad_batches)  # batches of Lightning in one of ours
         position, length = self._loader.state_dict(), len(self._loader) // parts
         stream = position.get("stream")
         if stream and stream["is_over"]:
@@ -95,8 +95,7 @@ def counters_at(
 ) -> dict[str, Any]:
     """Returns Lightning's counters at a position between two steps, or between two epochs.
 
-    ``step`` counts the batches trained on so far; each has ``parts`` from here on. All other entries are those of the
-    saved ``counters``.
+    ``step`` counts the trained batches; each has ``parts`` from now on. Other entries are copied from ``counters``.
     """
     epochs, batches = position["epoch"], position["batch"]
     if batches >= steps_per_epoch:

@@ -1,7 +1,7 @@
-"""Hands a user's LightningModule the batch of a step in parts, whose gradients Lightning sums before the step.
+"""Splits the batch of a step for a user's LightningModule; Lightning sums the gradients of the parts.
 
-All parts together have the samples of the step. What is learned, the order of the samples and the loader's position are
-those of whole batches.
+All parts together have the samples of the step. Learning, the order of the samples and the loader's position are the
+same as with whole batches.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from wellfed.train.lightning.callbacks.clock import TimedLoader
 class InParts:
     """A loader of bare batches, each split into ``num_parts`` nearly equal parts.
 
-    Lightning steps after that number of parts. If there are fewer samples, the first one fills the other parts, with
-    weight 0.
+    Lightning steps after that number of parts. With fewer samples, the other parts are the first sample with weight 0.
     """
 
     def __init__(self, loader: TimedLoader, num_parts: int, split: Callable[[Batch, list[int]], list[Batch]]) -> None:
         """``split`` returns successive parts of a batch by their sizes, which may be 0."""
         self._loader, self._num_parts, self._split = loader, num_parts, split
         self.weight = 1.0
-        """Factor on the loss of the latest part. Lightning divides each loss by the number of parts, which would
-        overweigh the samples of a smaller part."""
+        """Factor on the loss of the latest part. Lightning divides each loss by the number of parts, so the samples of
+        a smaller part would count too much."""
 
     def __len__(self) -> int:
         steps = len(self._loader)
@@ -39,12 +38,12 @@ class InParts:
 
     @property
     def latest(self) -> Delivery | None:
-        """The whole delivery of the latest part."""
+        """The whole batch of the latest part."""
         return self._loader.latest
 
     @property
     def on_last(self) -> Callable[[], None]:
-        """Called before the last step of an epoch, if only the loader can recognise it."""
+        """Function called before the last step of an epoch, if only the loader can recognise it."""
         return self._loader.on_last
 
     @on_last.setter
@@ -52,7 +51,7 @@ class InParts:
         self._loader.on_last = told
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the loader's position, which counts steps; to be called between two of them."""
+        """Returns the loader's position, which counts steps. Call it between two steps."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -64,7 +63,7 @@ class InParts:
             assert self.latest is not None
             num_samples = self.latest.size
             shares = (share_of(num_samples, part, self._num_parts) for part in range(self._num_parts))
-            sizes = sorted(map(len, shares), reverse=True)  # the largest first, to run out of memory at once
+            sizes = sorted(map(len, shares), reverse=True)  # the largest first, so that memory runs out at once
             parts = list(zip(self._split(batch, sizes), sizes, strict=True))
             del batch
             while parts:  # a reference here would keep a part on the device
@@ -76,7 +75,7 @@ class InParts:
 
 
 def weighing_parts(module: Any) -> Callable[..., Any]:
-    """Returns the module's ``training_step`` with its loss weighed by the part; what it logs is unchanged."""
+    """Returns the module's ``training_step`` with its loss weighed by the part; logged values are unchanged."""
     step = module.training_step
 
     @functools.wraps(step)
@@ -90,7 +89,7 @@ def weighing_parts(module: Any) -> Callable[..., Any]:
 
 
 class SchedulersOfParts(pl.Callback):
-    """Scaling of the frequency of schedulers that count batches: Lightning counts parts instead."""
+    """Scaling of the frequency of schedulers that count batches, since Lightning counts parts."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         for config in trainer.lr_scheduler_configs:

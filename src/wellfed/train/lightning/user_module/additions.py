@@ -43,9 +43,9 @@ def make_user_trainer(
     sanity_batches: int = 0,
     wall: Wall | None = None,
 ) -> pl.Trainer:
-    """Returns a Trainer like `make_trainer`, for a module or callbacks of the user that log by themselves.
+    """Returns a Trainer like `make_trainer`, with loggers for a module or callbacks of the user that log.
 
-    ``last`` come after ``users`` and after the callbacks of a LightningModule.
+    ``last`` are callbacks that come after ``users`` and after those of a LightningModule.
     """
     return make_trainer(
         options,
@@ -60,9 +60,9 @@ def make_user_trainer(
 
 
 def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
-    """Compiles the module's ``training_step``; if that fails, the step runs uncompiled from then on, with a warning.
+    """Compiles the module's ``training_step``. If that fails, the step runs uncompiled from then on, with a warning.
 
-    For automatic optimization alone: a step that fails half way is done again, so it must not have stepped.
+    Only for automatic optimization: a failed step is repeated, so it must not have called the optimizer.
     """
     compiled = Compiled(module.training_step, mode, on_failure)
 
@@ -78,12 +78,12 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
 
 def builds_itself_later(module: pl.LightningModule) -> bool:
-    """Returns whether the module may make layers once it has a Trainer; its weights can't be compared before."""
+    """Returns whether the module may make layers once it has a Trainer, so that weights can't be compared yet."""
     return overrides(module, "setup") or overrides(module, "configure_model")
 
 
 class StepMemory(pl.Callback):
-    """Record of an out-of-memory error in a training step, or while its batch was moved to the device."""
+    """Record of an out-of-memory error in a training step, or while its batch is moved to the device."""
 
     def __init__(self) -> None:
         self.failure: MemoryFailure | None = None
@@ -115,9 +115,9 @@ def _keeping_halves(step: Callable[..., Any]) -> Callable[..., Any]:
 class NonFinite(pl.Callback):
     """``trainer.on_nan``: ends training at a non-finite loss, or skips the optimizer step and restores buffers.
 
-    Non-finite gradients are skipped too, unless a scaler does that. With ``raise`` the device is read every ``every``
-    steps and before each checkpoint, so that none holds non-finite weights. With ``skip`` and ``halve_lr`` it is read
-    at every optimizer step.
+    Steps with non-finite gradients are skipped too, unless a scaler does that. With ``raise`` the device is read every
+    ``every`` steps and before each checkpoint, so that no checkpoint has non-finite weights. With ``skip`` and
+    ``halve_lr`` it is read at every optimizer step.
     """
 
     def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
@@ -181,7 +181,7 @@ class NonFinite(pl.Callback):
             )
 
     def _is_all_finite(self, trainer: pl.Trainer) -> bool:
-        """Returns whether all losses since the last check were finite, on all ranks; waits for the device."""
+        """Returns whether all losses since the last check are finite on all ranks; waits for the device."""
         decision = self._is_finite is None or bool(self._is_finite)
         if trainer.world_size > 1:
             decision = trainer.strategy.reduce_boolean_decision(decision, all=True)

@@ -1,6 +1,6 @@
 """Takes the data sets out of a LightningDataModule, or of a LightningModule with its own loaders.
 
-Both are prepared and set up here, as Lightning does, but before there is a Trainer: the plan needs the data first.
+Prepares and sets up both as Lightning does, but without a Trainer, since the plan needs the data first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STAGES = {"train": "fit", "val": "fit", "test": "test"}
 class NoTrainerYet:
     """Placeholder for the Trainer while data are set up, with one rank that has all samples of a step.
 
-    The number of ranks is planned later, and does not change what is learned.
+    The number of ranks is planned later, and does not change learning.
     """
 
     world_size = num_devices = num_nodes = 1
@@ -50,7 +50,7 @@ def datasets_of(owner: Any) -> Datasets:
     vars(owner)[attribute] = NoTrainerYet()
     try:
         own = own_local_rank() if getattr(owner, "prepare_data_per_node", True) else own_rank()
-        if own == 0:  # other ranks come here after this one
+        if own == 0:  # other ranks follow this one
             owner.prepare_data()
         found: dict[str, Any] = {}
         done: set[str] = set()
@@ -79,7 +79,7 @@ def _called(owner: Any, loaders: str) -> Any:
 
 
 def _disable(owner: Any, done: set[str]) -> None:
-    """Disables what is done, so that Lightning does not repeat it. `tear_down` follows at the end of the run."""
+    """Disables methods that were called, so that Lightning does not repeat them, and the teardown (`tear_down`)."""
     own, is_module = owner.setup, isinstance(owner, pl.LightningModule)
     done = {*done, "validate"}
     vars(owner)["prepare_data"] = lambda: None
@@ -104,15 +104,15 @@ def transfer_hooks(data_module: Any) -> list[str]:
 
 
 def use_hooks(module: pl.LightningModule, data_module: Any) -> None:
-    """Gives the module the transfer hooks of the data module, which take precedence in Lightning too."""
+    """Sets the data module's transfer hooks on the module; they take precedence in Lightning too."""
     for name in transfer_hooks(data_module):
         vars(module)[name] = getattr(data_module, name)
 
 
 class DataModuleCallback(pl.Callback):
-    """Link between a Trainer and a LightningDataModule, as if Lightning had been given the latter.
+    """Link between a Trainer and a LightningDataModule, as if Lightning had received the latter.
 
-    Lightning then saves its state in checkpoints and calls its hook for exceptions.
+    Its state is then saved in checkpoints, and its hook for exceptions is called.
     """
 
     def __init__(self, data_module: Any) -> None:

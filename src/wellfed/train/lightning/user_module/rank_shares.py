@@ -14,8 +14,8 @@ from wellfed.train.lightning.callbacks.clock import delivery_of
 class RankShares(pl.Callback):
     """Weights of a rank's gradients by its share of the step's samples, applied before DDP averages them.
 
-    The module's loss is a mean over the samples of its rank. The last step of an epoch may not divide by the ranks. A
-    plain average would then overweigh the samples of a smaller share, and count the padding of an empty one.
+    The module's loss is a mean over the samples of its rank. Shares of the last step of an epoch may differ. A plain
+    average would then overweigh the samples of a smaller share, and count the padding of an empty one.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class RankShares(pl.Callback):
         own = 0 if delivery is None or delivery.is_padding else delivery.size
         self._factor = 1.0 if delivery is None else own * trainer.world_size / delivery.total
 
-    # DDP reads the annotations, so they can't be texts: no `annotations` from __future__ in this file.
+    # DDP reads the annotations as types, so this file can't import `annotations` from __future__.
     def _weigh(self, group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._factor == 0:
             bucket.buffer().zero_()
