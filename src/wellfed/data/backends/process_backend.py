@@ -31,6 +31,7 @@ from wellfed.data.backends.bad_samples import log_indices, too_late
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
 from wellfed.data.backends.picklable import check_picklable
+from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
@@ -82,7 +83,7 @@ class ProcessBackend:
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
-        self._requests = _Requests()
+        self._requests, self._inbox = _Requests(), Inbox()
         self._processes: list[Any] = []
         """Workers by number."""
         if settings.num_workers and multiprocessing.get_start_method() != "fork":
@@ -108,6 +109,9 @@ class ProcessBackend:
             self._end_workers(iterator)
             self._loader = self._make_loader()
             raise
+        finally:
+            if not self._settings.persistent_workers:
+                self._inbox.clear()
 
     def _next(self, iterator: Any) -> BuiltBatch | None:
         asked_at_s, timeout_s = time.monotonic(), self._settings.timeout_s
@@ -200,7 +204,7 @@ class ProcessBackend:
                 "worker_init_fn": partial(_init_worker, self._builder, CPUS_AT_START, settings.worker_threads or 1),
                 "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
-        dataset: Dataset[BuiltBatch] = _InWorker(self._builder)
+        dataset: Dataset[BuiltBatch] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
         with _undisturbed():
             multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
             return DataLoader(
@@ -234,8 +238,8 @@ class _Requests(Sampler[BatchRequest]):
 class _InWorker(Dataset[BuiltBatch]):
     """The builder as the dataset of a DataLoader."""
 
-    def __init__(self, builder: BatchBuilder) -> None:
-        self._builder = builder
+    def __init__(self, builder: BatchBuilder, inbox: int, prefetch_factor: int) -> None:
+        self._builder, self._sender = builder, Sender(inbox, prefetch_factor)
 
     def __getitem__(self, request: BatchRequest) -> BuiltBatch:
         if get_worker_info() is None:
@@ -246,7 +250,7 @@ class _InWorker(Dataset[BuiltBatch]):
             return BuiltBatch(error)
         for one in built.lost:
             one.cause = _portable(one.cause)
-        return built
+        return self._sender.packed(built)
 
 
 def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:

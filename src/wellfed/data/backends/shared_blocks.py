@@ -1,0 +1,236 @@
+"""Sends batches from worker processes to the training process through blocks of shared memory that are reused.
+
+torch sends each tensor in new shared memory, which costs a file descriptor, half a millisecond and new pages. Here a
+worker copies a batch into one of its blocks and marks the block as in use. The training process builds the members of
+the batch as views of one numpy array over the block. That array lives as long as any of them, and its end marks the
+block as free.
+
+A process that the training process forks may read a batch that the training process has dropped. So each fork gives up
+the blocks that hold batches: nothing is written to them again, and their workers make others.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import math
+import os
+import pickle
+import weakref
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, UntypedStorage
+from torch.multiprocessing.reductions import reduce_tensor
+
+from wellfed.data.backends.batch_request import BuiltBatch
+
+_LOG = logging.getLogger(__name__)
+_FREE, _IN_USE, _GIVEN_UP = 0, 1, 2
+"""States of a block, in its first byte. Its worker marks it as in use; the training process ends that."""
+_ALIGNMENT = 64
+"""Bytes to which the start of a member is aligned. The state takes the first of them."""
+_ROUNDED_TO = 2**16
+"""Bytes to which the size of a block is rounded up, so that batches of similar size fit."""
+_SMALL = 2**14
+"""Bytes below which a member goes through the pipe. A small member that a user keeps does not keep a block in use."""
+_LARGER_STORAGE = 4
+"""Maximum ratio of storage to tensor. Of a larger storage, which may be the whole dataset, the tensor alone is sent."""
+_HELD = 4
+"""Blocks of a worker beyond the batches that it builds ahead, for batches that training still holds."""
+
+Bytes = NDArray[np.uint8]
+Key = tuple[int, int]
+"""Process id of the worker and number of the block."""
+
+
+class Sender:
+    """The blocks of one worker process, made when they are needed."""
+
+    def __init__(self, inbox: int, prefetch_factor: int) -> None:
+        """
+        Args:
+            inbox: number of the `Inbox` that receives the batches.
+        """
+        self._inbox, self._most = inbox, prefetch_factor + _HELD
+        self._blocks: dict[int, Tensor] = {}
+        self._numbers = itertools.count()
+        self._has_told = False
+
+    def packed(self, built: BuiltBatch) -> Any:
+        """Returns an object that arrives in the training process as ``built``.
+
+        This is ``built`` itself, sent by torch, if all blocks are in use or if ``built`` can't be pickled.
+        """
+        try:
+            pickler = _Pickler(_SMALL)
+            pickler.dump(built)
+        except Exception:  # noqa: BLE001  the queue's thread meets the same error and reports it
+            return built
+        if not pickler.members:
+            return _Packed(self._inbox, pickler.pickled())
+        starts = list(itertools.accumulate(map(_aligned, pickler.members), initial=_ALIGNMENT))
+        try:
+            number, is_new = self._take(starts[-1])
+        except (RuntimeError, OSError) as error:
+            if not self._has_told:
+                self._has_told = True
+                _LOG.warning("A worker sends batches through a pipe, which takes longer: no shared memory. %s", error)
+            pickler = _Pickler(math.inf)
+            pickler.dump(built)
+            return _Packed(self._inbox, pickler.pickled())
+        if number is None:
+            return built
+        block = self._blocks[number]
+        whole = block.numpy()
+        whole[0] = _IN_USE
+        places = [(start, start + len(each)) for start, each in zip(starts, pickler.members, strict=False)]
+        for (start, end), member in zip(places, pickler.members, strict=True):
+            whole[start:end] = member
+        return _Packed(self._inbox, pickler.pickled(), (os.getpid(), number), block if is_new else None, places)
+
+    def _take(self, size: int) -> tuple[int | None, bool]:
+        """Returns the number of a free block, and whether it is new; None if all are in use.
+
+        Raises:
+            RuntimeError: there is no shared memory for a new block.
+        """
+        too_small: int | None = None
+        for number, block in list(self._blocks.items()):
+            state = int(block[0])
+            if state == _GIVEN_UP:
+                del self._blocks[number]
+            elif state == _FREE and len(block) >= size:
+                return number, False
+            elif state == _FREE:
+                too_small = number
+        if too_small is not None:
+            del self._blocks[too_small]
+        elif len(self._blocks) >= self._most:
+            return None, False
+        number = next(self._numbers) if too_small is None else too_small
+        self._blocks[number] = torch.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, dtype=torch.uint8).share_memory_()
+        return number, True
+
+
+def _aligned(member: Bytes) -> int:
+    return -(-len(member) // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Pickler(ForkingPickler):
+    """A pickler that leaves out the bytes of tensors and arrays, as pickle's out-of-band buffers (PEP 574)."""
+
+    def __init__(self, smallest: float) -> None:
+        """
+        Args:
+            smallest: bytes of the smallest member that is left out.
+        """
+        self._file, self._smallest = io.BytesIO(), smallest
+        self.members: list[Bytes] = []
+        """The bytes that were left out."""
+        super().__init__(self._file, pickle.HIGHEST_PROTOCOL, True, self._is_kept)
+
+    def pickled(self) -> bytes:
+        """Returns the pickle."""
+        return self._file.getvalue()
+
+    def _is_kept(self, buffer: pickle.PickleBuffer) -> bool:
+        member = np.frombuffer(buffer.raw(), np.uint8)
+        if len(member) < self._smallest:
+            return True
+        self.members.append(member)
+        return False
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduces storages to bytes; torch reduces tensors of all kinds to storages."""
+        if type(value) is Tensor and value.layout is torch.strided and value.is_cpu and not value.requires_grad:
+            if value.untyped_storage().nbytes() > _LARGER_STORAGE * value.nbytes:
+                return reduce_tensor(value.clone())
+        elif type(value) is UntypedStorage and value.device.type == "cpu" and value.nbytes():
+            return _storage, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(value).numpy()),)
+        return NotImplemented
+
+
+def _storage(held: Any) -> UntypedStorage:
+    return torch.frombuffer(held, dtype=torch.uint8).untyped_storage()
+
+
+class _Packed:
+    """A pickled batch on its way, with the block that holds its members; pickles as a call of `_opened`."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, self._parts
+
+
+class Inbox:
+    """The blocks of a loader's workers in the training process."""
+
+    def __init__(self) -> None:
+        self.number = next(_INBOX_NUMBERS)
+        self._blocks: dict[Key, Tensor] = {}
+        self._lent: dict[Key, weakref.ref[Bytes]] = {}
+        """The array over each block that holds a batch."""
+        _INBOXES[self.number] = self
+
+    def clear(self) -> None:
+        """Drops the blocks of workers that have ended. Batches from them stay valid."""
+        self._blocks.clear()
+        self._lent.clear()
+
+    def lend(self, key: Key, block: Tensor | None) -> Bytes:
+        """Returns an array over a block, whose end marks the block as free.
+
+        Args:
+            block: the block if it is new.
+        """
+        if block is not None:
+            self._blocks[key] = block
+        block = self._blocks[key]
+        whole: Bytes = block.numpy()  # a new array each time
+        self._lent[key] = weakref.ref(whole, partial(_free, block.numpy(), os.getpid()))
+        return whole
+
+    def give_up(self) -> None:
+        """Gives up the blocks that hold batches."""
+        for key, lent in list(self._lent.items()):
+            if (whole := lent()) is not None:
+                whole[0] = _GIVEN_UP
+                del self._blocks[key], self._lent[key]  # a dead weak reference calls nothing
+
+
+_INBOX_NUMBERS = itertools.count()
+_INBOXES: weakref.WeakValueDictionary[int, Inbox] = weakref.WeakValueDictionary()
+
+
+def _opened(
+    inbox: int, pickled: bytes, key: Key | None = None, block: Tensor | None = None, places: list[tuple[int, int]] | None = None
+) -> Any:
+    if key is None or places is None:
+        return pickle.loads(pickled)
+    found = _INBOXES.get(inbox)
+    if found is None:  # a message to a loader that is gone
+        return BuiltBatch(None)
+    whole = found.lend(key, block)
+    return pickle.loads(pickled, buffers=[whole[start:end] for start, end in places])
+
+
+def _free(block: Bytes, process: int, lent: object) -> None:
+    if os.getpid() == process:  # a forked process has a copy of the batch, which ends with it
+        block[0] = _FREE
+
+
+def _before_fork() -> None:
+    for inbox in list(_INBOXES.values()):
+        inbox.give_up()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
