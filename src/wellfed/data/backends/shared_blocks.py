@@ -6,7 +6,7 @@ the batch as views of one numpy array over the block. That array lives as long a
 block as free.
 
 A process that the training process forks may read a batch that the training process has dropped. So each fork gives up
-the blocks that hold batches: nothing is written to them again, and their workers make others.
+the blocks that hold batches. Their workers never write to them again, and make others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, UntypedStorage
-from torch.multiprocessing.reductions import reduce_tensor
 
 from wellfed.data.backends.batch_request import BuiltBatch
 
@@ -58,7 +57,7 @@ class Sender:
             inbox: number of the `Inbox` that receives the batches.
         """
         self._inbox, self._most = inbox, prefetch_factor + _HELD
-        self._blocks: dict[int, Tensor] = {}
+        self._blocks: dict[int, Bytes] = {}
         self._numbers = itertools.count()
         self._has_told = False
 
@@ -68,92 +67,101 @@ class Sender:
         This is ``built`` itself, sent by torch, if all blocks are in use or if ``built`` can't be pickled.
         """
         try:
-            pickler = _Pickler(_SMALL)
-            pickler.dump(built)
+            pickled, members = _pickled(built)
         except Exception:  # noqa: BLE001  the queue's thread meets the same error and reports it
             return built
-        if not pickler.members:
-            return _Packed(self._inbox, pickler.pickled())
-        starts = list(itertools.accumulate(map(_aligned, pickler.members), initial=_ALIGNMENT))
+        if not members:
+            return _Packed(self._inbox, pickled)
+        starts = list(itertools.accumulate(map(_aligned, members), initial=_ALIGNMENT))
         try:
-            number, is_new = self._take(starts[-1])
+            number, new = self._take(starts[-1])
         except (RuntimeError, OSError) as error:
             if not self._has_told:
                 self._has_told = True
                 _LOG.warning("A worker sends batches through a pipe, which takes longer: no shared memory. %s", error)
-            pickler = _Pickler(math.inf)
-            pickler.dump(built)
-            return _Packed(self._inbox, pickler.pickled())
+            return _Packed(self._inbox, _pickled(built, math.inf)[0])
         if number is None:
             return built
         block = self._blocks[number]
-        whole = block.numpy()
-        whole[0] = _IN_USE
-        places = [(start, start + len(each)) for start, each in zip(starts, pickler.members, strict=False)]
-        for (start, end), member in zip(places, pickler.members, strict=True):
-            whole[start:end] = member
-        return _Packed(self._inbox, pickler.pickled(), (os.getpid(), number), block if is_new else None, places)
+        block[0] = _IN_USE
+        places = [(start, start + len(each)) for start, each in zip(starts, members, strict=False)]
+        for (start, end), member in zip(places, members, strict=True):
+            block[start:end] = member
+        return _Packed(self._inbox, pickled, (os.getpid(), number), new, places)
 
-    def _take(self, size: int) -> tuple[int | None, bool]:
-        """Returns the number of a free block, and whether it is new; None if all are in use.
+    def _take(self, size: int) -> tuple[int | None, Tensor | None]:
+        """Returns the number of a free block, and the block if it is new; None if all are in use.
 
         Raises:
             RuntimeError: there is no shared memory for a new block.
         """
         too_small: int | None = None
         for number, block in list(self._blocks.items()):
-            state = int(block[0])
+            state = block[0]
             if state == _GIVEN_UP:
                 del self._blocks[number]
             elif state == _FREE and len(block) >= size:
-                return number, False
+                return number, None
             elif state == _FREE:
                 too_small = number
         if too_small is not None:
             del self._blocks[too_small]
         elif len(self._blocks) >= self._most:
-            return None, False
+            return None, None
         number = next(self._numbers) if too_small is None else too_small
-        self._blocks[number] = torch.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, dtype=torch.uint8).share_memory_()
-        return number, True
+        new = torch.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, dtype=torch.uint8)
+        new.share_memory_()  # type: ignore[no-untyped-call]
+        self._blocks[number] = new.numpy()
+        return number, new
 
 
 def _aligned(member: Bytes) -> int:
     return -(-len(member) // _ALIGNMENT) * _ALIGNMENT
 
 
-class _Pickler(ForkingPickler):
-    """A pickler that leaves out the bytes of tensors and arrays, as pickle's out-of-band buffers (PEP 574)."""
+def _pickled(built: BuiltBatch, smallest: float = _SMALL) -> tuple[bytes, list[Bytes]]:
+    """Returns the pickle of a batch without the bytes of its tensors and arrays, and these bytes (PEP 574).
 
-    def __init__(self, smallest: float) -> None:
-        """
-        Args:
-            smallest: bytes of the smallest member that is left out.
-        """
-        self._file, self._smallest = io.BytesIO(), smallest
-        self.members: list[Bytes] = []
-        """The bytes that were left out."""
-        super().__init__(self._file, pickle.HIGHEST_PROTOCOL, True, self._is_kept)
+    Args:
+        smallest: bytes of a tensor or array below which they stay in the pickle.
+    """
+    file, members = io.BytesIO(), list[Bytes]()
 
-    def pickled(self) -> bytes:
-        """Returns the pickle."""
-        return self._file.getvalue()
-
-    def _is_kept(self, buffer: pickle.PickleBuffer) -> bool:
+    def stays(buffer: pickle.PickleBuffer) -> bool:
         member = np.frombuffer(buffer.raw(), np.uint8)
-        if len(member) < self._smallest:
+        if len(member) < smallest:
             return True
-        self.members.append(member)
+        members.append(member)
         return False
 
+    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, stays).dump(built)
+    return file.getvalue(), members
+
+
+class _Pickler(ForkingPickler):
+    """A pickler that takes tensors for bytes."""
+
     def reducer_override(self, value: Any) -> Any:
-        """Reduces storages to bytes; torch reduces tensors of all kinds to storages."""
-        if type(value) is Tensor and value.layout is torch.strided and value.is_cpu and not value.requires_grad:
+        """Reduces tensors to storages and these to bytes. torch reduces tensors of other kinds to storages."""
+        if type(value) is Tensor and _is_plain(value):
+            value = value.resolve_conj().resolve_neg()
             if value.untyped_storage().nbytes() > _LARGER_STORAGE * value.nbytes:
-                return reduce_tensor(value.clone())
-        elif type(value) is UntypedStorage and value.device.type == "cpu" and value.nbytes():
-            return _storage, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(value).numpy()),)
+                value = value.clone()
+            place = value.storage_offset(), tuple(value.shape), value.stride()
+            return _tensor, (value.untyped_storage(), value.dtype, *place)
+        if type(value) is UntypedStorage and value.device.type == "cpu" and value.nbytes():
+            held: Any = torch.empty(0, dtype=torch.uint8).set_(value).numpy()
+            return _storage, (pickle.PickleBuffer(held),)
         return NotImplemented
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_dense = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
+    return is_dense and not (tensor.is_nested or tensor.requires_grad)
+
+
+def _tensor(storage: UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
 def _storage(held: Any) -> UntypedStorage:
@@ -185,15 +193,16 @@ class Inbox:
         self._blocks.clear()
         self._lent.clear()
 
-    def lend(self, key: Key, block: Tensor | None) -> Bytes:
-        """Returns an array over a block, whose end marks the block as free.
+    def lend(self, key: Key, block: Tensor | None) -> Bytes | None:
+        """Returns an array over a block, whose end marks the block as free; None if its worker has ended.
 
         Args:
             block: the block if it is new.
         """
         if block is not None:
             self._blocks[key] = block
-        block = self._blocks[key]
+        elif (block := self._blocks.get(key)) is None:
+            return None
         whole: Bytes = block.numpy()  # a new array each time
         self._lent[key] = weakref.ref(whole, partial(_free, block.numpy(), os.getpid()))
         return whole
@@ -211,14 +220,18 @@ _INBOXES: weakref.WeakValueDictionary[int, Inbox] = weakref.WeakValueDictionary(
 
 
 def _opened(
-    inbox: int, pickled: bytes, key: Key | None = None, block: Tensor | None = None, places: list[tuple[int, int]] | None = None
+    inbox: int,
+    pickled: bytes,
+    key: Key | None = None,
+    block: Tensor | None = None,
+    places: list[tuple[int, int]] | None = None,
 ) -> Any:
     if key is None or places is None:
         return pickle.loads(pickled)
     found = _INBOXES.get(inbox)
-    if found is None:  # a message to a loader that is gone
+    whole = None if found is None else found.lend(key, block)
+    if whole is None:  # the pass has ended, and nothing reads this batch
         return BuiltBatch(None)
-    whole = found.lend(key, block)
     return pickle.loads(pickled, buffers=[whole[start:end] for start, end in places])
 
 
