@@ -256,8 +256,10 @@ def test_a_forked_process_keeps_the_batch_that_the_training_process_drops():
         os.read(ready, 1)
         os._exit(0 if is_right(batch) else 1)
     del batch
-    assert all(is_right(delivery.batch) for delivery in batches)
-    os.write(go, b"1")
+    try:
+        assert all(is_right(delivery.batch) for delivery in batches)
+    finally:
+        os.write(go, b"1")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(blocks_of(loader)) <= MOST
     loader.close()
@@ -269,8 +271,8 @@ def test_a_batch_that_a_forked_process_drops_stays():
     batch = next(batches).batch
     child = os.fork()
     if child == 0:
+        batches.close()
         del batch
-        gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
     assert all(is_right(delivery.batch) for delivery in batches)
