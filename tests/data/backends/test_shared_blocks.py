@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,10 @@ def is_right(batch):
 
 def blocks_of(loader):
     return loader._source._processes._inbox._blocks
+
+
+def processes_of(loader):
+    return loader._source._processes._processes
 
 
 def test_blocks_are_reused():
@@ -208,7 +213,11 @@ def test_without_shared_memory_batches_go_through_the_pipe():
     for _ in range(2):
         assert [is_right(delivery.batch) for delivery in loader] == [True] * 10
     assert not blocks_of(loader)
+    left = [file for each in processes_of(loader) for file in Path("/dev/shm").glob(f"torch_{each.pid}_*")]
     loader.close()
+    for file in left:  # torch leaves an empty file when it fails
+        file.unlink()
+    assert len(left) <= PLAN.num_workers
 
 
 class Dying(Wide):

@@ -59,12 +59,13 @@ class Sender:
         self._inbox, self._most = inbox, prefetch_factor + _HELD
         self._blocks: dict[int, Bytes] = {}
         self._numbers = itertools.count()
-        self._has_told = False
+        self._has_no_room = False
+        """Whether making a block has failed. Not tried again, since torch leaves an empty file each time."""
 
     def packed(self, built: BuiltBatch) -> Any:
         """Returns an object that arrives in the training process as ``built``.
 
-        This is ``built`` itself, sent by torch, if all blocks are in use or if ``built`` can't be pickled.
+        Returns ``built`` itself, which torch sends, if all blocks are in use or if ``built`` can't be pickled.
         """
         try:
             pickled, members = _pickled(built)
@@ -73,15 +74,9 @@ class Sender:
         if not members:
             return _Packed(self._inbox, pickled)
         starts = list(itertools.accumulate(map(_aligned, members), initial=_ALIGNMENT))
-        try:
-            number, new = self._take(starts[-1])
-        except (RuntimeError, OSError) as error:
-            if not self._has_told:
-                self._has_told = True
-                _LOG.warning("A worker sends batches through a pipe, which takes longer: no shared memory. %s", error)
-            return _Packed(self._inbox, _pickled(built, math.inf)[0])
+        number, new = self._take(starts[-1])
         if number is None:
-            return built
+            return _Packed(self._inbox, _pickled(built, math.inf)[0]) if self._has_no_room else built
         block = self._blocks[number]
         block[0] = _IN_USE
         places = [(start, start + len(each)) for start, each in zip(starts, members, strict=False)]
@@ -90,11 +85,7 @@ class Sender:
         return _Packed(self._inbox, pickled, (os.getpid(), number), new, places)
 
     def _take(self, size: int) -> tuple[int | None, Tensor | None]:
-        """Returns the number of a free block, and the block if it is new; None if all are in use.
-
-        Raises:
-            RuntimeError: there is no shared memory for a new block.
-        """
+        """Returns the number of a free block, and the block if it is new; None if there is none."""
         too_small: int | None = None
         for number, block in list(self._blocks.items()):
             state = block[0]
@@ -104,13 +95,17 @@ class Sender:
                 return number, None
             elif state == _FREE:
                 too_small = number
-        if too_small is not None:
-            del self._blocks[too_small]
-        elif len(self._blocks) >= self._most:
+        if self._has_no_room or (too_small is None and len(self._blocks) >= self._most):
             return None, None
         number = next(self._numbers) if too_small is None else too_small
+        self._blocks.pop(number, None)
         new = torch.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, dtype=torch.uint8)
-        new.share_memory_()  # type: ignore[no-untyped-call]
+        try:
+            new.share_memory_()  # type: ignore[no-untyped-call]
+        except (RuntimeError, OSError) as error:
+            self._has_no_room = True
+            _LOG.warning("A worker has no shared memory for its batches, and sends them through a pipe: %s", error)
+            return None, None
         self._blocks[number] = new.numpy()
         return number, new
 
