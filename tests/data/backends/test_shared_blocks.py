@@ -255,6 +255,7 @@ def test_an_abandoned_pass_leaves_no_block_in_use():
     loader.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
 def test_a_forked_process_keeps_the_batch_that_the_training_process_drops():
     loader = made()
     batches = iter(loader)
@@ -274,6 +275,7 @@ def test_a_forked_process_keeps_the_batch_that_the_training_process_drops():
     loader.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
 def test_a_batch_that_a_forked_process_drops_stays():
     loader = made()
     batches = iter(loader)

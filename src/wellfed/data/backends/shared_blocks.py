@@ -58,7 +58,6 @@ class Sender:
         """
         self._inbox, self._most = inbox, prefetch_factor + _HELD
         self._blocks: dict[int, Bytes] = {}
-        self._numbers = itertools.count()
         self._has_no_room = False
         """Whether making a block has failed. Not tried again, since torch leaves an empty file each time."""
 
@@ -97,8 +96,9 @@ class Sender:
                 too_small = number
         if self._has_no_room or (too_small is None and len(self._blocks) >= self._most):
             return None, None
-        number = next(self._numbers) if too_small is None else too_small
-        self._blocks.pop(number, None)
+        if too_small is not None:
+            del self._blocks[too_small]
+        number = next(each for each in itertools.count() if each not in self._blocks)
         new = torch.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, dtype=torch.uint8)
         try:
             new.share_memory_()  # type: ignore[no-untyped-call]
