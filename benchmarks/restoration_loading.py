@@ -8,8 +8,7 @@ float32 in 0..1: a crop at a random place, mirrored at random, with Gaussian noi
 - per sample: a Dataset that does all of that for one patch on the CPU with torch, torch's default collate, DataLoader
   without workers and with two; a ratio is to the faster of them.
 - fetch: `CropData.fetch` alone, for each `memory.features`; in `cache` it names the lines of a crop and copies none.
-- loader: `train_loader` over it, with all that a run has, in mode `dynamic`: crops as uint8. Worker processes send each
-  batch through new pages of shared memory, which costs more than to cut it; a plan that times them takes others.
+- loader: `train_loader` over it, with all that a run has, in mode `dynamic`: crops as uint8.
 - with on_device: the same and `on_device` on this CPU, which a GPU would do: what is left of the gain without one.
 
 Every round times all of them once, in turns, so that a noisy machine disturbs all alike; a ratio is of one round. One

@@ -102,9 +102,14 @@ class BatchBuilder:
         """
         if not request.indices.numel():  # takes a third of the time of len()
             return BuiltBatch(None)
-        stopwatch, slowest = Stopwatch(), _Slowest()
-        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, slowest)
-        built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
+        stopwatch = Stopwatch()
+        if self.has_fetch:
+            built = self._by_fetch(request)
+            built.took = stopwatch.read()
+        else:
+            slowest = _Slowest()
+            built = self._by_item(request, slowest)
+            built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
         return built
 
     def of(self, dataset: Any) -> BatchBuilder:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.data._utils.collate as torch_collate
 import torch.utils.data._utils.worker as torch_worker
 from threadpoolctl import ThreadpoolController
 from torch._C import _remove_worker_pids
@@ -31,6 +32,7 @@ from wellfed.data.backends.bad_samples import log_indices, too_late
 from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch
 from wellfed.data.backends.picklable import check_picklable
+from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import ENDED_WORKER, KILLED_WORKER, DataError, ErrorKind, WellfedError, text_of, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
@@ -82,7 +84,7 @@ class ProcessBackend:
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
-        self._requests = _Requests()
+        self._requests, self._inbox = _Requests(), Inbox()
         self._processes: list[Any] = []
         """Workers by number."""
         if settings.num_workers and multiprocessing.get_start_method() != "fork":
@@ -108,6 +110,9 @@ class ProcessBackend:
             self._end_workers(iterator)
             self._loader = self._make_loader()
             raise
+        finally:
+            if not self._settings.persistent_workers:
+                self._inbox.clear()
 
     def _next(self, iterator: Any) -> BuiltBatch | None:
         asked_at_s, timeout_s = time.monotonic(), self._settings.timeout_s
@@ -168,6 +173,7 @@ class ProcessBackend:
             process.kill()
         for process in self._processes:
             process.join(_ENDING_S)
+        self._inbox.clear()
         if getattr(iterator, "_shutdown", True) is False:
             iterator._shutdown = True
             iterator._worker_pids_set = False
@@ -200,7 +206,7 @@ class ProcessBackend:
                 "worker_init_fn": partial(_init_worker, self._builder, CPUS_AT_START, settings.worker_threads or 1),
                 "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
-        dataset: Dataset[BuiltBatch] = _InWorker(self._builder)
+        dataset: Dataset[Any] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
         with _undisturbed():
             multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
             return DataLoader(
@@ -231,13 +237,13 @@ class _Requests(Sampler[BatchRequest]):
             yield request
 
 
-class _InWorker(Dataset[BuiltBatch]):
+class _InWorker(Dataset[Any]):
     """The builder as the dataset of a DataLoader."""
 
-    def __init__(self, builder: BatchBuilder) -> None:
-        self._builder = builder
+    def __init__(self, builder: BatchBuilder, inbox: int, prefetch_factor: int) -> None:
+        self._builder, self._sender = builder, Sender(inbox, prefetch_factor)
 
-    def __getitem__(self, request: BatchRequest) -> BuiltBatch:
+    def __getitem__(self, request: BatchRequest) -> Any:
         if get_worker_info() is None:
             return self._builder(request)
         try:
@@ -246,7 +252,7 @@ class _InWorker(Dataset[BuiltBatch]):
             return BuiltBatch(error)
         for one in built.lost:
             one.cause = _portable(one.cause)
-        return built
+        return self._sender.packed(built)
 
 
 def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:
@@ -267,12 +273,21 @@ def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, num_t
             os.sched_setaffinity(thread, cpus_given)
     ThreadpoolController().limit(limits=num_threads)  # numpy's BLAS
     torch.set_num_threads(num_threads)
+    if torch_collate.default_collate_fn_map[torch.Tensor] is torch_collate.collate_tensor_fn:
+        torch_collate.default_collate_fn_map[torch.Tensor] = _stacked
     # Called by the thread that sends batches. The default prints the error and drops the batch.
     multiprocessing.queues.Queue._on_queue_feeder_error = _report_unsent  # type: ignore[attr-defined]
     if builder.worker_init is not None:
         if (info := get_worker_info()) is not None:
             torch_worker._worker_info = replace(info, dataset=builder.dataset)  # read by a user's worker_init
         builder.worker_init(worker)
+
+
+def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:
+    """Collates tensors as torch does, but into memory of this worker: new shared memory takes ten times as long."""
+    if samples[0].layout is not torch.strided or samples[0].is_nested:  # refused by torch
+        return torch_collate.collate_tensor_fn(samples, **options)
+    return torch.stack(samples)
 
 
 def _unchanged(built: Any) -> Any:

@@ -1,0 +1,341 @@
+"""Batches from worker processes equal those built in place, however long they are kept; their memory is reused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from tests.data.backends.test_process_backend import ENVIRONMENT
+from tests.kit import sets
+from wellfed.data.backends import shared_blocks
+from wellfed.data.backends.process_backend import WorkerLost
+from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import train_loader
+
+ROWS, BATCH = 1600, 16
+WIDE = 2048
+"""Values of a sample; a batch of them is too large for the pipe."""
+PLAN = LoaderSettings("processes", 2, 2, persistent_workers=True)
+MOST = 2 * (2 + shared_blocks._HELD)
+
+
+def values_of(indices):
+    """Values that differ in every sample and column."""
+    return indices[:, None] * 10_000 + torch.arange(WIDE)
+
+
+class Wide:
+    """Batches that exceed what goes through the pipe."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return {"index": index, "values": values_of(torch.tensor([index]))[0]}
+
+    def fetch(self, indices, rng):
+        return {"index": indices, "values": values_of(indices)}
+
+
+def made(dataset=None, plan=PLAN, batch_size=BATCH, **more):
+    return train_loader(dataset or Wide(), plan, batch_size=batch_size, seed=3, **more)
+
+
+def is_right(batch):
+    return torch.equal(batch["values"], values_of(batch["index"]))
+
+
+def blocks_of(loader):
+    return loader._source._processes._inbox._blocks
+
+
+def processes_of(loader):
+    return loader._source._processes._processes
+
+
+def test_blocks_are_reused():
+    loader, seen = made(), set()
+    for delivery in loader:
+        assert is_right(delivery.batch)
+        seen.add(delivery.batch["values"].data_ptr())
+    assert len(loader) == 100
+    assert 2 <= len(seen) <= MOST
+    assert len(blocks_of(loader)) <= MOST
+    loader.close()
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_batches_that_are_kept_are_never_overwritten(is_persistent):
+    loader = made(plan=LoaderSettings("processes", 2, 2, persistent_workers=is_persistent))
+    kept = [delivery.batch for _ in range(2) for delivery in loader]
+    assert len(kept) == len({batch["values"].data_ptr() for batch in kept}) == 200
+    assert len(blocks_of(loader)) == (MOST if is_persistent else 0)
+    loader.close()
+    assert all(map(is_right, kept))
+
+
+KEEPING = {
+    "the tensor": lambda values: values,
+    "a view": lambda values: values.T[5:],
+    "a column": lambda values: values[:, 3],
+    "its numpy array": lambda values: values.numpy()[1:],
+    "a memoryview": lambda values: memoryview(values.numpy()),
+    "DLPack": torch.from_dlpack,
+    "another type": lambda values: values.view(torch.uint8),
+    "its storage": lambda values: values.untyped_storage(),
+    "for autograd": lambda values: (values * torch.ones(1, requires_grad=True, dtype=torch.float64)).grad_fn,
+}
+
+
+def content(kept):
+    if isinstance(kept, torch.UntypedStorage):
+        kept = torch.empty(0, dtype=torch.uint8).set_(kept)
+    if not isinstance(kept, (torch.Tensor, np.ndarray, memoryview)):
+        kept = kept._saved_self
+    return np.asarray(kept).tobytes()
+
+
+@pytest.mark.parametrize("keep", KEEPING.values(), ids=KEEPING)
+def test_whatever_refers_to_a_batch_keeps_it(keep):
+    loader, chosen = made(limit_batches=30), random.Random(1)
+    kept = []
+    for delivery in loader:
+        kept.append(keep(delivery.batch["values"]))
+        kept[-1] = kept[-1], content(kept[-1])
+        delivery.batch = None
+        if len(kept) == 6:
+            last, before = kept.pop(chosen.randrange(len(kept)))
+            assert content(last) == before
+            del last
+    assert all(content(last) == before for last, before in kept)
+    loader.close()
+
+
+class Mixed(Wide):
+    """Batches of everything that a batch may hold."""
+
+    def __len__(self):
+        return 64
+
+    def fetch(self, indices, rng):
+        wide = values_of(indices)
+        table = wide.repeat(1, 20)  # a storage much larger than one column
+        images = wide[:, :768].reshape(-1, 3, 16, 16).float().contiguous(memory_format=torch.channels_last)
+        with_default = defaultdict(list, {"wide": wide, "text": ["a"] * len(indices)})
+        return {
+            "again": wide, "part": wide[:, :900], "turned": wide.T, "column": table[:, 7], "images": images,
+            "half": wide.bfloat16(), "truth": wide > 5, "complex": torch.complex(wide.float(), wide.float()).conj(),
+            "empty": wide[:, :0], "none": None, "number": 3, "scalar": torch.tensor(2.5), "text": "text",
+            "array": wide.numpy() + 1, "fixed": np.frombuffer(wide.numpy().tobytes()), "texts": np.array(["x", "yz"]),
+            "nested": [(with_default, sets.Record((wide.double(), indices))), {"deep": (wide[0].clone(),)}],
+            "sparse": torch.eye(200).to_sparse(), "parameter": torch.nn.Parameter(wide.double()),
+        }  # fmt: skip
+
+
+def assert_same(mine, theirs, name="batch"):
+    assert type(mine) is type(theirs), name
+    if isinstance(theirs, torch.Tensor):
+        assert (mine.dtype, mine.shape, mine.requires_grad, mine.layout) == (
+            theirs.dtype, theirs.shape, theirs.requires_grad, theirs.layout), name  # fmt: skip
+        if theirs.layout is torch.strided and name != "batch.column":
+            assert mine.stride() == theirs.stride(), name
+        assert torch.equal(mine.to_dense(), theirs.to_dense()), name
+    elif isinstance(theirs, np.ndarray):
+        assert mine.flags.writeable == theirs.flags.writeable, name
+        assert mine.dtype == theirs.dtype
+        assert (mine == theirs).all(), name
+    elif isinstance(theirs, dict):
+        assert list(mine) == list(theirs)
+        for key in theirs:
+            assert_same(mine[key], theirs[key], f"{name}.{key}")
+    elif isinstance(theirs, (list, tuple)):
+        assert len(mine) == len(theirs)
+        for number, pair in enumerate(zip(mine, theirs, strict=True)):
+            assert_same(*pair, f"{name}.{number}")
+    elif isinstance(theirs, sets.Record):
+        assert_same(vars(mine), vars(theirs), f"{name}.record")
+    else:
+        assert mine == theirs, name
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_every_kind_of_member_arrives_as_it_was_built():
+    loader = made(Mixed())
+    expected = list(made(Mixed(), LoaderSettings()))
+    for delivery, in_place in zip(loader, expected, strict=True):
+        assert_same(delivery.batch, in_place.batch)
+        batch = delivery.batch
+        assert batch["nested"][0][0]["wide"] is batch["again"]
+        batch["again"][0, 0] = -1
+        assert batch["part"][0, 0] == -1  # views of one tensor stay views of one
+    loader.close()
+
+
+class Growing(Wide):
+    """Batches of any size."""
+
+    def fetch(self, indices, rng):
+        return {"index": indices, "values": values_of(indices), "more": torch.full((int(indices[0]) ** 2 // 4,), 7)}
+
+
+def test_batches_of_growing_size_fit():
+    loader = made(Growing(), shuffle=False)
+    for delivery in loader:
+        assert is_right(delivery.batch)
+        assert delivery.batch["more"].shape == (int(delivery.batch["index"][0]) ** 2 // 4,)
+        assert (delivery.batch["more"] == 7).all()
+    assert len(blocks_of(loader)) <= MOST
+    loader.close()
+
+
+class Cramped(Wide):
+    """A worker that can't make files above 40 KB, shared memory included."""
+
+    def fetch(self, indices, rng):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        return super().fetch(indices, rng)
+
+
+def test_without_shared_memory_batches_go_through_the_pipe():
+    loader = made(Cramped(), limit_batches=10)
+    for _ in range(2):
+        assert [is_right(delivery.batch) for delivery in loader] == [True] * 10
+    assert not blocks_of(loader)
+    left = [file for each in processes_of(loader) for file in Path("/dev/shm").glob(f"torch_{each.pid}_*")]
+    loader.close()
+    for file in left:  # torch leaves an empty file when it fails
+        file.unlink()
+    assert len(left) <= PLAN.num_workers
+
+
+class Dying(Wide):
+    """A worker that is killed at its fifth batch."""
+
+    count = 0
+
+    def fetch(self, indices, rng):
+        self.count += 1
+        if self.count == 5:
+            os.kill(os.getpid(), 9)
+        return super().fetch(indices, rng)
+
+
+def test_batches_of_a_killed_worker_stay():
+    loader, kept = made(Dying()), []
+    for _ in range(2):
+        with pytest.raises(WorkerLost):
+            kept.extend(delivery.batch for delivery in loader)
+        assert not blocks_of(loader)
+    loader.close()
+    assert kept
+    assert all(map(is_right, kept))
+
+
+def test_an_abandoned_pass_leaves_no_block_in_use():
+    loader = made()
+    for _ in range(8):
+        assert is_right(next(iter(loader)).batch)
+    assert all(is_right(delivery.batch) for delivery in loader)
+    gc.collect()
+    used = [key for key, lent in loader._source._processes._inbox._lent.items() if lent() is not None]
+    assert not used
+    assert len(blocks_of(loader)) <= MOST
+    loader.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
+def test_a_forked_process_keeps_the_batch_that_the_training_process_drops():
+    loader = made()
+    batches = iter(loader)
+    batch = next(batches).batch
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(ready, 1)
+        os._exit(0 if is_right(batch) else 1)
+    del batch
+    try:
+        assert all(is_right(delivery.batch) for delivery in batches)
+    finally:
+        os.write(go, b"1")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(blocks_of(loader)) <= MOST
+    loader.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: threads run
+def test_a_batch_that_a_forked_process_drops_stays():
+    loader = made()
+    batches = iter(loader)
+    batch = next(batches).batch
+    child = os.fork()
+    if child == 0:
+        batches.close()
+        del batch
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert all(is_right(delivery.batch) for delivery in batches)
+    assert is_right(batch)
+    loader.close()
+
+
+STARTED = """
+import json, multiprocessing, sys
+from tests.data.backends.test_shared_blocks import PLAN, Mixed, Wide, assert_same, blocks_of, is_right, made
+from wellfed.data.settings import LoaderSettings
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    loader = made()
+    found = [is_right(delivery.batch) for _ in range(2) for delivery in loader]
+    num_blocks = len(blocks_of(loader))
+    loader.close()
+    mixed = made(Mixed())
+    for delivery, in_place in zip(mixed, made(Mixed(), LoaderSettings()), strict=True):
+        assert_same(delivery.batch, in_place.batch)
+    mixed.close()
+    print(json.dumps([len(found), all(found), num_blocks]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_start_empty_send_the_same(method, tmp_path):
+    script = tmp_path / "main.py"
+    script.write_text(STARTED)
+    done = subprocess.run(
+        [sys.executable, str(script), method], capture_output=True, text=True, env=ENVIRONMENT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    count, are_right, num_blocks = json.loads(done.stdout)
+    assert (count, are_right) == (200, True)
+    assert 0 < num_blocks <= MOST
+
+
+def collated(samples):
+    batch = default_collate(samples)
+    return {**batch, "is_shared": batch["values"].is_shared()}
+
+
+def test_samples_are_collated_without_new_shared_memory():
+    class Items(Wide):
+        fetch = None
+
+    loader = made(Items(), limit_batches=10, collate=collated)
+    for delivery in loader:
+        assert is_right(delivery.batch)
+        assert not delivery.batch["is_shared"]
+    assert 0 < len(blocks_of(loader)) <= MOST
+    loader.close()
