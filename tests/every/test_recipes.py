@@ -1,7 +1,7 @@
 """The pages of docs/recipes and the tutorial are followed to the letter, in a copy of the project.
 
-Blocks with a path are written, other ``bash`` and ``python`` is run, ``text`` and ``dockerfile`` are only shown. Each page
-has a function that checks what it promises.
+Blocks with a path are written, other ``bash`` and ``python`` is run, ``text`` and ``dockerfile`` are only shown.
+Each page has a function that checks what it promises.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from PIL import Image
 
 from tests.every.test_pages import write
 from tests.every.test_readme import ROOT, Block, blocks, project, run
+from wellfed.sample_rng import SampleRng
 
 __all__ = ["project"]
 FOLDER = ROOT / "docs" / "recipes"
@@ -118,8 +119,19 @@ def two_of_four_are_listed(project: Path, printed: list[str]) -> None:
 
 
 def pairs_are_mixed(project: Path, printed: list[str]) -> None:
+    """Labels are shares, the same however a batch is cut; validation has whole ones."""
     (record,) = records(project).values()
-    assert record["metrics"]["test/accuracy"] > 0.7 > record["metrics"]["train/accuracy"]
+    assert record["metrics"]["test/accuracy"] > 0.7
+    space: dict[str, Any] = {}
+    exec((project / "src/workloads/mine/data.py").read_text(), space)
+    splits = space["datasets"](count=500)
+    whole = splits.train.fetch(torch.arange(40), SampleRng(1, 0, 0))
+    part = splits.train.fetch(torch.arange(10, 20), SampleRng(1, 0, 7))
+    assert all(torch.equal(whole[name][10:20], part[name]) for name in whole)
+    assert whole["labels"].sum(1) == pytest.approx(torch.ones(40))
+    assert whole["labels"].max(1).values.mean() < 0.95
+    of_validation = splits.val.fetch(torch.arange(40), SampleRng(1, 0, 0))
+    assert of_validation["labels"].max(1).values.min() == 1
 
 
 def pictures_are_learned(project: Path, printed: list[str]) -> None:
@@ -228,6 +240,27 @@ def test_the_notebook_is_run_cell_by_cell(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert nbclient
     assert records(project)["first"]["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_the_tutorial_feeds_its_run(project: Path) -> None:
+    """The override that the page types is the one that the run names, with its own number of workers."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    printed = follow(blocks(page), project)
+    (options,) = project.glob("configs/loader/photos.yaml")
+    found = records(project)
+    starved, fed = found.pop("starved"), found.pop("fed")
+    (last,) = found.values()
+    (cause,) = [finding for finding in starved["findings"] if finding["id"] == "loading_in_main_process"]
+    named = dict(text.split("=") for text in cause["change"])
+    typed = dict(text.split("=") for text in fed["overrides"] if text not in starved["overrides"])
+    assert set(named) == set(typed) - {"hydra.run.dir"}
+    assert int(named["loader.num_workers"]) > 3
+    assert fed["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
+    assert last["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
+    assert fed["metrics"]["test/loss"] == pytest.approx(starved["metrics"]["test/loss"], rel=1e-4)
+    assert any("times as fast as A" in text for text in printed)
+    assert "num_workers" in options.read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)
