@@ -19,6 +19,7 @@ import torch
 import yaml
 from PIL import Image
 
+from tests.every.test_docs import hold, typed_commands
 from tests.every.test_pages import write
 from tests.every.test_readme import ROOT, Block, blocks, project, run
 from wellfed.sample_rng import SampleRng
@@ -275,3 +276,44 @@ def test_a_recipe_is_whole(name: str) -> None:
             compile(block.text, block.path or name, "exec")
         elif block.language == "yaml":
             assert yaml.safe_load(block.text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_within_sentences_can_be_typed(name: str) -> None:
+    """Those that belong to no block; a run of the page's own files is one of its blocks."""
+    text = re.sub(r"^```.*?^```", "", (FOLDER / f"{name}.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    for words in typed_commands(re.sub(r"`(?:!|\w+=\S+ )(?=python )", "`", text)):
+        if not re.search(r"src/predict|workload=|%%", " ".join(words)):
+            hold(words)
+
+
+LOOKED_FOR = {
+    "wandb tags": "recipes/wandb_tags.md",
+    "wandb run name": "recipes/wandb_tags.md",
+    "log image": "recipes/log_images.md",
+    "confusion matrix": "recipes/log_images.md",
+    "freeze layer": "recipes/freeze_layers.md",
+    "class weights": "recipes/class_weights.md",
+    "two optimizers": "recipes/two_optimizers.md",
+    "resume another machine": "recipes/resume_on_another_machine.md",
+    "some gpus": "recipes/some_of_the_gpus.md",
+    "torchscript": "recipes/export.md",
+    "onnx": "recipes/export.md",
+    "notebook": "recipes/notebook.md",
+    "jupyter": "recipes/notebook.md",
+    "imagefolder": "recipes/image_folder.md",
+    "timm": "recipes/timm.md",
+    "mixup": "recipes/mixup.md",
+    "docker": "recipes/containers.md",
+    "macos": "recipes/macos_and_windows.md",
+    "windows": "recipes/macos_and_windows.md",
+    "predictions": "recipes/predictions.md",
+    "tutorial": "tutorial.md",
+}
+"""What users typed and did not find -> page whose title must have all of it."""
+
+
+@pytest.mark.parametrize("words", LOOKED_FOR)
+def test_a_title_has_the_words_that_users_type(words: str) -> None:
+    title = (ROOT / "docs" / LOOKED_FOR[words]).read_text(encoding="utf-8").splitlines()[0].lower()
+    assert [word for word in words.split() if word not in title] == []
