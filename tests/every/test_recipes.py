@@ -260,7 +260,8 @@ def test_the_tutorial_feeds_its_run(project: Path) -> None:
     assert fed["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
     assert last["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
     assert fed["metrics"]["test/loss"] == pytest.approx(starved["metrics"]["test/loss"], rel=1e-4)
-    assert any("times as fast as A" in text for text in printed)
+    assert any(text.startswith("A: starved (photos)") for text in printed)
+    assert (project / "logs/comparison_starved_fed.html").is_file()
     assert "num_workers" in options.read_text()
 
 
