@@ -125,7 +125,7 @@ def test_a_yaml_may_name_a_public_name_as_target():
 
 def blocks() -> Iterator[tuple[str, str]]:
     """Python of the pages, with the page's name."""
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for block in re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
             yield page.name, block
 

@@ -40,7 +40,7 @@ WINGS = {
 }
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "findings", ROOT / "benchmarks")
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "findings", ROOT / "docs" / "recipes", ROOT / "benchmarks")
     for path in folder.glob("*.md")
 )
 
@@ -253,8 +253,8 @@ def test_the_evaluation_of_the_page_writes_how_classes_were_confused(examples: d
     assert path.read_text().splitlines() == ["true,predicted,samples", "0,0,1", "1,1,1", "2,1,1"]
 
 
-EXAMPLE = "docs/first_workload.md"
-"""Page that is followed by tests/every/test_readme.py."""
+EXAMPLES = ("docs/first_workload.md", "docs/tutorial.md", "docs/recipes/")
+"""Pages that tests/every/test_readme.py and test_recipes.py follow."""
 LAUNCHERS_OF_EXTRAS = ("hydra/launcher=submitit_", "hydra/launcher=ray", "hydra.launcher.")
 """Overrides that only an extra of pyproject.toml can compose."""
 WORDS_OF_FIT = ("target_util_pct=",)
@@ -334,7 +334,9 @@ def composes(config_name: str, *overrides: str) -> None:
     compose(overrides, config_name)
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in (EXAMPLE, *FOLLOWED)])  # whose blocks are run
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if not name.startswith((*EXAMPLES, *FOLLOWED))]
+)  # whose blocks are run
 def test_commands_of_a_page_can_be_typed(name: str):
     for words in typed_commands(page(name)):
         hold(words)

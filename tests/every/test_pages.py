@@ -18,15 +18,20 @@ def blocks_of(page: str) -> list[Block]:
     return blocks((ROOT / page).read_text(encoding="utf-8"))
 
 
+def write(block: Block, project: Path) -> None:
+    """Writes a file of a page into the copy."""
+    file = project / block.path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(block.text, encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_followed_to_the_letter(page: str, project: Path) -> None:
     runs = 0
     for block in blocks_of(page):
         if block.path:
-            file = project / block.path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(block.text, encoding="utf-8")
+            write(block, project)
             continue
         command = block.text
         if block.language == "python":

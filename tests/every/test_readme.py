@@ -90,7 +90,7 @@ def edit(block: Block, project: Path) -> None:
     (project / block.path).write_text(block.text, encoding="utf-8")
 
 
-def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
+def run(command: str, project: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """The command as typed in the copy, where ``python`` is the Python of the tests."""
     programs = project.parent / "bin"
     programs.mkdir(exist_ok=True)
@@ -110,7 +110,7 @@ def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout_s,
     )
 
 
