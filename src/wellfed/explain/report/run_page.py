@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
@@ -17,6 +18,8 @@ from wellfed.explain.report.run_sections import own_files, sections
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
+RENEWED_EVERY_S = 60.0
+"""Seconds between renewals of the page while a run lasts."""
 _FILES = (
     *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
     "tensorboard",
@@ -74,9 +77,25 @@ class Tile:
     """Length of the bar, 0..1; None = no bar."""
 
 
-def to_html(evidence: Evidence, folder: Path) -> str:
-    """Returns the page of the run in ``folder``, with all texts escaped."""
+@dataclass(frozen=True)
+class Renewal:
+    """Time at which the page of a running run was written."""
+
+    at: str
+    """For the browser, which warns when it is long past."""
+    shown: str
+    every_s: float
+    """Seconds until it is due again."""
+
+
+def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWED_EVERY_S) -> str:
+    """Returns the page of the run in ``folder``, with all texts escaped.
+
+    Args:
+        renewed_every_s: seconds until the page of a running run is written again.
+    """
     record = evidence.record
+    now = datetime.now(UTC) if record.status == "running" else None
     found = {section.name: section for section in sections(record, evidence.first_metrics)}
     names = [*_FILES, *own_files(record).values()]
     above = {*error_lines(record), *simulated_lines(record), *state_lines(record)}
@@ -88,7 +107,8 @@ def to_html(evidence: Evidence, folder: Path) -> str:
             "pictures": pictures(evidence, folder),
             "boxes": list(boxes(record)),
             "tiles": list(tiles(record)),
-            "state": state_lines(record),
+            "state": [] if now else state_lines(record),
+            "renewed": now and Renewal(f"{now:%Y-%m-%dT%H:%M:%SZ}", f"{now:%Y-%m-%d %H:%M:%S} UTC", renewed_every_s),
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
             "tone_of": tone_of,
