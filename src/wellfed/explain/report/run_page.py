@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+from wellfed import project
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.pictures.run_pictures import pictures
@@ -111,11 +115,42 @@ def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWE
             "renewed": now and Renewal(f"{now:%Y-%m-%dT%H:%M:%SZ}", f"{now:%Y-%m-%d %H:%M:%S} UTC", renewed_every_s),
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
+            "page_of": partial(page_of_finding, folder=folder),
             "tone_of": tone_of,
             "files": [(name, quote(name)) for name in names if os.path.exists(folder / name)],
             "first_rows": [row for row in found["plan"].rows if row[0] in _PLANNED or row[2] in ("set", "measured")],
         },
     )
+
+
+def page_of_finding(name: str, folder: Path) -> str | None:
+    """Returns the address of a finding's documentation, from a page in ``folder``.
+
+    It is on the site that the package's metadata names, else in the engine's checkout. None: in neither.
+    """
+    if not re.fullmatch(r"\w+", name):
+        return None
+    if (site := _documentation()) is not None:
+        return f"{site.rstrip('/')}/findings/{name}/"
+    page = project.ENGINE.parents[1] / "docs" / "findings" / f"{name}.md"
+    if project.is_engine_installed() or not page.is_file():
+        return None
+    try:
+        return quote(Path(os.path.relpath(page, folder.resolve())).as_posix())
+    except ValueError:  # on another drive of Windows
+        return page.as_uri()
+
+
+@cache
+def _documentation() -> str | None:
+    """Returns ``Documentation`` of the project's URLs in pyproject.toml, as installed; None without one."""
+    try:
+        urls = metadata("wellfed").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return None
+    named = dict(url.split(", ", 1) for url in urls if ", " in url)
+    found = named.get("Documentation", "")
+    return found if found.startswith("https://") else None
 
 
 def boxes(record: RunRecord) -> Iterator[Box]:
