@@ -12,7 +12,7 @@ from tests.kit.made_run import made_run
 from wellfed import project
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
-from wellfed.explain.report import run_page, write
+from wellfed.explain.report import finding_pages, write
 from wellfed.explain.report.write import write_reports
 
 
@@ -69,12 +69,12 @@ def test_findings_link_to_their_pages_where_these_are(tmp_path: Path, monkeypatc
     metadata = Message()
     metadata["Project-URL"] = "Source, https://example.org/source"
     metadata["Project-URL"] = "Documentation, https://example.org/wellfed/"
-    monkeypatch.setattr(run_page, "metadata", lambda name: metadata)
-    run_page._documentation.cache_clear()
+    monkeypatch.setattr(finding_pages, "metadata", lambda name: metadata)
+    finding_pages._documentation.cache_clear()
     try:
         text, page = written()
     finally:
-        run_page._documentation.cache_clear()
+        finding_pages._documentation.cache_clear()
     assert "- [too_few_workers](https://example.org/wellfed/findings/too_few_workers/) (" in text
     assert '<a href="https://example.org/wellfed/findings/too_few_workers/">too_few_workers</a>' in page
 

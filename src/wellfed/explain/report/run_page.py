@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, metadata
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from wellfed import project
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
+from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
 from wellfed.explain.report.run_sections import own_files, sections
@@ -121,36 +119,6 @@ def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWE
             "first_rows": [row for row in found["plan"].rows if row[0] in _PLANNED or row[2] in ("set", "measured")],
         },
     )
-
-
-def page_of_finding(name: str, folder: Path) -> str | None:
-    """Returns the address of a finding's documentation, from a page in ``folder``.
-
-    It is on the site that the package's metadata names, else in the engine's checkout. None: in neither.
-    """
-    if not re.fullmatch(r"\w+", name):
-        return None
-    if (site := _documentation()) is not None:
-        return f"{site.rstrip('/')}/findings/{name}/"
-    page = project.ENGINE.parents[1] / "docs" / "findings" / f"{name}.md"
-    if project.is_engine_installed() or not page.is_file():
-        return None
-    try:
-        return quote(Path(os.path.relpath(page, folder.resolve())).as_posix())
-    except ValueError:  # on another drive of Windows
-        return page.as_uri()
-
-
-@cache
-def _documentation() -> str | None:
-    """Returns ``Documentation`` of the project's URLs in pyproject.toml, as installed; None without one."""
-    try:
-        urls = metadata("wellfed").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return None
-    named = dict(url.split(", ", 1) for url in urls if ", " in url)
-    found = named.get("Documentation", "")
-    return found if found.startswith("https://") else None
 
 
 def boxes(record: RunRecord) -> Iterator[Box]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
-from wellfed.explain.report.run_page import page_of_finding, to_html
+from wellfed.explain.report.finding_pages import page_of_finding
+from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_sections import ReportSection, sections
 from wellfed.masking import hidden
 from wellfed.record import RunRecord, write_atomically
