@@ -79,17 +79,6 @@ class Tile:
     """Length of the bar, 0..1; None = no bar."""
 
 
-@dataclass(frozen=True)
-class Renewal:
-    """Time at which the page of a running run was written."""
-
-    at: str
-    """For the browser, which warns when it is long past."""
-    shown: str
-    every_s: float
-    """Seconds until it is due again."""
-
-
 def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWED_EVERY_S) -> str:
     """Returns the page of the run in ``folder``, with all texts escaped.
 
@@ -110,7 +99,8 @@ def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWE
             "boxes": list(boxes(record)),
             "tiles": list(tiles(record)),
             "state": [] if now else state_lines(record),
-            "renewed": now and Renewal(f"{now:%Y-%m-%dT%H:%M:%SZ}", f"{now:%Y-%m-%d %H:%M:%S} UTC", renewed_every_s),
+            "written_at": now,
+            "renewed_every_s": renewed_every_s,
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
             "page_of": partial(page_of_finding, folder=folder),
