@@ -22,7 +22,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check site format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check site pictures format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -79,6 +79,9 @@ format: $(TESTS) ## format the code and fix what the linter can fix
 
 site: $(TESTS) ## build the pages of docs/ into build/site
 	$(BIN)/python tools/site.py
+
+pictures: $(TESTS) ## draw the pictures of README and docs/ anew, from a run on a simulated GPU: ARGS="<run folder>"
+	$(BIN)/python tools/pictures.py $(ARGS)
 
 doctor: $(RUNS) ## what this machine offers, and what is missing
 	$(BIN)/python -m wellfed doctor

@@ -35,6 +35,7 @@ from wellfed.run.folder.resume import CHECKPOINTS, Target, checkpoints_of
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import OK, Outcome
 from wellfed.run.outcome_of_error import outcome_of
+from wellfed.run.page_renewal import PageRenewal
 from wellfed.run.passes.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
@@ -134,7 +135,7 @@ class Run:
             books.open_loggers(self.composed, plan)
         self._others.ready()
         received = self._others.receiving(books.take_node_message)
-        with self._others.watching(self._lost), self._watching(facts, plan), received:
+        with self._others.watching(self._lost), self._watching(facts, plan), received, self._renewing():
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
                 self._started()
@@ -215,6 +216,12 @@ class Run:
             return self._books.watching(facts, plan)
         sender = self._others.sender()
         return nullcontext() if sender is None else self._books.watching_node(facts, plan, *sender)
+
+    def _renewing(self) -> AbstractContextManager[Any]:
+        """Returns a context that renews the page; trials and runs without telemetry do without."""
+        if self.rank > 0 or self.measure is not None or not self._config.telemetry.enabled:
+            return nullcontext()
+        return PageRenewal(self.folder, self._books.journal.event)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes

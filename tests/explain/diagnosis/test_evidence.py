@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.kit.evidence_of import evidence
+from tests.kit.made_run import made_run
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.machines import HOST
@@ -65,6 +67,19 @@ def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
     assert found.mean("sm_active_pct", 0) is None
     assert found.swings_of_gpus == {}
     assert [finding.id for finding in run_rules(found) if not finding.is_note] == []
+
+
+def test_figures_of_a_running_run_are_newer_in_the_tables(tmp_path):
+    old = {"samples_per_s": 3.0, "ci95": None, "steps": 9, "warmup_steps": 3, "sample_unit": "samples"}
+    made_run(tmp_path, steps=400, step_ms=50.0, throughput=old)
+    record = replace(RunRecord.read(tmp_path), steps=12, epochs=0.12)
+    assert Evidence.of(record, tmp_path).record.throughput == old
+    found = Evidence.of(replace(record, status="running"), tmp_path).record
+    assert found.throughput["samples_per_s"] == pytest.approx(64 / 0.05, rel=0.2)
+    assert (found.steps, found.epochs) == (400, 3)
+    assert found.gpus["0"]["util_pct"]["mean"] == pytest.approx(60, abs=2)
+    (tmp_path / "steps.csv").unlink()
+    assert Evidence.of(replace(record, status="running"), tmp_path).record.throughput == old
 
 
 def test_nothing_of_what_is_not_there_is_a_figure():

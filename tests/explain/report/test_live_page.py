@@ -56,6 +56,25 @@ addEventListener("load", () => setTimeout(async () => {
   parent.postMessage(JSON.stringify(found), "*");
 }, 100));
 """
+FOLLOWED = """
+addEventListener("load", () => setTimeout(async () => {
+  const wait = () => new Promise(done => setTimeout(done, 100)), plots = [...document.querySelectorAll(".plot")];
+  for (let times = 0; times < 5000 && !plots.every(one => one.matches(".on")); times++) await wait();
+  const over = document.querySelector(".u-over"), edge = over.getBoundingClientRect();
+  const mouse = (kind, share, at = over) => at.dispatchEvent(new MouseEvent(kind, {
+    bubbles: true, clientX: edge.left + share * edge.width, clientY: edge.top + 20, movementX: 1}));
+  mouse("mouseenter", 0); mouse("mousemove", 0); await wait();
+  const at = parseFloat(document.querySelector(".values:not([hidden])").innerText);
+  const open = document.querySelectorAll("details[open]").length, late = [...document.querySelectorAll(".late")];
+  const found = {at, down: scrollY, open, late: late.map(one => one.textContent)};
+  if (!found.down) {
+    mouse("mousedown", .5); mouse("mousemove", .75); mouse("mouseup", .75, document);
+    document.querySelector("details").open = true;
+    scrollTo(0, 400);
+  }
+  parent.postMessage(JSON.stringify(found), "*");
+}, 100));
+"""
 FRAME = """<!doctype html><body><script>
 addEventListener("message", event => { document.getElementById("found").textContent = event.data });
 </script><pre id="found"></pre>
@@ -125,6 +144,42 @@ def test_dragging_zooms_into_all_linked_charts_and_a_double_click_out_again(used
     begin, end = (float(used[side].split(" ")[0]) for side in ("left", "right"))
     assert (begin, end) == (pytest.approx(25, abs=2), pytest.approx(40, abs=2))
     assert all(used["again"])
+
+
+@pytest.mark.slow
+def test_the_page_of_a_running_run_reloads_and_keeps_what_was_opened(chromium: Path, tmp_path: Path) -> None:
+    page = page_of(tmp_path, steps=300, status="running", host_name="elsewhere")
+    hasty = with_script(page.replace('content="60"', 'content="3"'), FOLLOWED)
+    frame = (
+        re.sub(r" sandbox=\S+", "", FRAME)
+        .replace(".textContent = event.data", ".append(event.data, '\\n')")
+        .replace("3000", "900")
+    )
+    (tmp_path / "used.html").write_text(hasty, encoding="utf-8")
+    (tmp_path / "frame.html").write_text(frame)
+    done = run(chromium, tmp_path / "frame.html", "--dump-dom", "--virtual-time-budget=20000")
+    told = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert told is not None
+    first, *later = [json.loads(html.unescape(line)) for line in told[1].splitlines()]
+    assert (first["open"], first["down"], first["late"]) == (0, 0, [])
+    assert len(later) >= 2
+    for found in later:
+        assert (found["open"], found["down"], found["late"]) == (1, 400, [])
+        assert found["at"] > first["at"] + 5  # zoomed
+    assert "CONSOLE" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_page_that_is_not_renewed_says_so_also_in_a_frame_without_storage(chromium: Path, tmp_path: Path) -> None:
+    page = page_of(tmp_path, steps=300, status="running", host_name="elsewhere")
+    old = re.sub(r'datetime="[^"]*"', 'datetime="2026-01-01T00:00:00Z"', page)
+    (tmp_path / "used.html").write_text(with_script(old, FOLLOWED), encoding="utf-8")
+    (tmp_path / "frame.html").write_text(FRAME)
+    done = run(chromium, tmp_path / "frame.html", "--dump-dom", "--virtual-time-budget=20000")
+    assert re.search(
+        r'"late":\["was running","Not renewed for \d+ minutes: the run has probably ended. Written', done.stdout
+    )
+    assert "CONSOLE" not in done.stderr
 
 
 @pytest.mark.slow

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from tests.kit.made_run import made_run
+from wellfed import project
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.report import write
+from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.report import finding_pages, write
 from wellfed.explain.report.write import write_reports
 
 
@@ -34,6 +38,45 @@ def test_what_can_t_be_drawn_leaves_the_words(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(KeyError):
         write_reports(Evidence.read(_one(tmp_path)), tmp_path)
     assert (tmp_path / "report.md").exists()
+
+
+def test_findings_link_to_their_pages_where_these_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a b" / "run"
+    folder.mkdir(parents=True)
+    made_run(folder, steps=200)
+
+    def written() -> tuple[str, str]:
+        evidence = Evidence.read(folder)
+        conclude(evidence)
+        first = evidence.record.findings[0]
+        evidence.record.findings.append({**first, "id": "of_a_plugin", "text": "."})
+        write_reports(evidence, folder)
+        return (folder / "report.md").read_text(), (folder / "report.html").read_text()
+
+    text, page = written()
+    links = re.findall(r"^- \[(\w+)\]\((\S+)\) \(", text, flags=re.MULTILINE)
+    assert [name for name, _ in links] == ["too_few_workers"]
+    assert re.findall(r'<a href="(\S+)">(\w+)</a>', page)[-1:] == [links[0][::-1]]
+    assert (folder / links[0][1]).resolve() == Path(__file__).parents[3] / "docs" / "findings" / "too_few_workers.md"
+    assert "\n- of_a_plugin (" in text
+    assert "<h3>of_a_plugin <small>" in page
+
+    monkeypatch.setattr(project, "ENGINE", tmp_path / "site-packages" / "wellfed")
+    text, page = written()
+    assert "findings/" not in text + page
+    assert "<small>too_few_workers</small>" in page
+
+    metadata = Message()
+    metadata["Project-URL"] = "Source, https://example.org/source"
+    metadata["Project-URL"] = "Documentation, https://example.org/wellfed/"
+    monkeypatch.setattr(finding_pages, "metadata", lambda name: metadata)
+    finding_pages._documentation.cache_clear()
+    try:
+        text, page = written()
+    finally:
+        finding_pages._documentation.cache_clear()
+    assert "- [too_few_workers](https://example.org/wellfed/findings/too_few_workers/) (" in text
+    assert '<a href="https://example.org/wellfed/findings/too_few_workers/">too_few_workers</a>' in page
 
 
 def _one(folder: Path) -> Path:

@@ -60,9 +60,11 @@ class Evidence:
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
-        """Reads the tables beside a record; unreadable ones are left out. A run without a checkpoint yet, or killed
-        before it, has its figures only in steps.csv."""
+        """Reads the tables beside a record; unreadable ones are left out. Figures that the record lacks come from the
+        tables. While a run lasts, they are newer there than in the record of its last checkpoint."""
         table = columns(folder / "steps.csv", _OF_STEPS)
+        if record.status == "running" and len(table["step"]):
+            record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={})
         in_training = PHASES.index("train")
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
         return cls(
@@ -348,7 +350,8 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
         time=summary.time(),
         readiness_frac=summary.readiness_frac,
         loading={**record.loading, **summary.loading()},
-        steps=max(record.steps, number),
+        steps=max(record.steps, number, int(np.nanmax(table["step"], initial=0.0))),
+        epochs=max(record.epochs or 0.0, float(np.nanmax(table["epoch"], initial=0.0))),
         samples=max(record.samples, int(np.nansum(table["samples"]))),
         duration_s=max(record.duration_s, float(np.nanmax(table["time_s"], initial=0.0))),
     )

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.html_page import fill_in
+from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
 from wellfed.explain.report.run_sections import own_files, sections
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
+RENEWED_EVERY_S = 60.0
+"""Seconds between renewals of the page while a run lasts."""
 _FILES = (
     *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "train.log", "checkpoints", "profile"),
     "tensorboard",
@@ -74,9 +79,14 @@ class Tile:
     """Length of the bar, 0..1; None = no bar."""
 
 
-def to_html(evidence: Evidence, folder: Path) -> str:
-    """Returns the page of the run in ``folder``, with all texts escaped."""
+def to_html(evidence: Evidence, folder: Path, *, renewed_every_s: float = RENEWED_EVERY_S) -> str:
+    """Returns the page of the run in ``folder``, with all texts escaped.
+
+    Args:
+        renewed_every_s: seconds until the page of a running run is written again.
+    """
     record = evidence.record
+    now = datetime.now(UTC) if record.status == "running" else None
     found = {section.name: section for section in sections(record, evidence.first_metrics)}
     names = [*_FILES, *own_files(record).values()]
     above = {*error_lines(record), *simulated_lines(record), *state_lines(record)}
@@ -88,9 +98,12 @@ def to_html(evidence: Evidence, folder: Path) -> str:
             "pictures": pictures(evidence, folder),
             "boxes": list(boxes(record)),
             "tiles": list(tiles(record)),
-            "state": state_lines(record),
+            "state": [] if now else state_lines(record),
+            "written_at": now,
+            "renewed_every_s": renewed_every_s,
             "rest": [line for line in found["verdict"].lines[1:] if line not in above],
             "gain_of": gain_of,
+            "page_of": partial(page_of_finding, folder=folder),
             "tone_of": tone_of,
             "files": [(name, quote(name)) for name in names if os.path.exists(folder / name)],
             "first_rows": [row for row in found["plan"].rows if row[0] in _PLANNED or row[2] in ("set", "measured")],

@@ -11,6 +11,7 @@ from pathlib import Path
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
+from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_sections import ReportSection, sections
 from wellfed.masking import hidden
@@ -32,7 +33,7 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     Raises:
         OSError: writing a file failed.
     """
-    write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics)))
+    write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics, folder)))
     if has_page:
         write_atomically(folder / PAGE, to_html(evidence, folder))
 
@@ -61,20 +62,32 @@ def _joined(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     return f"{'_'.join(cut)}_{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"
 
 
-def to_markdown(record: RunRecord, first: Mapping[str, float] | None = None) -> str:
+def to_markdown(record: RunRecord, first: Mapping[str, float] | None = None, folder: Path | None = None) -> str:
     """Returns the report of a run as Markdown.
 
     Args:
         first: the first value of each metric, where it is known.
+        folder: where the report is written, for links to the findings' pages; None = without links.
     """
     parts = [f"# {_text(record.workload)}: {_text(record.run_id)}"]
     for section in sections(record, first):
-        parts += [f"## {section.title}", *_body(section)]
+        lines = [_text(line) for line in section.lines]
+        if section.name == "findings" and folder is not None:
+            ids = [finding["id"] for finding in record.findings]
+            lines = [_linked(line, name, folder) for line, name in zip(lines, ids, strict=False)]
+        parts += [f"## {section.title}", *_body(section, lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def _body(section: ReportSection) -> list[str]:
-    parts = ["\n".join(f"- {_text(line)}" for line in section.lines)] if section.lines else []
+def _linked(line: str, finding: str, folder: Path) -> str:
+    """Returns a line that begins with the id of a finding, which links to its page."""
+    page = page_of_finding(finding, folder)
+    rest = line.removeprefix(finding)
+    return line if page is None or rest == line else f"[{finding}]({page}){rest}"
+
+
+def _body(section: ReportSection, lines: Sequence[str]) -> list[str]:
+    parts = ["\n".join(f"- {line}" for line in lines)] if lines else []
     if section.head and section.rows:
         head = [f"| {' | '.join(section.head)} |", f"|{'---|' * len(section.head)}"]
         parts.append("\n".join([*head, *(f"| {' | '.join(map(_text, row))} |" for row in section.rows)]))

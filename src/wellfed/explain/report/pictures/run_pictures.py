@@ -18,6 +18,7 @@ from wellfed.explain.report.pictures.memory_picture import memory
 from wellfed.explain.report.pictures.metric_pictures import metrics
 from wellfed.explain.report.pictures.step_time_picture import histogram, step_time
 from wellfed.explain.report.pictures.time_axis import TimeAxis
+from wellfed.explain.report.pictures.timeline_picture import timeline
 from wellfed.explain.report.pictures.utilisation_picture import utilisation
 from wellfed.explain.report.run_sections import own_files
 from wellfed.observe.telemetry.machines import HOST
@@ -50,7 +51,7 @@ def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
         "life": list(life(evidence)),
         "utilisation": [*utilisation(evidence, axis), *host],
         "beside_utilisation": list(side_by_side(evidence)),
-        "time": list(step_time(evidence, axis)),
+        "time": [*step_time(evidence, axis), *timeline(evidence)],
         "beside_time": list(histogram(evidence)),
         "memory": list(memory(evidence, axis)),
         "small_memory": list(card(evidence, axis)),

@@ -1,0 +1,148 @@
+"""Draws the pictures of README and documentation from a real run, in Chromium, light and dark.
+
+    python tools/pictures.py            # makes the run on a simulated GPU, then draws
+    python tools/pictures.py RUN        # draws a run folder, or a run of tests/traces/
+
+The page is drawn anew from the files of the run. docs/images/pictures.json records what they show: where the run
+is from, the machine, the verdict. tests/every/test_pictures.py holds it to the code and to the captions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import html
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.run_rules import conclude
+from wellfed.explain.report.run_page import boxes, to_html
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+RECORD = IMAGES / "pictures.json"
+CARD = "24gb"
+COMMAND = ("src/train.py", "workload=recsys", "loader=baseline", f"gpu={CARD}", "trainer.max_steps=120", "logger=none")
+SIZES = {"page": (1280, 1340, ""), "steps": (1280, 575, "#time"), "phone": (390, 1100, "")}
+"""Width and height in pixels, and the part of the page, by name."""
+MOST_BYTES = 150_000
+_COLOURS = (255, 128, 64)
+"""Sizes of a palette; the first whose file is small enough is taken."""
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_MARGIN = 40
+
+
+def main(words: list[str]) -> int:
+    """Draws all pictures, writes their record, and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python tools/pictures.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", nargs="?", type=Path, help="run folder or trace to draw (default: makes a run)")
+    asked = parser.parse_args(words)
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser is None:
+        print(f"needs {' or '.join(_BROWSERS)}: apt-get install chromium", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = folder_of(asked.run, Path(scratch)) if asked.run else made(Path(scratch))
+        evidence = Evidence.read(folder)
+        conclude(evidence)
+        if (first := evidence.record.findings[0])["id"] == "busy_machine":
+            print(f"Nothing is drawn. {first['message']}", file=sys.stderr)
+            return 1
+        page = to_html(evidence, folder)
+        drawn = {
+            f"{name}-{theme}.png": picture(browser, page, Path(scratch), size, is_dark=theme == "dark")
+            for name, size in SIZES.items()
+            for theme in ("light", "dark")
+        }
+    IMAGES.mkdir(exist_ok=True)
+    for name, content in drawn.items():
+        (IMAGES / name).write_bytes(content)
+        print(f"{(IMAGES / name).relative_to(ROOT)}: {len(content) / 1000:.0f} kB")
+    source = asked.run.as_posix() if asked.run and asked.run.is_file() else None
+    RECORD.write_text(
+        json.dumps(what_is_shown(evidence, page, source), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    return 0
+
+
+def made(scratch: Path) -> Path:
+    """Makes a run and returns its folder."""
+    command = [sys.executable, "tools/simulated.py", CARD, "--", sys.executable, *COMMAND]
+    subprocess.run([*command, f"paths.log_dir={scratch / 'logs'}"], cwd=ROOT, check=True)
+    (folder,) = (scratch / "logs").glob("*/runs/*")
+    return folder
+
+
+def folder_of(run: Path, scratch: Path) -> Path:
+    """Returns a run folder; a trace is unpacked into one."""
+    if run.is_dir():
+        return run
+    folder = scratch / "run"
+    folder.mkdir(parents=True)
+    for name, content in json.loads(gzip.decompress(run.read_bytes()))["files"].items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+def what_is_shown(evidence: Evidence, page: str, source: str | None) -> dict[str, Any]:
+    """Returns the facts of the run that the pictures' captions name, and the headings of the page.
+
+    Args:
+        source: file of the trace; None = the run was started by the command in its record.
+    """
+    record = evidence.record
+    gpus = record.machine.get("gpus", [])
+    machine = [gpu.get("name", "") for gpu in gpus if evidence.on_gpu]
+    machine.append(f"{record.machine.get('cpu_quota_cores', 0):.3g} cores of {record.machine.get('cpu', 'a CPU')}")
+    verdict, *_ = boxes(record)
+    return {
+        "from": source or shlex.join(["python", "src/train.py", *(_without_paths(record.overrides))]),
+        "machine": ", ".join(machine),
+        "date": record.started_at[:10],
+        "verdict": verdict.word,
+        "finding": verdict.finding,
+        "steps": record.steps,
+        "headings": [html.unescape(re.sub(r"<.*", "", found)).strip() for found in re.findall(r"<h2>(.*?)</h2>", page)],
+    }
+
+
+def _without_paths(overrides: list[str]) -> list[str]:
+    """Returns the overrides without those that name folders of the machine."""
+    return [each for each in overrides if not each.startswith("paths.") and os.sep not in each]
+
+
+def picture(browser: str, page: str, scratch: Path, size: tuple[int, int, str], *, is_dark: bool) -> bytes:
+    """Returns a part of the page as PNG. A window can't be as narrow as a phone, a frame can."""
+    wide, high, anchor = size
+    (scratch / "page.html").write_text(page, encoding="utf-8")
+    frame = f'<iframe src=page.html{anchor} scrolling=no style="border:0;width:{wide}px;height:{high}px"></iframe>'
+    (scratch / "frame.html").write_text(f'<!doctype html><body style="margin:0">{frame}</body>')
+    shot = scratch / "shot.png"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}"]
+    command += ["--virtual-time-budget=60000", f"--window-size={max(wide, 600) + _MARGIN},{high + _MARGIN}"]
+    command += [f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", f"--screenshot={shot}"]
+    subprocess.run([*command, (scratch / "frame.html").as_uri()], check=True, capture_output=True, timeout=120)
+    with Image.open(shot) as image:
+        cut = image.convert("RGB").crop((0, 0, wide, high))
+    for colours in _COLOURS:
+        content = io.BytesIO()
+        cut.quantize(colours, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+        if len(content.getvalue()) < MOST_BYTES:
+            return content.getvalue()
+    raise ValueError(f"a picture of {wide} x {high} pixels has {len(content.getvalue())} bytes, at most {MOST_BYTES}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
