@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from wellfed.record import FindingEntry
-from wellfed.study.board.step_table import gain_text, lines, page
+from wellfed.study.board.step_table import gain_text, page, show, table
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
@@ -54,6 +56,12 @@ def search() -> GuidedPoints:
     made.ended(Change((*turned, *more), "it computes", more), TuneTrial("timeout", seconds=6.0, error="had not\nended"))
     assert made.next() is None
     return made
+
+
+def lines(file: TuneFile) -> list[str]:
+    console = Console(file=io.StringIO(), width=160)
+    show(console, file)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def found(search: GuidedPoints, **known: Any) -> TuneFile:
@@ -152,6 +160,13 @@ def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it() -> None:
     assert shown[4].split()[:4] == ["gpu.compile=default", "1,500", "-", "-"]
     assert shown[4].endswith("dropped: failed: no compiler here")
     assert len({line.index("1,") for line in (shown[2], shown[4])}) == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_breaks_no_word(width: int) -> None:
+    wide, narrow = (" ".join(line.plain for line in table(TURNED).lines(some)).split() for some in (None, width))
+    assert {word.rstrip(",") for word in wide} <= {word.rstrip(",") for word in narrow}
+    assert max(line.cell_len for line in table(TURNED).lines(width)) <= width
 
 
 def test_markdown_has_as_many_cells_in_each_row() -> None:

@@ -1,0 +1,188 @@
+"""Lays out tables for a terminal: one style for all commands, and no broken words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from wellfed.units import show_line
+
+PIPED_COLUMNS = 160
+"""Width where the output is no terminal. 80 is too narrow for boards."""
+GAP = 2
+"""Spaces between two columns."""
+_LAST_WIDTH = 24
+"""Minimum width of a last column with longer words. Such a word starts further to the left."""
+
+
+def console_width() -> int | None:
+    """Returns the width of a console; None = the terminal's."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return None if is_terminal else PIPED_COLUMNS
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """Column of a `TextTable`."""
+
+    head: str
+    is_number: bool = False
+    """Aligned to the right and never wrapped."""
+    is_whole: bool = False
+    """Never wrapped."""
+    below: str = ""
+    """Text for a cell that does not fit beside the others, such as ``{} of the ceiling``. Default: head and cell."""
+    max_width: int | None = None
+
+
+class TextTable:
+    """Table without a frame: bold heads, two spaces between columns, numbers to the right.
+
+    Cells are wrapped between words. The last columns that do not fit are shown in a line below each row.
+    """
+
+    def __init__(self, *columns: str | TextColumn, title: str = "") -> None:
+        typed = [TextColumn(one) if isinstance(one, str) else one for one in columns]
+        self._columns = [replace(column, head=show_line(column.head)) for column in typed]
+        self._title, self._rows = title, list[tuple[list[Text], list[str]]]()
+
+    def add_row(self, *cells: str | Text, below: Sequence[str] = ()) -> None:
+        """Adds a row.
+
+        Args:
+            cells: a cell has one style.
+            below: texts for lines below the row.
+        """
+        styles = (cell.style if isinstance(cell, Text) else "" for cell in cells)
+        shown = [Text(show_line(str(cell)), style) for cell, style in zip(cells, styles, strict=True)]
+        self._rows.append((shown, [show_line(text) for text in below if text]))
+
+    def width(self) -> int:
+        """Returns the width without wrapping, lines below rows aside."""
+        natural, _ = self._widths()
+        return sum(natural) + GAP * (len(natural) - 1)
+
+    def lines(self, width: int | None) -> Iterator[Text]:
+        """Yields the lines, without spaces at their ends.
+
+        Args:
+            width: columns of the terminal; None = unlimited.
+        """
+        width = width or sys.maxsize
+        widths = self._fitted(width)
+        if self._title:
+            yield from (Text(line, "bold") for line in _wrapped(show_line(self._title), width))
+        if any(column.head for column in self._columns):
+            yield from self._row([Text(column.head, "bold") for column in self._columns], widths, width)
+        for cells, below in self._rows:
+            yield from self._row(cells, widths, width)
+            hidden = zip(self._columns[len(widths) :], cells[len(widths) :], strict=True)
+            texts = [
+                (column.below or f"{column.head} {{}}").replace("{}", cell.plain)
+                for column, cell in hidden
+                if cell.plain
+            ]
+            for text in filter(None, [", ".join(texts), *below]):
+                yield from (Text(f"  {line}") for line in _wrapped(text, width - 2))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yields the lines for a console of rich."""
+        for line in self.lines(options.max_width):
+            line.no_wrap, line.overflow = True, "ignore"
+            yield line
+
+    def _widths(self) -> tuple[list[int], list[int]]:
+        """Returns for each column its width without wrapping, and its minimum."""
+        natural, least = [], []
+        for place, column in enumerate(self._columns):
+            texts = [column.head, *(cells[place].plain for cells, _ in self._rows)]
+            widest = max(map(cell_len, texts))
+            words = (cell_len(word) for text in texts for word in text.split())
+            longest = widest if column.is_number or column.is_whole else max(words, default=0)
+            natural.append(max(longest, min(widest, column.max_width or widest)))
+            least.append(longest)
+        return natural, least
+
+    def _fitted(self, width: int) -> list[int]:
+        """Returns the widths of the columns that fit beside each other: at least of the first."""
+        natural, least = self._widths()
+        for number in range(len(natural), 1, -1):
+            left = width - GAP * (number - 1)
+            shown = least[:number]
+            if not (self._columns[number - 1].is_number or self._columns[number - 1].is_whole):
+                shown[-1] = min(shown[-1], _LAST_WIDTH)
+            if sum(shown) > left:
+                continue
+            wanted = natural[:number]
+            if sum(wanted) <= left:
+                return wanted
+            # The widest columns are narrowed first, to the same level.
+            level = left
+            while sum(_levelled(shown, wanted, level)) > left:
+                level -= 1
+            return _levelled(shown, wanted, level)
+        return [min(natural[0], width)]
+
+    def _row(self, cells: Sequence[Text], widths: Sequence[int], width: int) -> Iterator[Text]:
+        """Yields the lines of a row; a word that is longer than the last column starts further to the left."""
+        wrapped = [_wrapped(cell.plain, one, width) for cell, one in zip(cells, widths, strict=False)]
+        if len(wrapped) > 1 and cell_len(wrapped[-1][0]) > widths[-1]:
+            wrapped[-1].insert(0, "")
+        for place in range(max(map(len, wrapped))):
+            line, indent = Text(), 0
+            for column, cell, texts, one in zip(self._columns, cells, wrapped, widths, strict=False):
+                if place < len(texts) and (text := texts[place]):
+                    start = min(indent + (one - cell_len(text) if column.is_number else 0), width - cell_len(text))
+                    line.append(" " * (start - line.cell_len)).append(text, cell.style)
+                indent += one + GAP
+            yield line
+
+
+def print_text(console: Console, text: str, style: str = "") -> None:
+    """Prints a text. A terminal gets lines that end between words and keep the indent, others get one line."""
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    width = console.width - len(indent) if console.is_terminal else sys.maxsize
+    for line in text.removeprefix(indent).split("\n"):
+        for part in _wrapped(line, width):
+            console.print(f"{indent}{part}", style=style, soft_wrap=True)
+
+
+def print_command(console: Console, label: str, command: str) -> None:
+    """Prints a command to copy: whole, and on its own line if a terminal has no space for it after the label."""
+    fits = not console.is_terminal or cell_len(label) + 1 + cell_len(command) <= console.width
+    console.print(f"{label}{' ' if fits else chr(10)}{command}", soft_wrap=True)
+
+
+def shortened(words: Sequence[str], width: int) -> str:
+    """Returns as many whole words as fit, and the number of the others: ``gpu=8gb seed=3 (2 more)``."""
+    for number in range(len(words), 0, -1):
+        rest = f" ({len(words) - number} more)" if number < len(words) else ""
+        if cell_len(text := f"{' '.join(words[:number])}{rest}") <= width:
+            return text
+    return f"({len(words)} more)" if words else ""
+
+
+def _levelled(least: Sequence[int], wanted: Sequence[int], level: int) -> list[int]:
+    return [max(low, min(high, level)) for low, high in zip(least, wanted, strict=True)]
+
+
+def _wrapped(text: str, width: int, longest: int | None = None) -> list[str]:
+    """Returns lines of at most ``width``. A longer word has its own line, and is cut at ``longest`` or ``width``."""
+    if cell_len(text) <= width:
+        return [text]
+    lines = [""]
+    for word in text.split(" "):
+        for part in chop_cells(word, max(1, longest or width)):
+            fits = part is word and cell_len(lines[-1]) + 1 + cell_len(part) <= width
+            if lines[-1] and fits:
+                lines[-1] += f" {part}"
+            elif lines == [""]:
+                lines = [part]
+            else:
+                lines.append(part)
+    return lines
