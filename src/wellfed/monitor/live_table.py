@@ -71,7 +71,7 @@ def table(board: Board, now_s: float, until: str, *, width: int, height: int, bl
         lines.append(Text("GPU".ljust(_INDENT) + "".join(one.head.rjust(one.width) for one in shown), "bold"))
     for gpu in board.gpus[: layout.num_gpus]:
         lines.append(_row(board, gpu, shown, now_s))
-        if layout.has_bars:
+        if layout.has_bars and board.trouble(gpu.index, now_s) is None:
             lines.append(_bars(board, gpu, width, blocks))
         if layout.has_curves:
             lines += _curve(board, gpu.index, now_s, width, layout.curve_height, blocks)
@@ -108,7 +108,7 @@ def _bars(board: Board, gpu: SeenGpu, width: int, blocks: str) -> Text:
     figures = {"memory": ("mem_used_gib", gpu.memory_gib), "power": ("power_w", gpu.device.power_limit_w)}
     known = {label: values[name] / limit for label, (name, limit) in figures.items() if limit and name in values}
     half = (width - 2 * _INDENT) // 2
-    is_half = half - len("memory ") >= _LEAST_WITH_PERCENT
+    is_half = len(known) > 1 and half - len("memory ") >= _LEAST_WITH_PERCENT
     full, empty = ("█", "░") if blocks == BLOCKS else ("#", "-")
     for label, frac in [*known.items()] if is_half else [*known.items()][:1]:
         percent = f" {100 * frac:3.0f} %"

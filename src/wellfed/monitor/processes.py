@@ -47,7 +47,7 @@ class GpuProcess:
     @property
     def words(self) -> list[str]:
         """Rank and command, or name."""
-        command = self.command or (show_line(self.holder.name or "unknown"),)
+        command = self.command or (show_line(self.holder.name or "a process"),)
         return [*([f"{self.rank}:"] if self.rank else []), *command]
 
     @property
