@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import select
@@ -140,7 +141,8 @@ def test_a_driver_that_takes_its_time_is_worth_a_word(
 
 
 def variables(driver: FakeDriver, scenario: Scenario, **more: str) -> dict[str, str]:
-    known = {name: value for name, value in driver.environment(scenario).items() if name not in ("COLUMNS", "NO_COLOR")}
+    ours = ("COLUMNS", "LINES", "NO_COLOR")
+    known = {name: value for name, value in driver.environment(scenario).items() if name not in ours}
     return {**known, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "LC_ALL": "C.UTF-8", **more}
 
 
@@ -245,17 +247,17 @@ def test_without_an_output_the_file_is_written(fake_driver: FakeDriver, tmp_path
     assert {row["gpu"] for row in rows_of(path)} == {"0", "1", "-1"}
 
 
-class Terminal80:
-    """A terminal of 80 columns and 24 lines that runs a command, and what stands on it."""
+class SmallTerminal:
+    """A terminal that runs a command, and the text on it."""
 
-    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
+    def __init__(self, command: list[str], environ: dict[str, str], columns: int = 80, lines: int = 24) -> None:
         import fcntl
         import pty
         import termios
 
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.sent = ""
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.sent, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
         self.process = subprocess.Popen(
             ["setsid", "--ctty", "--wait", *command], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
         )
@@ -301,7 +303,7 @@ class Terminal80:
             part = os.read(self._ours, 65536)
         except OSError:  # how Linux says that the other end is closed
             return False
-        self.sent += part.decode()
+        self.sent += self._decoder.decode(part)  # a read may end within a character
         return bool(part)
 
 
@@ -311,14 +313,18 @@ has_terminals = pytest.mark.skipif(sys.platform != "linux", reason="needs setsid
 @pytest.mark.slow
 @has_terminals
 def test_in_a_terminal_a_table_is_drawn_over_and_the_summary_takes_its_place(fake_driver: FakeDriver) -> None:
-    swinging = Scenario([h200("GPU-1", util=Wave(2.0, 0.5, 10, 90)), FakeGpu("GPU-2", "evil \x1b[31mname", util=30)])
-    terminal = Terminal80([*COMMAND, "--seconds", "4"], variables(fake_driver, swinging))
+    swinging = Scenario(
+        [h200("GPU-1", util=Wave(2.0, 0.5, 10, 90), power_limit_w=700), FakeGpu("GPU-2", "evil \x1b[31mname", util=30)]
+    )
+    terminal = SmallTerminal([*COMMAND, "--seconds", "4"], variables(fake_driver, swinging))
     terminal.until(lambda sent: re.search(r"\n[23] s of 4 s.*?\nhost CPU", sent.replace("\x1b[2m", "\n"), re.DOTALL))
     lines = terminal.screen()
     head = next(place for place, line in enumerate(lines) if re.match(r"[23] s of 4 s", line))
     assert lines[head + 1].split()[:4] == ["GPU", "util", "%", "SM"]
-    assert [line.split()[0] for line in lines[head + 2 : head + 6 : 2]] == ["0", "1"]
-    assert all(set(lines[row].strip()) <= set("▁▂▃▄▅▆▇█ ") for row in (head + 3, head + 5))
+    rows = [place for place, line in enumerate(lines) if re.match(r"  [01]  +[\d-]", line) and place > head]
+    assert [lines[row].split()[0] for row in rows] == ["0", "1"]
+    assert re.match(r"     memory [█░]+ +\d+ %     power [█░]+ +\d+ %$", lines[rows[0] + 1])
+    assert all(set(lines[row + 3][5:]) <= set("▁▂▃▄▅▆▇█ ") for row in rows)
     assert all(len(line) <= 80 for line in lines[head:])
     assert terminal.end() == 0
     assert "\x1b[31mname" not in terminal.sent
@@ -338,8 +344,26 @@ def test_in_a_terminal_a_table_is_drawn_over_and_the_summary_takes_its_place(fak
 
 @pytest.mark.slow
 @has_terminals
+@pytest.mark.parametrize("num", [0, 1, 8])
+@pytest.mark.parametrize("size", [(20, 24), (80, 24), (160, 50)], ids=str)
+def test_a_window_of_any_size_is_filled(fake_driver: FakeDriver, size: tuple[int, int], num: int) -> None:
+    cards = Scenario([h200(f"GPU-{number}", processes=[(2**22 + number, 4.0, "/bin/train")]) for number in range(num)])
+    terminal = SmallTerminal([*COMMAND, "--seconds", "3"], variables(fake_driver, cards), *size)
+    drawn = re.compile(r"\x1b\[2m2 s of 3 s.*?(?=\x1b\[1A|\Z)", re.DOTALL)
+    terminal.until(lambda sent: "\x1b[1A" in sent.partition("\x1b[2m2 s of 3 s")[2])
+    assert terminal.end() == 0
+    found = drawn.search(terminal.sent)
+    assert found is not None
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", found.group()).rstrip("\n").split("\n")
+    assert max(map(len, lines)) <= size[0]
+    assert size[1] - 1 - num <= len(lines) < size[1]
+    assert any("train" in line for line in lines) == (num > 0 and size[0] > 20)
+
+
+@pytest.mark.slow
+@has_terminals
 def test_ctrl_c_ends_it_and_the_terminal_is_as_before(fake_driver: FakeDriver) -> None:
-    terminal = Terminal80([*COMMAND], variables(fake_driver, TWO, NO_COLOR="1"))
+    terminal = SmallTerminal([*COMMAND], variables(fake_driver, TWO, NO_COLOR="1"))
     terminal.until(lambda sent: re.search(r"[3-9] s, until Ctrl-C", sent))
     terminal.type("\x03")
     assert terminal.end() == 0
@@ -350,7 +374,7 @@ def test_ctrl_c_ends_it_and_the_terminal_is_as_before(fake_driver: FakeDriver) -
 @pytest.mark.slow
 @has_terminals
 def test_a_dumb_terminal_gets_plain_lines(fake_driver: FakeDriver) -> None:
-    terminal = Terminal80([*COMMAND, "--seconds", "2"], variables(fake_driver, TWO, TERM="dumb"))
+    terminal = SmallTerminal([*COMMAND, "--seconds", "2"], variables(fake_driver, TWO, TERM="dumb"))
     assert terminal.end() == 0
     assert not CONTROL.search(terminal.sent.replace("\r\n", "\n"))
     assert len(re.findall(r"^\d\d:\d\d:\d\d gpu0 ", terminal.sent, re.MULTILINE)) == 2
@@ -360,7 +384,7 @@ def test_a_dumb_terminal_gets_plain_lines(fake_driver: FakeDriver) -> None:
 @has_terminals
 def test_in_the_background_it_draws_nothing_and_tells_the_end(fake_driver: FakeDriver) -> None:
     script = f"set -m; {sys.executable} -m wellfed monitor --seconds 2 & sleep 0.2; echo prompt; wait; echo code $?"
-    terminal = Terminal80(["bash", "-c", script], variables(fake_driver, TWO))
+    terminal = SmallTerminal(["bash", "-c", script], variables(fake_driver, TWO))
     assert terminal.end() == 0
     assert "\x1b" not in terminal.sent
     assert "prompt" in terminal.sent
@@ -373,7 +397,7 @@ def test_in_the_background_it_draws_nothing_and_tells_the_end(fake_driver: FakeD
 @has_terminals
 def test_nohup_leaves_lines_in_its_file(fake_driver: FakeDriver, tmp_path: Path) -> None:
     script = f"cd {tmp_path}; nohup {sys.executable} -m wellfed monitor --seconds 2"
-    assert Terminal80(["bash", "-c", script], variables(fake_driver, TWO)).end() == 0
+    assert SmallTerminal(["bash", "-c", script], variables(fake_driver, TWO)).end() == 0
     text = (tmp_path / "nohup.out").read_text()
     assert len(re.findall(r"^\d\d:\d\d:\d\d gpu0 ", text, re.MULTILINE)) == 2
     assert not CONTROL.search(text)
