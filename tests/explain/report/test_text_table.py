@@ -52,11 +52,16 @@ def test_columns_that_do_not_fit_are_shown_below_their_row() -> None:
     ]
 
 
-def test_a_word_longer_than_the_last_column_has_its_own_line() -> None:
+def test_a_cell_with_a_word_longer_than_its_column_is_shown_below() -> None:
     table = TextTable("", "")
     table.add_row("engine", f"wellfed 1.0, {LONG}")
-    table.add_row("folder", LONG)
-    assert lines(table, 72) == ["engine  wellfed 1.0,", f"  {LONG}", "folder", f"  {LONG}"]
+    table.add_row("host", "a machine")
+    assert lines(table, 72) == ["engine", "  wellfed 1.0,", f"  {LONG}", "host    a machine"]
+    table = TextTable("knob", "A", "B")
+    table.add_row("model", 40 * "a", "small")
+    head, row, below = lines(table, 44)
+    assert row.index("small") == head.index("B")
+    assert below == f"  A {40 * 'a'}"
 
 
 words = st.text(st.characters(blacklist_categories=("Z", "C", "M")), min_size=1, max_size=9)

@@ -16,8 +16,8 @@ PIPED_COLUMNS = 160
 """Width where the output is no terminal. 80 is too narrow for boards."""
 GAP = 2
 """Spaces between two columns."""
-_LAST_WIDTH = 24
-"""Minimum width of a last column with longer words. Such a word starts further to the left."""
+_LONG_WORD = 16
+"""Minimum width of a column with longer words. Cells with a word longer than their column are shown below the row."""
 
 
 def console_width() -> int | None:
@@ -43,7 +43,7 @@ class TextColumn:
 class TextTable:
     """Table without a frame: bold heads, two spaces between columns, numbers to the right.
 
-    Cells are wrapped between words. The last columns that do not fit are shown in a line below each row.
+    Cells are wrapped between words. Cells that do not fit are shown in a line below their row.
     """
 
     def __init__(self, *columns: str | TextColumn, title: str = "") -> None:
@@ -78,14 +78,15 @@ class TextTable:
         if self._title:
             yield from (Text(line, "bold") for line in _wrapped(show_line(self._title), width))
         if any(column.head for column in self._columns):
-            yield from self._row([Text(column.head, "bold") for column in self._columns], widths, width)
+            yield from self._row([Text(column.head, "bold") for column in self._columns], widths)
         for cells, below in self._rows:
-            yield from self._row(cells, widths, width)
-            hidden = zip(self._columns[len(widths) :], cells[len(widths) :], strict=True)
+            fits = [place == 0 or _longest_word(cells[place].plain) <= widths[place] for place in range(len(widths))]
+            yield from self._row([cell if fit else Text() for cell, fit in zip(cells, fits, strict=False)], widths)
+            hidden = zip(self._columns, cells, [*fits, *[False] * (len(cells) - len(fits))], strict=True)
             texts = [
-                (column.below or f"{column.head} {{}}").replace("{}", cell.plain)
-                for column, cell in hidden
-                if cell.plain
+                (column.below or f"{column.head} {{}}".lstrip()).replace("{}", cell.plain)
+                for column, cell, fit in hidden
+                if cell.plain and not fit
             ]
             for text in filter(None, [", ".join(texts), *below]):
                 yield from (Text(f"  {line}") for line in _wrapped(text, width - 2))
@@ -102,10 +103,11 @@ class TextTable:
         for place, column in enumerate(self._columns):
             texts = [column.head, *(cells[place].plain for cells, _ in self._rows)]
             widest = max(map(cell_len, texts))
-            words = (cell_len(word) for text in texts for word in text.split())
-            longest = widest if column.is_number or column.is_whole else max(words, default=0)
-            natural.append(max(longest, min(widest, column.max_width or widest)))
-            least.append(longest)
+            longest = widest if column.is_number or column.is_whole else max(map(_longest_word, texts))
+            wanted = max(longest, min(widest, column.max_width or widest))
+            natural.append(wanted)
+            is_fixed = column.is_number or column.is_whole or place == 0
+            least.append(longest if is_fixed else max(_longest_word(column.head), min(longest, _LONG_WORD)))
         return natural, least
 
     def _fitted(self, width: int) -> list[int]:
@@ -113,12 +115,9 @@ class TextTable:
         natural, least = self._widths()
         for number in range(len(natural), 1, -1):
             left = width - GAP * (number - 1)
-            shown = least[:number]
-            if not (self._columns[number - 1].is_number or self._columns[number - 1].is_whole):
-                shown[-1] = min(shown[-1], _LAST_WIDTH)
+            shown, wanted = least[:number], natural[:number]
             if sum(shown) > left:
                 continue
-            wanted = natural[:number]
             if sum(wanted) <= left:
                 return wanted
             # The widest columns are narrowed first, to the same level.
@@ -128,16 +127,13 @@ class TextTable:
             return _levelled(shown, wanted, level)
         return [min(natural[0], width)]
 
-    def _row(self, cells: Sequence[Text], widths: Sequence[int], width: int) -> Iterator[Text]:
-        """Yields the lines of a row; a word that is longer than the last column starts further to the left."""
-        wrapped = [_wrapped(cell.plain, one, width) for cell, one in zip(cells, widths, strict=False)]
-        if len(wrapped) > 1 and cell_len(wrapped[-1][0]) > widths[-1]:
-            wrapped[-1].insert(0, "")
+    def _row(self, cells: Sequence[Text], widths: Sequence[int]) -> Iterator[Text]:
+        wrapped = [_wrapped(cell.plain, one) for cell, one in zip(cells, widths, strict=False)]
         for place in range(max(map(len, wrapped))):
             line, indent = Text(), 0
             for column, cell, texts, one in zip(self._columns, cells, wrapped, widths, strict=False):
                 if place < len(texts) and (text := texts[place]):
-                    start = min(indent + (one - cell_len(text) if column.is_number else 0), width - cell_len(text))
+                    start = indent + (one - cell_len(text) if column.is_number else 0)
                     line.append(" " * (start - line.cell_len)).append(text, cell.style)
                 indent += one + GAP
             yield line
@@ -171,18 +167,18 @@ def _levelled(least: Sequence[int], wanted: Sequence[int], level: int) -> list[i
     return [max(low, min(high, level)) for low, high in zip(least, wanted, strict=True)]
 
 
-def _wrapped(text: str, width: int, longest: int | None = None) -> list[str]:
-    """Returns lines of at most ``width``. A longer word has its own line, and is cut at ``longest`` or ``width``."""
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split(" ")))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Returns lines of at most ``width``. Only longer words are cut."""
     if cell_len(text) <= width:
         return [text]
-    lines = [""]
+    lines = list[str]()
     for word in text.split(" "):
-        for part in chop_cells(word, max(1, longest or width)):
-            fits = part is word and cell_len(lines[-1]) + 1 + cell_len(part) <= width
-            if lines[-1] and fits:
-                lines[-1] += f" {part}"
-            elif lines == [""]:
-                lines = [part]
-            else:
-                lines.append(part)
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines += chop_cells(word, max(1, width)) or [""]
     return lines
