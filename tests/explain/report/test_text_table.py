@@ -103,6 +103,9 @@ def printed(width: int, *, is_terminal: bool, show: object, **options: object) -
 
 
 def test_a_terminal_gets_wrapped_lines_and_a_pipe_one_line() -> None:
+    assert printed(12, is_terminal=True, show=print_text, text="- one two three\nfour") == (
+        "- one two\n  three\nfour\n"
+    )
     text = "    Install it: pip install something"
     assert printed(20, is_terminal=True, show=print_text, text=text) == (
         "    Install it: pip\n    install\n    something\n"

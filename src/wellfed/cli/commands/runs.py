@@ -14,6 +14,7 @@ from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
+from wellfed.explain.report.text_table import print_text
 from wellfed.record import RunRecord
 
 _SHOWN = 20
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     for line in runs_table(found, datetime.now(UTC), width).lines(width):
         terminal.print(line, soft_wrap=True)
     if len(found) < len(folders):
-        terminal.print(f"{len(found)} of {len(folders)} runs; all: --last {len(folders)}", soft_wrap=True)
+        print_text(terminal, f"{len(found)} of {len(folders)} runs; all: --last {len(folders)}")
     return EXIT_OK
 
 

@@ -140,12 +140,14 @@ class TextTable:
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:
-    """Prints a text. A terminal gets lines that end between words and keep the indent, others get one line."""
-    indent = " " * (len(text) - len(text.lstrip(" ")))
-    width = console.width - len(indent) if console.is_terminal else sys.maxsize
-    for line in text.removeprefix(indent).split("\n"):
-        for part in _wrapped(line, width):
-            console.print(f"{indent}{part}", style=style, soft_wrap=True)
+    """Prints a text. A terminal gets lines that end between words and keep the indent, others get whole lines."""
+    for line in text.split("\n"):
+        rest = line.lstrip(" ").removeprefix("- ")
+        start = line.removesuffix(rest)
+        width = console.width - len(start) if console.is_terminal else sys.maxsize
+        for part in _wrapped(rest, width):
+            console.print(f"{start}{part}", style=style, soft_wrap=True)
+            start = " " * len(start)
 
 
 def print_command(console: Console, label: str, command: str) -> None:
