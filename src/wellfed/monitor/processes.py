@@ -113,7 +113,7 @@ class ProcessSource(Source):
     def _process_of(self, holder: Holder) -> GpuProcess:
         environ, arguments = self._ask(holder)
         first, *others = arguments or [""]
-        name = Path(first).name if first.startswith("/") and " " not in first else first
+        name = first if " " in first else Path(first).name  # a title that a program gave itself may have spaces
         words = tuple(map(show_line, masked_command([name, *filter(None, others)]))) if name else ()
         return GpuProcess(holder, rank_in(environ), words)
 

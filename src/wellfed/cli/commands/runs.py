@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints a row per run, the newest first. The row of an unreadable record shows the reason."""
     parser = argparse.ArgumentParser(
         prog=command("runs"),
-        description="The newest runs: what became of each, the verdict, the rate, its share of the ceiling, a metric, "
+        description="The newest runs: outcome, verdict, rate, share of the ceiling, a metric, "
         f"and what was typed, first what other runs lack. Trials of sweeps: {command('leaderboard')}.",
     )
     parser.add_argument("--workload", metavar="W", help="only runs of this one")
