@@ -16,7 +16,7 @@ LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
 class Named:
-    """A source on a scenario, and what it told."""
+    """A source on a scenario, with its lines and processes."""
 
     def __init__(self, driver, **options):
         self.driver, self.lines, self.used_gib, self.kept = driver, [], {}, {}
@@ -24,7 +24,7 @@ class Named:
         self.source = ProcessSource(find_gpus().gpus, self.used_gib.get, add, self.kept.__setitem__, **options)
 
     def after(self, gpu, *, used_gib, slow=True):
-        """What is told when so much memory is in use."""
+        """Returns the new lines after a reading with this memory in use."""
         self.used_gib[gpu], told = used_gib, len(self.lines)
         assert self.source.read(slow=slow) == []
         return self.lines[told:]

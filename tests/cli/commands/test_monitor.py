@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ import pytest
 
 from tests.end_to_end.commands import ROOT
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.kit.small_terminal import SmallTerminal, has_terminals
 from tests.kit.tables import rows_of
 from tests.kit.watched import a100, h200
 from wellfed.cli import main as cli
@@ -92,7 +90,7 @@ def test_the_readings_are_in_the_file(no_gpu: None, tmp_path: Path, capsys: pyte
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Put back: a command that a signal has ended ignores those that follow."""
+    """Restores the handlers: a command that a signal has ended ignores later signals."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -245,69 +243,6 @@ def test_without_an_output_the_file_is_written(fake_driver: FakeDriver, tmp_path
     done = subprocess.run(["bash", "-c", command], env=variables(fake_driver, TWO), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert {row["gpu"] for row in rows_of(path)} == {"0", "1", "-1"}
-
-
-class SmallTerminal:
-    """A terminal that runs a command, and the text on it."""
-
-    def __init__(self, command: list[str], environ: dict[str, str], columns: int = 80, lines: int = 24) -> None:
-        import fcntl
-        import pty
-        import termios
-
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.sent, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
-        )
-        os.close(theirs)
-
-    def until(self, condition: Callable[[str], object], timeout_s: float = 30.0) -> None:
-        """Read until it holds of all that was sent, or of the end."""
-        give_up_at_s = time.monotonic() + timeout_s
-        while not condition(self.sent):
-            left_s = give_up_at_s - time.monotonic()
-            assert left_s > 0, self.sent
-            if select.select([self._ours], [], [], left_s)[0] and not self._read():
-                return
-
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def end(self) -> int:
-        """The exit code, when all is read."""
-        self.until(lambda sent: False)
-        os.close(self._ours)
-        return self.process.wait(timeout=20)
-
-    def screen(self) -> list[str]:
-        """The lines as they stand, those that have scrolled away too."""
-        lines, row, column = [""], 0, 0
-        for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", self.sent):
-            if code == "\r":
-                column = 0
-            elif code == "\n":
-                row, lines = row + 1, lines + [""] * (row + 2 - len(lines))
-            elif code == "\x1b[1A":
-                row -= 1
-            elif code == "\x1b[2K":
-                lines[row] = ""
-            elif text:
-                lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
-                column += len(text)
-        return [line.rstrip() for line in lines]
-
-    def _read(self) -> bool:
-        try:
-            part = os.read(self._ours, 65536)
-        except OSError:  # how Linux says that the other end is closed
-            return False
-        self.sent += self._decoder.decode(part)  # a read may end within a character
-        return bool(part)
-
-
-has_terminals = pytest.mark.skipif(sys.platform != "linux", reason="needs setsid and a pseudo-terminal of Linux")
 
 
 @pytest.mark.slow

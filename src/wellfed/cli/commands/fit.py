@@ -94,10 +94,8 @@ class _Rows:
         self._print(row(probe))
 
     def _print(self, cells: Sequence[str], style: str = "") -> None:
-        narrow = self._console.is_terminal and self._console.width < sum(_WIDTHS) + GAP * len(_WIDTHS)
-        widths = (0,) * len(_WIDTHS) if narrow else _WIDTHS
-        line = (" " * GAP).join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        print_text(self._console, line, style)
+        cells = [cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)]
+        print_text(self._console, (" " * GAP).join(cells), style)
 
 
 def row(probe: Probe) -> tuple[str, str, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,13 +98,13 @@ def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
     settings = {row.name: (row.name, *row.values) for row in difference_rows(pairs, "settings")} | planned
     if settings:
         yield ""
-        yield _table(("differs", *runs), list(settings.values()))
+        yield _table(("differs", *runs), settings.values())
     yield ""
     for letter, record in runs.items():
         yield f"{letter}: {', '.join(finding['id'] for finding in record.findings)}"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> TextTable:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:
     table = TextTable(*heads)
     for row in rows:
         table.add_row(*row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from wellfed.explain.report.text_table import GAP, TextColumn, TextTable, shortened
+from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
 from wellfed.explain.report.verdict_words import colour_of, word_of
 from wellfed.record import RunRecord
 from wellfed.units import show_count, show_percent
@@ -25,8 +24,6 @@ _COLUMNS = (
     TextColumn("steps", below="{} steps", is_whole=True),
     TextColumn("metric", below="{}", is_whole=True),
 )
-_TYPED_WIDTH = 60
-"""Minimum width of the column of typed overrides. In less they stand in a line below their run."""
 _STATUS_COLOURS = dict.fromkeys(("failed", "oom", "killed", "timeout", "damaged"), "red") | {"interrupted": "yellow"}
 
 
@@ -99,22 +96,16 @@ def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | N
 
 
 def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
-    """Returns a table with a row for each run.
+    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line.
 
     Args:
-        width: columns of the terminal, to which typed overrides are shortened; None = unlimited.
+        width: columns of the terminal, to which typed overrides are shortened; None = no terminal.
     """
-    typed, rows = list(_typed(runs)), [_cells(one, now) for one in runs]
-    table = TextTable(*_COLUMNS)
-    for cells in rows:
-        table.add_row(*cells)
-    left = sys.maxsize if width is None else width - GAP - table.width()
-    is_column = left >= _TYPED_WIDTH
-    table = TextTable(*_COLUMNS, *(["typed"] if is_column else []))
-    for one, cells, words in zip(runs, rows, typed, strict=True):
-        text = shortened(words, left if is_column else (width or 0) - len("  typed: "))
-        in_column, below = ([text], "") if is_column else ([], text and f"typed: {text}")
-        table.add_row(*cells, *in_column, below=[below, one.problem or ""])
+    table = TextTable(*_COLUMNS, *([] if width else ["typed"]))
+    for one, words in zip(runs, _typed(runs), strict=True):
+        column = [] if width else [" ".join(words)]
+        line = f"typed: {shortened(words, width - len('  typed: '))}" if width and words else ""
+        table.add_row(*_cells(one, now), *column, below=[line, one.problem or ""])
     return table
 
 

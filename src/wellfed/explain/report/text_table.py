@@ -62,11 +62,6 @@ class TextTable:
         shown = [Text(show_line(str(cell)), style) for cell, style in zip(cells, styles, strict=True)]
         self._rows.append((shown, [show_line(text) for text in below if text]))
 
-    def width(self) -> int:
-        """Returns the width without wrapping, lines below rows aside."""
-        natural, _ = self._widths()
-        return sum(natural) + GAP * (len(natural) - 1)
-
     def lines(self, width: int | None) -> Iterator[Text]:
         """Yields the lines, without spaces at their ends.
 
