@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from rich.cells import cell_len
 from rich.text import Text
 
-from wellfed.explain.diagnosis.curves.curve_verdict import STARVED_PCT, WELL_USED_PCT
+from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.report.text_table import shortened
 from wellfed.monitor.board import Board
 from wellfed.monitor.gpu_cells import CELLS, GpuCell, host_text
@@ -86,18 +86,13 @@ def table(board: Board, now_s: float, until: str, *, width: int, height: int, bl
     return lines
 
 
-def style_of(util_pct: float) -> str:
-    """Returns the colour of a utilisation."""
-    return "green" if util_pct >= WELL_USED_PCT else "yellow" if util_pct >= STARVED_PCT else "red"
-
-
 def _row(board: Board, gpu: SeenGpu, shown: Sequence[GpuCell], now_s: float) -> Text:
     number = f"{gpu.index}".rjust(3).ljust(_INDENT)
     if (trouble := board.trouble(gpu.index, now_s)) is not None:
         return Text(f"{number} {trouble}", "red")
     values, row = board.latest(gpu.index), Text(number)
     for one in shown:
-        style = style_of(values["util_pct"]) if one is CELLS[0] and "util_pct" in values else ""
+        style = utilisation_colour(values["util_pct"]) if one is CELLS[0] and "util_pct" in values else ""
         row.append((one.show(gpu, values) or "-").rjust(one.width), style)
     return row
 
@@ -134,7 +129,9 @@ def _curve(board: Board, gpu: int, now_s: float, width: int, height: int, blocks
     for below in range(height - 1, -1, -1):
         scale = "" if height < _FEW else "100" if below == height - 1 else "0" if below == 0 else ""
         line = Text(f"{scale:>{_INDENT - 1}} ")
-        for style, run in groupby(cells, key=lambda value: "" if value is None or gpu == HOST else style_of(value)):
+        for style, run in groupby(
+            cells, key=lambda value: "" if value is None or gpu == HOST else utilisation_colour(value)
+        ):
             line.append("".join(" " if value is None else block(value, blocks, below, height) for value in run), style)
         line.rstrip()
         lines.append(line)
