@@ -22,7 +22,7 @@ from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.comparison import Comparison
-from wellfed.explain.report.run_digest import digest, lines, row
+from wellfed.explain.report.run_digest import digest, runs_table
 from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_sections import sections
 from wellfed.explain.report.write import to_markdown
@@ -139,7 +139,7 @@ def refusal(call: Callable[[], object]) -> str | None:
 def read_all(folder: Path, other: Evidence) -> Evidence:
     """What `runs`, `diagnose`, `report` and a comparison do with a run."""
     found = RunRecord.read(folder)
-    lines([row(digest(folder, found), datetime.now(UTC))], 80)
+    list(runs_table([digest(folder, found)], datetime.now(UTC), 80).lines(80))
     evidence = Evidence.of(found, folder)
     conclude(evidence)
     assert [list(section.lines) for section in sections(evidence.record)]

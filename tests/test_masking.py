@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed import masking
-from wellfed.masking import hidden, is_secret_name, learn, masked, masked_diff, masked_override, secrets_of
+from wellfed.masking import (
+    hidden,
+    is_secret_name,
+    learn,
+    masked,
+    masked_command,
+    masked_diff,
+    masked_override,
+    secrets_of,
+)
 
 SECRET = [
     "apikey",
@@ -329,3 +338,20 @@ def test_hidden_in_nested_facts() -> None:
     learn({"hunter2!"})
     facts: dict[str, Any] = {"a": ["hunter2!", 1], "b": ("x", {"c": "hunter2!"}), "d": 1.5}
     assert masking.hidden_in(facts) == {"a": ["***", 1], "b": ("x", {"c": "***"}), "d": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["python", "train.py", "loader=auto", "--lr", "0.1"], ["python", "train.py", "loader=auto", "--lr", "0.1"]),
+        (["x", "--api-key", "abcdefghij", "--epochs", "3"], ["x", "--api-key", "***", "--epochs", "3"]),
+        (["x", "--api-key=abcdefghij", "logger.password=hunter22"], ["x", "--api-key='***'", "logger.password='***'"]),
+        (["x", "--password", "--verbose", "3"], ["x", "--password", "--verbose", "3"]),
+        (["sh", "-c", "x --token abcdefghij --lr 1"], ["sh", "-c", "x --token *** --lr 1"]),
+        (["x", "postgres://me:hunter22@host/db"], ["x", "postgres://me:***@host/db"]),
+        (["x", "--max-tokens", "100"], ["x", "--max-tokens", "100"]),
+        ([], []),
+    ],
+)
+def test_the_arguments_of_a_process_have_no_secrets(arguments: list[str], shown: list[str]) -> None:
+    assert masked_command(arguments) == shown

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
 from typing import Any
@@ -251,6 +251,17 @@ def masked_override(text: str) -> str:
         return f"{key}='{SECRET_SHOWN}'" if is_secret(name, _bare(value)) else f"{key}={hidden(value)}"
     tokens = deque(_TOKEN.findall(value))
     return hidden(f"{key}={_masked_value(tokens, name, inside=False)}{''.join(tokens)}")
+
+
+def masked_command(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a process with secrets as ``***``, as in ``--api-key X`` and ``password=X``."""
+    shown, name = list[str](), ""
+    for text in arguments:
+        hides = bool(name) and not text.startswith("-") and is_secret(name, text)
+        is_script = any(map(str.isspace, text))  # of sh -c
+        shown.append(SECRET_SHOWN if hides else masked_diff(f" {text}")[1:] if is_script else masked_override(text))
+        name = text.lstrip("-") if text.startswith("-") and "=" not in text else ""
+    return shown
 
 
 def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:

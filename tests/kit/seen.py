@@ -1,4 +1,4 @@
-"""GPUs as the monitor sees them, and boards with readings, for the tests of this room."""
+"""GPUs as the monitor sees them, and boards with readings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = {
 
 
 def seen(index: int = 0, name: str = "NVIDIA H200", **facts: Any) -> SeenGpu:
-    """A card of 140.5 GiB and 700 W."""
+    """Returns a card of 140.5 GiB and 700 W."""
     known = {"memory_total_bytes": int(140.5 * 2**30), "power_limit_w": 700.0, **facts}
     return SeenGpu(
         index,
@@ -37,13 +37,13 @@ def sample(time_s: float, gpu: int, values: Mapping[str, float]) -> Sample:
 
 
 def board_of(*gpus: SeenGpu, num_cores: int = 4, ram_gib: float = 62.8, interval_s: float = 0.5) -> Board:
-    """Nothing was read."""
+    """Returns a board without readings."""
     options = {"num_cores": num_cores, "ram_gib": ram_gib, "interval_s": interval_s}
     return Board(gpus, **options, trained_s=lambda from_s, to_s: to_s - from_s)
 
 
 def filled_board(*gpus: SeenGpu) -> Board:
-    """All figures of each GPU were read at second 1, and the host's, too."""
+    """Returns a board with all figures of each GPU and of the host, read at second 1."""
     board = board_of(*gpus)
     board.add([sample(1.0, gpu.index, FULL) for gpu in gpus])
     board.add([sample(1.0, HOST, {"cpu_pct": 148.0, "mem_used_gib": 12.34})])

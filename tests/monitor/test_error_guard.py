@@ -1,4 +1,4 @@
-"""An error in what watches is told once and ends the watching alone."""
+"""An error of a watcher is logged once and ends only the watching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callback in a foreign Trainer: curves for its loggers, times of its steps, and no harm whatever happens."""
+"""GPUCurves in a Trainer: curves for its loggers, times of its steps, and no harm after errors."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_profiler_of_the_users_goes_on(trainer: Callable[..., pl.Trainer]) -> 
 
 
 class Broken(Logger):
-    """Fails, or is slow, at what it is given."""
+    """Logger that fails or is slow."""
 
     name, version = "broken", 0
 
@@ -227,7 +227,7 @@ class Broken(Logger):
         time.sleep(self._call_s)
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        """None."""
+        """Returns None."""
 
 
 def test_a_logger_that_fails_is_left_alone_and_others_go_on(

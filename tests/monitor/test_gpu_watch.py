@@ -1,4 +1,4 @@
-"""A plain loop that is watched: with the real pynvml on the fake driver, and without NVML."""
+"""GPUWatch beside a plain loop: with the real pynvml on the fake driver, and without NVML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO = Scenario(gpus=[FakeGpu("GPU-aaaa", util=30), FakeGpu("GPU-bbbb", util=90)]
 
 
 class Loader:
-    """Batches that take a while."""
+    """Yields batches slowly."""
 
     num_workers = 0
 
@@ -251,7 +251,7 @@ class TestLoop:
 
 @pytest.mark.usefixtures("no_nvml")
 class TestWrongUse:
-    """What times nothing, or the wrong thing, is said, once."""
+    """A use that times nothing, or the wrong thing, is logged once."""
 
     def test_a_block_without_batches(self, capsys: pytest.CaptureFixture[str]) -> None:
         with GPUWatch():
@@ -322,7 +322,7 @@ def test_an_interval_that_is_too_short_is_refused(interval_s: float) -> None:
 
 
 class Held:
-    """A batch that can be looked for."""
+    """A batch that a weak reference can find."""
 
 
 @pytest.mark.usefixtures("no_nvml")

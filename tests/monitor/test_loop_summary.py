@@ -1,4 +1,4 @@
-"""What is said of a loop, by its steps, its levels and its loader."""
+"""The summary of a loop, by its steps, its levels and its loader."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from wellfed.monitor.loop_watch import CSV_COLUMNS, LoopWatch, cuda_events, open
 
 
 class Event:
-    """A mark on a device whose clock ticks once a mark."""
+    """An event on a device whose clock ticks once per event."""
 
     ticks = 0
 
@@ -28,7 +28,7 @@ class Event:
 
 @pytest.fixture
 def torch_with_cuda(monkeypatch):
-    """A torch that has begun to use CUDA, as ``is_initialized`` says; and how often it was synchronised."""
+    """A torch with CUDA in use, which counts how often it is synchronised."""
     cuda = SimpleNamespace(is_used=True, synchronised=0)
     module = SimpleNamespace(
         cuda=SimpleNamespace(

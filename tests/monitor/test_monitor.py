@@ -1,7 +1,7 @@
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeGpu, FakeMig, Lost, Scenario
 from tests.kit.watched import h200, until
+from wellfed.monitor.gpu_cells import plain_line
 from wellfed.monitor.monitor import Monitor
-from wellfed.monitor.screens import plain_line
 from wellfed.monitor.seen_gpus import FoundGpus, find_gpus
 from wellfed.observe.telemetry.machines import HOST
 

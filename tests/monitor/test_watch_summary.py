@@ -7,7 +7,7 @@ from wellfed.observe.telemetry.machines import HOST
 
 
 def lines_of(*gpus, curves, problem=None, host=(), span_s=60.0):
-    """The summary of curves of utilisation, read twice a second."""
+    """Returns the summary of curves of utilisation, read twice a second."""
     board = board_of(*gpus)
     for gpu, curve in zip(gpus, curves, strict=True):
         for place, util_pct in enumerate(curve):
@@ -51,7 +51,7 @@ def test_each_verdict_has_a_next_step(curve, verdict):
 
 
 def test_what_came_before_and_after_a_training_is_told_apart():
-    """As when the monitor is started first: imports take their time, and somebody has to come back to end it."""
+    """The monitor may start before the training, and end after it."""
     lines = lines_of(seen(0), curves=[[0] * 60 + [90] * 40 + [0] + [90] * 39 + [0] * 60])
     assert lines[1] == "GPU 0 NVIDIA H200: utilisation 35 % on average: starved."
     assert lines[2] == "  while it was in use, for 39.5 s: utilisation 88 % on average: well used"

@@ -51,7 +51,11 @@ COMMANDS = (
     Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict", composes=False),
     Command("diagnose", "where a run lost its time, again from its files", composes=False),
     Command("report", "report.html of a run again, or runs side by side", composes=False),
-    Command("runs", "the newest runs: what became of each, rate, share of the ceiling, a metric", composes=False),
+    Command(
+        "runs",
+        "the newest runs: outcome, verdict, rate, share of the ceiling, a metric, what was typed",
+        composes=False,
+    ),
     Command("leaderboard", "the ranks of a sweep, and its files anew", composes=False),
     Command("choose", "the winner of a sweep as options of loader and memory"),
     Command("add", "a workload of your own to start from: add workload NAME"),

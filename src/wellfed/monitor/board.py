@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from wellfed.explain.diagnosis.run_tables import Series as Readings
+from wellfed.monitor.processes import GpuProcess
 from wellfed.monitor.seen_gpus import SeenGpu
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.telemetry.series import Sample, Summary
@@ -81,6 +82,7 @@ class Board:
         self._read_at_s: dict[int, float] = {}
         self._curves: defaultdict[int, Curve] = defaultdict(Curve)
         self._lost: set[int] = set()
+        self._processes: dict[int, Sequence[GpuProcess]] = {}
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Adds a round of readings."""
@@ -102,11 +104,22 @@ class Board:
         with self._lock:
             self._lost.add(gpu)
             self._latest.pop(gpu, None)
+            self._processes.pop(gpu, None)
 
     def regain(self, gpu: int) -> None:
         """Accepts figures of a GPU again."""
         with self._lock:
             self._lost.discard(gpu)
+
+    def set_processes(self, gpu: int, processes: Sequence[GpuProcess]) -> None:
+        """Replaces the processes of a GPU."""
+        with self._lock:
+            self._processes[gpu] = processes
+
+    def processes(self, gpu: int) -> Sequence[GpuProcess]:
+        """Returns the processes with memory on a GPU, the largest first."""
+        with self._lock:
+            return self._processes.get(gpu, ())
 
     def latest(self, gpu: int) -> Mapping[str, float]:
         """Returns the figures of a GPU or the host. The host's ``cpu_pct`` is a share of all cores."""

@@ -46,7 +46,10 @@ class Monitor(ExitStack):
             trained_s=progress.trained_s,
         )
         self._processes = ProcessSource(
-            found.gpus, lambda gpu: self.board.latest(gpu).get("mem_used_gib"), self.add_line
+            found.gpus,
+            lambda gpu: self.board.latest(gpu).get("mem_used_gib"),
+            self.add_line,
+            self.board.set_processes,
         )
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
         self._sampler.watch([gpu.watched for gpu in found.gpus], host=WholeHostSource())

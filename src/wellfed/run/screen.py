@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from wellfed.explain.report.run_lines import show_value
 from wellfed.explain.report.run_sections import sections
+from wellfed.explain.report.text_table import TextColumn, TextTable
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import RunRecord, plain
 from wellfed.units import show_bytes, show_text
@@ -69,16 +69,14 @@ class Terminal(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Table:
+def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> TextTable:
     """Returns a table of all planned values with their reasons."""
-    table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
-    table.add_column("knob", no_wrap=True)
-    table.add_column("value", overflow="fold", max_width=_VALUE_WIDTH)
-    table.add_column("because", overflow="fold")  # fits the longest knob at 80 columns
+    value = TextColumn("value", max_width=_VALUE_WIDTH)
+    table = TextTable("knob", value, "because", title=f"Plan: {workload} on {plan.device.name}")
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        value = f"{len(plan.stages)} stages" if knob == "memory.stages" else show_value(decided.value)
-        table.add_row(knob, value, because)
+        shown = f"{len(plan.stages)} stages" if knob == "memory.stages" else show_value(decided.value)
+        table.add_row(knob, shown, because)
     return table
 
 

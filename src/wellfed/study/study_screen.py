@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from wellfed.explain.report.text_table import console_width, print_text
 from wellfed.run.screen import Terminal
-from wellfed.study.board.terminal import width
 from wellfed.study.objective import Objective
 from wellfed.study.points.space import show_value
 from wellfed.study.row import Row
@@ -25,12 +25,12 @@ class StudyScreen:
 
     def __init__(self, objective: Objective, axes: Collection[str] = (), sample_unit: str = "") -> None:
         self.objective, self._axes, self.sample_unit = objective, axes, sample_unit
-        self.console = Terminal(soft_wrap=True, width=width())
+        self.console = Terminal(soft_wrap=True, width=console_width())
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:
-        """Prints one line."""
-        self.console.print(text)
+        """Prints a text of one line."""
+        print_text(self.console, text)
 
     def begin(self, number: int, title: str, best: Row | None) -> None:
         """Announces a number of trials, with a bar on a terminal."""

@@ -100,7 +100,7 @@ def test_the_telemetry_of_a_run_is_read_and_its_folder_named(runs: Path, capsys:
     assert cli.main(["diagnose", str(folder / "telemetry.csv")]) == 0
     out = capsys.readouterr().out
     assert "well used" in out
-    assert f"the telemetry of a run, whose folder knows more: python -m wellfed diagnose {folder}" in out
+    assert f"The folder of its run has more: python -m wellfed diagnose {folder}" in out
     assert cli.main(["diagnose", str(folder / "run.json")]) == 2
     assert f"python -m wellfed diagnose {folder}" in capsys.readouterr().err
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 
 from tests.end_to_end.commands import ROOT
 from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave
+from tests.kit.small_terminal import SmallTerminal, has_terminals
 from tests.kit.tables import rows_of
 from tests.kit.watched import a100, h200
 from wellfed.cli import main as cli
@@ -91,7 +90,7 @@ def test_the_readings_are_in_the_file(no_gpu: None, tmp_path: Path, capsys: pyte
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Put back: a command that a signal has ended ignores those that follow."""
+    """Restores the handlers: a command that a signal has ended ignores later signals."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -140,7 +139,8 @@ def test_a_driver_that_takes_its_time_is_worth_a_word(
 
 
 def variables(driver: FakeDriver, scenario: Scenario, **more: str) -> dict[str, str]:
-    known = {name: value for name, value in driver.environment(scenario).items() if name not in ("COLUMNS", "NO_COLOR")}
+    ours = ("COLUMNS", "LINES", "NO_COLOR")
+    known = {name: value for name, value in driver.environment(scenario).items() if name not in ours}
     return {**known, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "LC_ALL": "C.UTF-8", **more}
 
 
@@ -245,80 +245,21 @@ def test_without_an_output_the_file_is_written(fake_driver: FakeDriver, tmp_path
     assert {row["gpu"] for row in rows_of(path)} == {"0", "1", "-1"}
 
 
-class Terminal80:
-    """A terminal of 80 columns and 24 lines that runs a command, and what stands on it."""
-
-    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
-        import fcntl
-        import pty
-        import termios
-
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.sent = ""
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
-        )
-        os.close(theirs)
-
-    def until(self, condition: Callable[[str], object], timeout_s: float = 30.0) -> None:
-        """Read until it holds of all that was sent, or of the end."""
-        give_up_at_s = time.monotonic() + timeout_s
-        while not condition(self.sent):
-            left_s = give_up_at_s - time.monotonic()
-            assert left_s > 0, self.sent
-            if select.select([self._ours], [], [], left_s)[0] and not self._read():
-                return
-
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def end(self) -> int:
-        """The exit code, when all is read."""
-        self.until(lambda sent: False)
-        os.close(self._ours)
-        return self.process.wait(timeout=20)
-
-    def screen(self) -> list[str]:
-        """The lines as they stand, those that have scrolled away too."""
-        lines, row, column = [""], 0, 0
-        for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", self.sent):
-            if code == "\r":
-                column = 0
-            elif code == "\n":
-                row, lines = row + 1, lines + [""] * (row + 2 - len(lines))
-            elif code == "\x1b[1A":
-                row -= 1
-            elif code == "\x1b[2K":
-                lines[row] = ""
-            elif text:
-                lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
-                column += len(text)
-        return [line.rstrip() for line in lines]
-
-    def _read(self) -> bool:
-        try:
-            part = os.read(self._ours, 65536)
-        except OSError:  # how Linux says that the other end is closed
-            return False
-        self.sent += part.decode()
-        return bool(part)
-
-
-has_terminals = pytest.mark.skipif(sys.platform != "linux", reason="needs setsid and a pseudo-terminal of Linux")
-
-
 @pytest.mark.slow
 @has_terminals
 def test_in_a_terminal_a_table_is_drawn_over_and_the_summary_takes_its_place(fake_driver: FakeDriver) -> None:
-    swinging = Scenario([h200("GPU-1", util=Wave(2.0, 0.5, 10, 90)), FakeGpu("GPU-2", "evil \x1b[31mname", util=30)])
-    terminal = Terminal80([*COMMAND, "--seconds", "4"], variables(fake_driver, swinging))
+    swinging = Scenario(
+        [h200("GPU-1", util=Wave(2.0, 0.5, 10, 90), power_limit_w=700), FakeGpu("GPU-2", "evil \x1b[31mname", util=30)]
+    )
+    terminal = SmallTerminal([*COMMAND, "--seconds", "4"], variables(fake_driver, swinging))
     terminal.until(lambda sent: re.search(r"\n[23] s of 4 s.*?\nhost CPU", sent.replace("\x1b[2m", "\n"), re.DOTALL))
     lines = terminal.screen()
     head = next(place for place, line in enumerate(lines) if re.match(r"[23] s of 4 s", line))
     assert lines[head + 1].split()[:4] == ["GPU", "util", "%", "SM"]
-    assert [line.split()[0] for line in lines[head + 2 : head + 6 : 2]] == ["0", "1"]
-    assert all(set(lines[row].strip()) <= set("▁▂▃▄▅▆▇█ ") for row in (head + 3, head + 5))
+    rows = [place for place, line in enumerate(lines) if re.match(r"  [01]  +[\d-]", line) and place > head]
+    assert [lines[row].split()[0] for row in rows] == ["0", "1"]
+    assert re.match(r"     memory [█░]+ +\d+ %     power [█░]+ +\d+ %$", lines[rows[0] + 1])
+    assert all(set(lines[row + 3][5:]) <= set("▁▂▃▄▅▆▇█ ") for row in rows)
     assert all(len(line) <= 80 for line in lines[head:])
     assert terminal.end() == 0
     assert "\x1b[31mname" not in terminal.sent
@@ -338,8 +279,26 @@ def test_in_a_terminal_a_table_is_drawn_over_and_the_summary_takes_its_place(fak
 
 @pytest.mark.slow
 @has_terminals
+@pytest.mark.parametrize("num", [0, 1, 8])
+@pytest.mark.parametrize("size", [(20, 24), (80, 24), (160, 50)], ids=str)
+def test_a_window_of_any_size_is_filled(fake_driver: FakeDriver, size: tuple[int, int], num: int) -> None:
+    cards = Scenario([h200(f"GPU-{number}", processes=[(2**22 + number, 4.0, "/bin/train")]) for number in range(num)])
+    terminal = SmallTerminal([*COMMAND, "--seconds", "3"], variables(fake_driver, cards), *size)
+    drawn = re.compile(r"\x1b\[2m2 s of 3 s.*?(?=\x1b\[1A|\Z)", re.DOTALL)
+    terminal.until(lambda sent: "\x1b[1A" in sent.partition("\x1b[2m2 s of 3 s")[2])
+    assert terminal.end() == 0
+    found = drawn.search(terminal.sent)
+    assert found is not None
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", found.group()).rstrip("\n").split("\n")
+    assert max(map(len, lines)) <= size[0]
+    assert size[1] - 1 - num <= len(lines) < size[1]
+    assert any("train" in line for line in lines) == (num > 0 and size[0] > 20)
+
+
+@pytest.mark.slow
+@has_terminals
 def test_ctrl_c_ends_it_and_the_terminal_is_as_before(fake_driver: FakeDriver) -> None:
-    terminal = Terminal80([*COMMAND], variables(fake_driver, TWO, NO_COLOR="1"))
+    terminal = SmallTerminal([*COMMAND], variables(fake_driver, TWO, NO_COLOR="1"))
     terminal.until(lambda sent: re.search(r"[3-9] s, until Ctrl-C", sent))
     terminal.type("\x03")
     assert terminal.end() == 0
@@ -350,7 +309,7 @@ def test_ctrl_c_ends_it_and_the_terminal_is_as_before(fake_driver: FakeDriver) -
 @pytest.mark.slow
 @has_terminals
 def test_a_dumb_terminal_gets_plain_lines(fake_driver: FakeDriver) -> None:
-    terminal = Terminal80([*COMMAND, "--seconds", "2"], variables(fake_driver, TWO, TERM="dumb"))
+    terminal = SmallTerminal([*COMMAND, "--seconds", "2"], variables(fake_driver, TWO, TERM="dumb"))
     assert terminal.end() == 0
     assert not CONTROL.search(terminal.sent.replace("\r\n", "\n"))
     assert len(re.findall(r"^\d\d:\d\d:\d\d gpu0 ", terminal.sent, re.MULTILINE)) == 2
@@ -360,7 +319,7 @@ def test_a_dumb_terminal_gets_plain_lines(fake_driver: FakeDriver) -> None:
 @has_terminals
 def test_in_the_background_it_draws_nothing_and_tells_the_end(fake_driver: FakeDriver) -> None:
     script = f"set -m; {sys.executable} -m wellfed monitor --seconds 2 & sleep 0.2; echo prompt; wait; echo code $?"
-    terminal = Terminal80(["bash", "-c", script], variables(fake_driver, TWO))
+    terminal = SmallTerminal(["bash", "-c", script], variables(fake_driver, TWO))
     assert terminal.end() == 0
     assert "\x1b" not in terminal.sent
     assert "prompt" in terminal.sent
@@ -373,7 +332,7 @@ def test_in_the_background_it_draws_nothing_and_tells_the_end(fake_driver: FakeD
 @has_terminals
 def test_nohup_leaves_lines_in_its_file(fake_driver: FakeDriver, tmp_path: Path) -> None:
     script = f"cd {tmp_path}; nohup {sys.executable} -m wellfed monitor --seconds 2"
-    assert Terminal80(["bash", "-c", script], variables(fake_driver, TWO)).end() == 0
+    assert SmallTerminal(["bash", "-c", script], variables(fake_driver, TWO)).end() == 0
     text = (tmp_path / "nohup.out").read_text()
     assert len(re.findall(r"^\d\d:\d\d:\d\d gpu0 ", text, re.MULTILINE)) == 2
     assert not CONTROL.search(text)

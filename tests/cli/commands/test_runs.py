@@ -18,7 +18,7 @@ from wellfed.record import RunRecord
 
 
 def made(folder: Path, name: str, workload: str = "recsys", **changes: object) -> Path:
-    """The folder of a run that left a record."""
+    """Returns the folder of a run with a record."""
     run = folder / "logs" / workload / "runs" / name
     run.mkdir(parents=True)
     evidence(**{"ceiling": 1.25, "workload": workload, **changes}).record.write(run)  # type: ignore[arg-type]
@@ -27,7 +27,7 @@ def made(folder: Path, name: str, workload: str = "recsys", **changes: object) -
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with runs of two workloads."""
+    """Makes a folder with runs of two workloads."""
     monkeypatch.chdir(tmp_path)
     made(tmp_path, "2026-01-01_00-00-00_aaaa")
     made(tmp_path, "2026-01-03_00-00-00_cccc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,32 +12,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
-from wellfed.explain.report.run_digest import WIDE, RunDigest, digest, lines, row
+from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
+from wellfed.explain.report.verdict_words import word_of
+from wellfed.record import FindingEntry
 
 FOLDER = Path("logs/recsys/runs/2026-01-01_00-00-00_aaaa")
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def finding(name: str, severity: str) -> FindingEntry:
+    return {
+        **{"id": name, "severity": severity, "message": "", "evidence": {}, "change": [], "changes_learning": False},
+        **{"gain": None, "text": ""},
+    }  # type: ignore[typeddict-item]
+
+
+STARVED = finding("too_few_workers", "high")
 
 
 def of(**changes: Any) -> RunDigest:
     return digest(FOLDER, evidence(**changes).record)
 
 
+def shown(width: int | None, *runs: RunDigest) -> list[str]:
+    return [line.plain for line in runs_table(runs, NOW, width).lines(width)]
+
+
+def cells(one: RunDigest) -> dict[str, str]:
+    """The cells of a run by their heads, cut by the position of the heads."""
+    head, row, *_ = shown(None, one)
+    starts = [found.span() for found in re.finditer(r"\S+(?: \S+)*", head)]
+    ends = [start for start, _ in starts[1:]] + [None]
+    return {head[slice(*span)]: row[span[0] : end].strip() for span, end in zip(starts, ends, strict=True)}
+
+
 def test_a_row_has_what_a_run_came_to() -> None:
     metrics = {"train/loss": 1.0, "test/top": 0.5, "val/first": 0.25, "val/best": 0.125}
     started_at = "2026-01-01T11:57:00+00:00"
-    one = of(ceiling=1.25, metrics=metrics, started_at=started_at, workload="recsys")
+    known = {"findings": [STARVED], "overrides": ["gpu=24gb", "seed=3"]}
+    one = of(ceiling=1.25, metrics=metrics, started_at=started_at, workload="recsys", **known)
     assert one.of_ceiling_frac == pytest.approx(0.8)
-    cells = dict(zip(WIDE, row(one, NOW), strict=False))
-    assert cells == {
+    assert cells(one) == {
         "run": FOLDER.name,
         "workload": "recsys",
         "status": "ok",
         "age": "3 min",
+        "verdict": "Starved",
         "rate": "12,673 samples/s",
         "ceiling": "80.0 %",
         "steps": "100",
-        "first finding": "",
         "metric": "val/first 0.25",
+        "typed": "gpu=24gb seed=3",
     }
 
 
@@ -65,29 +91,65 @@ def test_the_metric_is_the_one_that_picks_the_best(metrics: Any, config: Any, me
     ],
 )
 def test_the_age_is_shown_in_its_largest_unit(started_at: str, age: str) -> None:
-    assert row(of(started_at=started_at), NOW)[3] == age
+    assert cells(of(started_at=started_at))["age"] == age
 
 
 def test_a_record_that_cannot_be_read_is_a_row_too() -> None:
     one = digest(FOLDER, PermissionError(13, "Permission denied"))
     assert (one.status, one.workload, one.problem) == ("damaged", "recsys", "Permission denied")
-    assert lines([row(one, NOW)], None)[-1] == "  Permission denied"
+    assert shown(None, one)[-1] == "  Permission denied"
 
 
-def test_where_there_is_no_room_the_rest_stands_below() -> None:
-    rows = [row(of(ceiling=1.25, metrics={"val/a": 0.25}, workload="hyperspectral", status="interrupted"), NOW)]
-    head, first, below = lines(rows, 80)
-    assert head.split() == ["run", "workload", "status", "age", "rate"]
+def test_columns_that_do_not_fit_are_shown_below() -> None:
+    one = of(ceiling=1.25, metrics={"val/a": 0.25}, workload="hyperspectral", status="interrupted", findings=[STARVED])
+    head, first, below = shown(80, one)
+    assert head.split() == ["run", "workload", "status", "age", "verdict"]
     assert max(map(len, (head, first, below))) <= 80
-    assert below == "  80.0 % of the ceiling, 100 steps, val/a 0.25"
-    assert len(lines(rows, None)) == len(lines(rows, 200)) == 2
+    assert below == "  12,673 samples/s, 80.0 % of the ceiling, 100 steps, val/a 0.25"
+    assert len(shown(None, one)) == len(shown(200, one)) == 2
 
 
-@given(st.text(), st.text(), st.text(), st.text(), st.sampled_from([40, 80, None]))
+TYPED = [("gpu=24gb", "loader=auto", "seed=1"), ("gpu=24gb", "loader=baseline"), ("gpu=24gb", "seed=1")]
+
+
+def test_overrides_that_differ_between_runs_come_first() -> None:
+    runs = [of(overrides=["workload=recsys", *words]) for words in TYPED]
+    assert [line.partition("typed: ")[2] for line in shown(100, *runs) if "typed" in line] == [
+        "loader=auto seed=1 workload=recsys gpu=24gb",
+        "loader=baseline workload=recsys gpu=24gb",
+        "seed=1 workload=recsys gpu=24gb",
+    ]
+    assert shown(None, *runs)[1].endswith("  loader=auto seed=1 workload=recsys gpu=24gb")
+
+
+@pytest.mark.parametrize(
+    ("width", "typed"),
+    [
+        (80, "typed: gpu=24gb loader=auto seed=1"),
+        (40, "typed: gpu=24gb loader=auto seed=1"),
+        (35, "typed: gpu=24gb (2 more)"),
+        (20, "typed: (3 more)"),
+    ],
+)
+def test_overrides_are_shortened_by_whole_words(width: int, typed: str) -> None:
+    assert f"  {typed}" in shown(width, of(overrides=list(TYPED[0])))
+
+
+def test_a_verdict_has_the_words_and_the_colour_of_the_page() -> None:
+    table = runs_table([of(findings=[STARVED]), of(findings=[finding("healthy", "info")])], NOW, None)
+    words = [(span.style, line.plain[span.start : span.end]) for line in table.lines(None) for span in line.spans]
+    assert [(style, word) for style, word in words if style in ("red", "green")] == [
+        ("red", word_of(STARVED)),
+        ("green", "Healthy"),
+    ]
+
+
+@given(st.text(), st.text(), st.text(), st.text(), st.sampled_from([1, 20, 40, 80, None]))
 def test_no_text_breaks_the_table_or_reaches_the_terminal(
     name: str, unit: str, finding: str, said: str, width: int | None
 ) -> None:
-    one = RunDigest(name, "folder", name, finding, said, 1.0, 2, 3.0, unit, 0.5, finding, said, 1.0, said)
-    found = lines([row(one, NOW)], width)
-    assert len(found) in (2, 3)
+    facts = {"samples_per_s": 3.0, "sample_unit": unit, "verdict": finding, "overrides": (said,), "problem": said}
+    found = shown(width, RunDigest(name, "folder", name, finding, said, **facts))
+    if width is None:
+        assert len(found) in (2, 3)
     assert all(line.isprintable() or not set(line) & {"\x1b", "\n", "\r", "\x9b"} for line in found)

@@ -31,7 +31,7 @@ def table(found: Leaderboard) -> list[dict[str, str]]:
 
 
 def cells(line: str) -> int:
-    """Of a Markdown row: bars that are not escaped, less one."""
+    """Returns the number of cells of a Markdown row."""
     return line.replace("\\|", "").count("|") - 1
 
 

@@ -31,7 +31,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def bare(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No login; nothing is sent."""
+    """Removes the login, so that nothing is sent."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))

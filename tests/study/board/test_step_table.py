@@ -1,14 +1,16 @@
-"""What a tune says at its end, on the terminal and on its page."""
+"""The end of a tune, on the terminal and on its page."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from wellfed.record import FindingEntry
-from wellfed.study.board.step_table import gain_text, lines, page
+from wellfed.study.board.step_table import gain_text, page, show, table
 from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.points.guided.change import Change, TuneTrial
 from wellfed.study.points.guided.gain import TuneGain, TurnsMeasured
@@ -43,7 +45,7 @@ ADVICE: FindingEntry = {
 
 @pytest.fixture
 def search() -> GuidedPoints:
-    """Of a start, a change that was kept, and one that failed."""
+    """Returns a search with a start, a change that was kept, and one that failed."""
     made = GuidedPoints(SAMPLES_PER_S, TuneBudget(3, 60.0), TuneMachine(2, False))
     made.ended(Change((), "the start"), TuneTrial("ok", 100.0, (99.0, 101.0), 5.0))
     turned = ("loader=auto",)
@@ -56,8 +58,14 @@ def search() -> GuidedPoints:
     return made
 
 
+def lines(file: TuneFile) -> list[str]:
+    console = Console(file=io.StringIO(), width=160)
+    show(console, file)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
 def found(search: GuidedPoints, **known: Any) -> TuneFile:
-    """The file of a tune that has ended."""
+    """Returns the file of a tune that has ended."""
     return replace(
         FILE,
         steps=[step.to_dict() for step in search.steps],
@@ -152,6 +160,13 @@ def test_each_step_is_a_row_with_what_led_to_it_and_what_became_of_it() -> None:
     assert shown[4].split()[:4] == ["gpu.compile=default", "1,500", "-", "-"]
     assert shown[4].endswith("dropped: failed: no compiler here")
     assert len({line.index("1,") for line in (shown[2], shown[4])}) == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_breaks_no_word(width: int) -> None:
+    wide, narrow = (" ".join(line.plain for line in table(TURNED).lines(some)).split() for some in (None, width))
+    assert {word.rstrip(",") for word in wide} - {"kept", "or", "dropped"} <= {word.rstrip(",") for word in narrow}
+    assert max(line.cell_len for line in table(TURNED).lines(width)) <= width
 
 
 def test_markdown_has_as_many_cells_in_each_row() -> None:

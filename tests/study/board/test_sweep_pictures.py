@@ -1,4 +1,4 @@
-"""The page: it shows what users typed as text, needs no network, and stands whatever became of the sweep."""
+"""The page of a sweep shows typed values as text, needs no network, and is complete after any failure."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from wellfed.command_line import command
 from wellfed.config.schema import PathsConfig
 from wellfed.data.prepared import DIGEST, MANIFEST, nobody_uses, read_manifest, remove
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from wellfed.explain.report.text_table import print_text
 from wellfed.train.memory import remembered_sizes
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
@@ -65,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         terminal.show_json([asdict(entry) for entry in found])
     else:
-        terminal.print("\n".join(_lines(home, found, all_of_them=asked.kind is not None)), soft_wrap=True)
+        for line in _lines(home, found, all_of_them=asked.kind is not None):
+            print_text(terminal, line)
     return EXIT_OK
 
 
@@ -199,7 +201,8 @@ def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json
     else:
         lines = [f"removed from {home}: {_sum(removed)}" if removed else f"{home}: nothing was removed."]
         lines += [f"{home / entry.kind / entry.name} stays: it {why}" for entry, why in kept]
-        terminal.print("\n".join(lines), soft_wrap=True)
+        for line in lines:
+            print_text(terminal, line)
     return EXIT_FAILED if any(why != "is in use" for _, why in kept) else EXIT_OK
 
 

@@ -16,6 +16,7 @@ from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import find
 from wellfed.config.files.option_file import write_files
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.record import RunRecord
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import board_of
@@ -54,8 +55,9 @@ def main(argv: Sequence[str]) -> int:
     shown.append(f"Written: {', '.join(map(str, texts))}")
     options = [f"{group}={asked.name}" for group in _GROUPS]
     of_run = [*board.file.flags, *options, *other_overrides(entry.overrides, _GROUPS)]
-    shown.append(f"Use it: {command('train')} {shlex.join(of_run)}")
-    Answer().print("\n".join(filter(None, shown)), soft_wrap=True)
+    terminal = Answer()
+    print_text(terminal, "\n".join(filter(None, shown)))
+    print_command(terminal, "Use it:", f"{command('train')} {shlex.join(of_run)}")
     return EXIT_OK
 
 

@@ -17,6 +17,7 @@ from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.diagnosis.curves.recorded_curves import read_curves
 from wellfed.explain.report.curve_lines import curve_entry, curve_lines
 from wellfed.explain.report.run_sections import sections
+from wellfed.explain.report.text_table import print_command, print_text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK
-    terminal.print(str(folder), soft_wrap=True)
+    print_text(terminal, str(folder))
     shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
     for line in (line for section in shown for line in section.lines):
-        terminal.print(line, soft_wrap=True)
+        print_text(terminal, line)
     return EXIT_OK
 
 
@@ -67,8 +68,7 @@ def _curves(path: Path, *, as_json: bool) -> int:
         terminal.show_json({"file": str(path), **curve_entry(file)})
         return EXIT_OK
     for line in curve_lines(file):
-        terminal.print(line, soft_wrap=True)
+        print_text(terminal, line)
     if is_of_run:
-        more = f"It is the telemetry of a run, whose folder knows more: {command('diagnose')} {folder}"
-        terminal.print(more, soft_wrap=True)
+        print_command(terminal, "The folder of its run has more:", f"{command('diagnose')} {folder}")
     return EXIT_OK

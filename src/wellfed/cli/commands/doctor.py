@@ -50,23 +50,24 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
 
 def show(examination: Examination, stream: IO[str]) -> None:
     """Prints the examination: first what keeps torch from using the GPU, then the tables."""
-    from rich.table import Table  # not for --help
+    from wellfed.cli.output import Answer  # not for --help
+    from wellfed.explain.report.text_table import TextTable, print_text
 
-    from wellfed.cli.output import Answer
-
-    # soft_wrap keeps commands on one line, for copying.
-    console = Answer(file=stream, soft_wrap=True)
+    console = Answer(file=stream)
     rest = [entry for entry in examination.missing if entry.what != "torch"]
     for entry in examination.missing:
         if entry.what == "torch":
-            console.print(f"{entry.problem} {entry.way_out}\n", style="bold red")
-    table = Table("", "", show_header=False, title="Machine", title_justify="left")
+            print_text(console, f"{entry.problem} {entry.way_out}\n", style="bold red")
+    table = TextTable("", "", title="Machine")
     for name, value in [*_machine_rows(examination.machine), *_profile_rows(examination)]:
         table.add_row(name, value)
-    console.print(table, soft_wrap=False)
-    console.print("Nothing is missing." if not examination.missing else "Missing:" if rest else "", style="bold")
+    console.print(table)
+    if rest or not examination.missing:
+        console.print("\nMissing:" if rest else "\nNothing is missing.", style="bold")
     for entry in rest:
-        console.print(f"  {entry.what}: {' '.join(filter(None, [entry.problem, entry.way_out]))}")
+        print_text(console, f"  {entry.what}: {entry.problem}")
+        if entry.way_out:
+            print_text(console, f"    {entry.way_out}")
 
 
 def _machine_rows(facts: MachineFacts) -> list[tuple[str, str]]:

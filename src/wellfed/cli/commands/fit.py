@@ -11,15 +11,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from wellfed.cli.output import Answer
 from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
+from wellfed.explain.report.text_table import GAP, print_command, print_text
 from wellfed.plan.predict.size_search import Probe
 from wellfed.process import without_collections
 from wellfed.units import GIB, gib, show_bytes, show_gib
 
 _TARGET = "target_util_pct="
+_WIDTHS = (12, 14, 14, 12)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,13 +50,15 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
     else:
-        print(f"\nStopped by {found.stopped_by}: {found.because}.")
+        console = Answer()
+        print_text(console, f"\nStopped by {found.stopped_by}: {found.because}.")
         if found.size is not None and not fitting.is_whole:
-            print(f"Use it: {command('train')} {_typed(composed, found.size)}")
+            print_command(console, "Use it:", f"{command('train')} {_typed(composed, found.size)}")
         elif found.size is not None and found.stopped_by != "batch":
-            print(
+            print_text(
+                console,
                 "A model with BatchNorm is never split: its statistics belong to the whole batch. "
-                f"workload.effective_batch_size={found.size} changes what is learned; GroupNorm could be split."
+                f"workload.effective_batch_size={found.size} changes what is learned; GroupNorm could be split.",
             )
     if found.size is None:
         because = f"{found.because[:1].upper()}{found.because[1:]} {show_gib(budget_gib)}"
@@ -79,14 +84,18 @@ def _target(typed: Sequence[str]) -> float | None:
 class _Rows:
     """A table that prints each row when its probe ends, to show progress."""
 
-    _FORM = "{:>12}  {:>14}  {:>14}  {:>12}"
-    _begun = False
+    def __init__(self) -> None:
+        self._console, self._begun = Answer(), False
 
     def __call__(self, probe: Probe) -> None:
         if not self._begun:
             self._begun = True
-            print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
-        print(self._FORM.format(*row(probe)), flush=True)
+            self._print(("micro-batch", "samples/s", "peak", "utilisation"), "bold")
+        self._print(row(probe))
+
+    def _print(self, cells: Sequence[str], style: str = "") -> None:
+        cells = [cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)]
+        print_text(self._console, (" " * GAP).join(cells), style)
 
 
 def row(probe: Probe) -> tuple[str, str, str, str]:

@@ -11,8 +11,9 @@ from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import find
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.explain.report.text_table import console_width
 from wellfed.study.board import files
-from wellfed.study.board.terminal import show, width
+from wellfed.study.board.terminal import show
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.study_files import SEARCH, SWEEP
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         Answer().show_json(board.to_dict())
     else:
-        show(Answer(width=width()), board, written)
+        show(Answer(width=console_width()), board, written)
     return EXIT_OK
 
 

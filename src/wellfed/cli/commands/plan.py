@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rich.table import Table
-
 from wellfed.cli.output import Answer
 from wellfed.command_line import announce, command
 from wellfed.config.compose import Composed, compose
@@ -21,6 +19,7 @@ from wellfed.config.files.option_file import Value
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.explain.report.run_lines import show_value
+from wellfed.explain.report.text_table import TextColumn, TextTable, print_text
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
 from wellfed.plan.run_plan import DryPlan, RunPlan
@@ -80,12 +79,11 @@ def show(found: DryPlan, stream: IO[str]) -> None:
     plan = found.plan
     console = Answer(file=stream)
     if found.imagined is not None:
-        console.print(found.imagined, soft_wrap=True)
+        print_text(console, found.imagined)
     console.print(plan_table(found.workload, plan, with_source=True))
     if plan.predicted_peak_gib is not None:
-        memory = Table(title=f"\nMemory at its peak ({plan.peak_moment}), predicted", title_justify="left", box=None)
-        memory.add_column("part")
-        memory.add_column("bytes", justify="right")
+        title = f"Memory at its peak ({plan.peak_moment}), predicted"
+        memory = TextTable("part", TextColumn("bytes", is_number=True), title=title)
         reserved, workspaces = plan.predicted_peak_gib * 2**30, plan.device.workspaces
         rows: dict[str, float] = {
             **plan.parts,
@@ -95,19 +93,19 @@ def show(found: DryPlan, stream: IO[str]) -> None:
         }
         for name, size in rows.items():
             memory.add_row(name, show_bytes(size))
-        console.print(memory)
+        console.print("", memory)
     if found.by_devices:
-        console.print(_by_devices(found.by_devices))
+        console.print("", _by_devices(found.by_devices))
     for warning in plan.warnings:
-        console.print(f"Warning: {warning}", soft_wrap=True)
+        print_text(console, f"Warning: {warning}")
 
 
-def _by_devices(plans: Sequence[RunPlan]) -> Table:
+def _by_devices(plans: Sequence[RunPlan]) -> TextTable:
     nodes = max((plan.trainer.num_nodes for plan in plans), default=1)
     on_each = "" if nodes == 1 else f" on each of {nodes} nodes"
-    table = Table(title=f"\nBy number of devices{on_each}, predicted for each", title_justify="left", box=None)
-    for name in ("devices", "micro-batch", "accumulate", "features", "peak", "fits"):
-        table.add_column(name, justify="right")
+    names = ("devices", "micro-batch", "accumulate", "features", "peak", "fits")
+    columns = [TextColumn(name, is_number=True) for name in names]
+    table = TextTable(*columns, title=f"By number of devices{on_each}, predicted for each")
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
         cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]

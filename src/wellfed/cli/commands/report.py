@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.table import Table
 
 from wellfed.cli.output import Answer
 from wellfed.cli.which_run import add_log_dir, evidence_of
@@ -18,8 +16,8 @@ from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.explain.report.comparison import Comparison, compared, difference_rows, figure_rows
 from wellfed.explain.report.comparison_page import MOST_RUNS
 from wellfed.explain.report.run_lines import headline, state_lines
+from wellfed.explain.report.text_table import TextTable, console_width, print_text
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
-from wellfed.study.board.terminal import width
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,20 +50,23 @@ def main(argv: Sequence[str]) -> int:
         twice = next(name for place, name in enumerate(asked.runs) if folders[place].resolve() in resolved[:place])
         raise ConfigError.of(twice, "is the same run.", "Name another one to compare it with.")
     found = [evidence_of(folder) for folder in folders]
-    terminal = Answer(width=width())
+    terminal = Answer(width=console_width())
     if len(found) > 1:
         pairs = compared(found)
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
             written = [write_comparison(pairs, place, [folder.name for folder in resolved])]
         for part in _side_by_side(pairs):
-            terminal.print(part, soft_wrap=isinstance(part, str))
+            if isinstance(part, str):
+                print_text(terminal, part)
+            else:
+                terminal.print(part)
     else:
         with _in_folder(out or folders[0]) as place:
             write_reports(found[0], place)
         written = [place / MARKDOWN, place / PAGE]
         record = found[0].record
-        terminal.print("\n".join([headline(record), *state_lines(record)]), soft_wrap=True)
-    terminal.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+        print_text(terminal, "\n".join([headline(record), *state_lines(record)]))
+    print_text(terminal, f"Written: {', '.join(map(str, written))}")
     return EXIT_OK
 
 
@@ -80,7 +81,7 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError.of(str(folder), problem, f"{room} elsewhere: --out FOLDER.") from error
 
 
-def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | Table]:
+def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | TextTable]:
     """Yields the page in short; ratios are those of two runs."""
     runs = {"A": pairs[0].a.record, **{pair.letter: pair.b.record for pair in pairs}}
     for letter, record in runs.items():
@@ -97,16 +98,14 @@ def _side_by_side(pairs: Sequence[Comparison]) -> Iterator[str | Table]:
     settings = {row.name: (row.name, *row.values) for row in difference_rows(pairs, "settings")} | planned
     if settings:
         yield ""
-        yield _table(("differs", *runs), list(settings.values()))
+        yield _table(("differs", *runs), settings.values())
     yield ""
     for letter, record in runs.items():
         yield f"{letter}: {', '.join(finding['id'] for finding in record.findings)}"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold")
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:
+    table = TextTable(*heads)
     for row in rows:
         table.add_row(*row)
     return table

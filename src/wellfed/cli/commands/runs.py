@@ -13,7 +13,8 @@ from wellfed.cli.which_run import add_log_dir
 from wellfed.command_line import command
 from wellfed.config.files.folder_lookup import RUN
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.explain.report.run_digest import RunDigest, digest, lines, row
+from wellfed.explain.report.run_digest import RunDigest, digest, runs_table
+from wellfed.explain.report.text_table import print_text
 from wellfed.record import RunRecord
 
 _SHOWN = 20
@@ -23,11 +24,11 @@ def main(argv: Sequence[str]) -> int:
     """Prints a row per run, the newest first. The row of an unreadable record shows the reason."""
     parser = argparse.ArgumentParser(
         prog=command("runs"),
-        description="The newest runs: what became of each, its rate, its share of the ceiling, its first finding, a "
-        f"metric. Trials of sweeps: {command('leaderboard')}.",
+        description="The newest runs: outcome, verdict, rate, share of the ceiling, a metric, "
+        f"and what was typed, first what other runs lack. Trials of sweeps: {command('leaderboard')}.",
     )
     parser.add_argument("--workload", metavar="W", help="only runs of this one")
-    parser.add_argument("-n", "--last", type=int, default=_SHOWN, metavar="N", help=f"so many (default: {_SHOWN})")
+    parser.add_argument("-n", "--last", type=int, default=_SHOWN, metavar="N", help=f"how many (default: {_SHOWN})")
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     asked = parser.parse_args(argv)
@@ -39,11 +40,11 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         terminal.show_json([asdict(one) for one in found])
         return EXIT_OK
-    now = datetime.now(UTC)
-    shown = lines([row(one, now) for one in found], terminal.width if terminal.is_terminal else None)
-    terminal.print("\n".join(shown), soft_wrap=True)
+    width = terminal.width if terminal.is_terminal else None
+    for line in runs_table(found, datetime.now(UTC), width).lines(width):
+        terminal.print(line, soft_wrap=True)
     if len(found) < len(folders):
-        terminal.print(f"{len(found)} of {len(folders)} runs; all: --last {len(folders)}", soft_wrap=True)
+        print_text(terminal, f"{len(found)} of {len(folders)} runs; all: --last {len(folders)}")
     return EXIT_OK
 
 

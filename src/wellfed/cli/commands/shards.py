@@ -17,6 +17,7 @@ from wellfed.command_line import command
 from wellfed.config.quoting import assigned
 from wellfed.data.shards.write_shards import USUAL_NUM, Written, write_shards
 from wellfed.errors import EXIT_OK
+from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.units import counted, show_bytes, show_count
 
 _NAMED = 5
@@ -46,7 +47,12 @@ def main(argv: Sequence[str]) -> int:
             bar.update(task, completed=done, total=total)
 
         written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
-    terminal.print("\n".join(_lines(written, asked.out)), soft_wrap=True)
+    for line in _lines(written, asked.out):
+        print_text(terminal, line)
+    where = assigned("workload.data.path", str(asked.out))
+    # Hydra needs quotes inside the shell's: double ones, unless the value contains signs special in them.
+    where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
+    print_command(terminal, "To train on them:", f"{command('train')} workload=... {where}")
     return EXIT_OK
 
 
@@ -61,8 +67,4 @@ def _lines(written: Written, out: Path) -> list[str]:
         if len(written.skipped) > _NAMED:
             lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
     lines += [f"Left by a packing that was killed, if none runs now: {each}. Remove it." for each in written.remains]
-    where = assigned("workload.data.path", str(out))
-    # Hydra needs quotes inside the shell's: double ones, unless the value contains signs special in them.
-    where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
-    lines.append(f"To train on them: {command('train')} workload=... {where}")
     return lines

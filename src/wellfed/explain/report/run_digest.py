@@ -1,19 +1,30 @@
-"""Puts a run into one row of a table: what became of it, its rate, its share of the ceiling, a finding, a metric."""
+"""Puts a run into one row of a table: its outcome, verdict, rate, share of the ceiling, metric and typed overrides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import RunRecord
-from wellfed.units import show_count, show_percent, show_text
+from rich.text import Text
 
-WIDE = ("run", "workload", "status", "age", "rate", "ceiling", "steps", "first finding", "metric")
-NARROW = 5
-"""Columns shown on a narrow terminal; the others stand in a line below."""
+from wellfed.explain.report.text_table import TextColumn, TextTable, shortened
+from wellfed.explain.report.verdict_words import colour_of, word_of
+from wellfed.record import RunRecord
+from wellfed.units import show_count, show_percent
+
+_COLUMNS = (
+    *("run", "workload", TextColumn("status", is_whole=True), TextColumn("age", is_whole=True)),
+    TextColumn("verdict", below="{}", is_whole=True),
+    TextColumn("rate", below="{}", is_whole=True),
+    TextColumn("ceiling", below="{} of the ceiling", is_whole=True),
+    TextColumn("steps", below="{} steps", is_whole=True),
+    TextColumn("metric", below="{}", is_whole=True),
+)
+_STATUS_COLOURS = dict.fromkeys(("failed", "oom", "killed", "timeout", "damaged"), "red") | {"interrupted": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -32,10 +43,16 @@ class RunDigest:
     sample_unit: str | None = None
     of_ceiling_frac: float | None = None
     finding: str | None = None
-    """The id of the first."""
+    """Id of the first finding."""
+    severity: str | None = None
+    """Its severity."""
+    verdict: str | None = None
+    """Word of the verdict, as on the page."""
     metric: str | None = None
-    """The one that picks the best checkpoint, else the first of the validation, else of the test."""
+    """Metric that picks the best checkpoint, else the first of the validation, else of the test."""
     value: float | None = None
+    overrides: tuple[str, ...] = ()
+    """Overrides that were typed, with secrets masked."""
     problem: str | None = None
     """Problem of the record, or the error that ended the run."""
 
@@ -48,7 +65,7 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
         return RunDigest(run, str(folder), workload, "damaged", problem=problem)
     throughput, ceiling = found.throughput, found.ceiling
     rate, top = (figure["samples_per_s"] if figure else None for figure in (throughput, ceiling))
-    metric = _metric_of(found.metrics, found.config)
+    metric, first = _metric_of(found.metrics, found.config), found.findings[0] if found.findings else None
     return RunDigest(
         run=run,
         folder=str(folder),
@@ -60,9 +77,12 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
         samples_per_s=rate,
         sample_unit=throughput["sample_unit"] if throughput else None,
         of_ceiling_frac=rate / top if rate and top else None,
-        finding=found.findings[0]["id"] if found.findings else None,
+        finding=first["id"] if first else None,
+        severity=first["severity"] if first else None,
+        verdict=word_of(first) if first else None,
         metric=metric,
         value=found.metrics[metric] if metric else None,
+        overrides=tuple(found.overrides),
         problem=found.error["message"] if found.error else None,
     )
 
@@ -75,15 +95,38 @@ def _metric_of(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> str | N
     return next((name for split in ("val/", "test/") for name in metrics if name.startswith(split)), None)
 
 
-def row(one: RunDigest, now: datetime) -> list[str]:
-    """Returns the cells of a run under `WIDE`, and its problem, each of one line; empty: unknown."""
+def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
+    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal a line.
+
+    Args:
+        width: columns of the terminal, to which typed overrides are shortened; None = no terminal.
+    """
+    table = TextTable(*_COLUMNS, *([] if width else ["typed"]))
+    for one, words in zip(runs, _typed(runs), strict=True):
+        column = [] if width else [" ".join(words)]
+        line = f"typed: {shortened(words, width - len('  typed: '))}" if width and words else ""
+        table.add_row(*_cells(one, now), *column, below=[line, one.problem or ""])
+    return table
+
+
+def _typed(runs: Sequence[RunDigest]) -> Iterator[list[str]]:
+    """Yields the overrides of each run: first those that other runs lack. The workload has a column already."""
+    number = Counter(text for one in runs for text in set(one.overrides))
+    for one in runs:
+        shared = {text: number[text] == len(runs) or text.startswith("workload=") for text in one.overrides}
+        yield sorted(shared, key=lambda text: shared[text])
+
+
+def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
+    """Returns the cells of a run; empty: unknown."""
     rate = "" if one.samples_per_s is None else f"{show_count(one.samples_per_s)} {one.sample_unit}/s"
     of_ceiling = "" if one.of_ceiling_frac is None else show_percent(min(one.of_ceiling_frac, 1.0))
     value = "not finite" if one.value is None else f"{one.value:.4g}"
     metric = "" if one.metric is None else f"{one.metric} {value}"
+    verdict = Text(one.verdict or "", colour_of(one.finding or "", one.severity or ""))
+    status = Text(one.status, _STATUS_COLOURS.get(one.status, ""))
     steps = "" if one.steps is None else str(one.steps)
-    cells = [one.run, one.workload, one.status, _age(one.started_at, now), rate, of_ceiling, steps, one.finding or ""]
-    return [" ".join(show_text(cell).split()) for cell in (*cells, metric, one.problem or "")]
+    return [one.run, one.workload, status, _age(one.started_at, now), verdict, rate, of_ceiling, steps, metric]
 
 
 def _age(started_at: str | None, now: datetime) -> str:
@@ -95,28 +138,3 @@ def _age(started_at: str | None, now: datetime) -> str:
     units = (("d", 172_800, 86_400), ("h", 7_200, 3_600), ("min", 120, 60))
     unit, length_s = next(((unit, length_s) for unit, least_s, length_s in units if age_s >= least_s), ("s", 1))
     return f"{max(0, age_s) / length_s:.0f} {unit}"
-
-
-def lines(rows: list[list[str]], width: int | None) -> list[str]:
-    """Returns a table of `row`s; cells that exceed the width stand in a line below their run.
-
-    Args:
-        width: characters of a line; None = unlimited.
-    """
-    table = [list(WIDE), *(cells[: len(WIDE)] for cells in rows)]
-    widths = [max(len(cells[place]) for cells in table) for place in range(len(WIDE))]
-    is_wide = width is None or sum(widths) + 2 * (len(WIDE) - 1) <= width
-    shown = len(WIDE) if is_wide else NARROW
-    found = [_line(table[0][:shown], widths)]
-    for cells in rows:
-        found.append(_line(cells[:shown], widths))
-        ceiling, steps, finding, metric, problem = cells[NARROW:]
-        below = [ceiling and f"{ceiling} of the ceiling", steps and f"{steps} steps", finding, metric]
-        below = [problem] if is_wide else [*below, problem]
-        if any(below):
-            found.append(f"  {', '.join(filter(None, below))}")
-    return found
-
-
-def _line(cells: list[str], widths: list[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()

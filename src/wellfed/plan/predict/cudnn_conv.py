@@ -44,7 +44,7 @@ def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
             return 0
         splits = min(SPLITS * weight.numel() * 4, MOST_SPLIT_BYTES)
         num_bytes: int = gradient.nbytes
-        return num_bytes + _padded(input) + max(_padded(weight), splits)
+        return num_bytes + _padded(input) + int(max(_padded(weight), splits))
     return 0
 
 

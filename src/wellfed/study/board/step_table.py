@@ -1,4 +1,4 @@
-"""Shows a tune: a row for each step and what came of them all, as lines for a terminal and as the page ``tune.md``."""
+"""Shows a tune on a terminal and as the page ``tune.md``: a row for each step, and the conclusions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from wellfed.command_line import command
+from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
 from wellfed.masking import masked_override
 from wellfed.study.board.columns import Column
 from wellfed.study.objective import Objective
@@ -15,7 +18,6 @@ from wellfed.study.study_files import TuneFile
 from wellfed.units import counted, show_duration, show_factor, show_line
 
 PAGE = "tune.md"
-_BECAUSE_WIDTH = 100
 
 
 def step_columns(file: TuneFile) -> list[Column]:
@@ -43,25 +45,23 @@ def step_columns(file: TuneFile) -> list[Column]:
     ]
 
 
-def lines(file: TuneFile) -> Iterator[str]:
-    """Yields lines for a terminal: the table with what led to each change, conclusions, the command to use."""
-    yield from ("", *_table(file), "", *_conclusions(file))
-    yield f"Use it: {train_command(file.use)}"
+def show(console: Console, file: TuneFile) -> None:
+    """Prints the table with the reason for each change, conclusions, and the command to use."""
+    console.print("", table(file), "")
+    for text in _conclusions(file):
+        print_text(console, text)
+    print_command(console, "Use it:", train_command(file.use))
 
 
-def _table(file: TuneFile) -> Iterator[str]:
-    *columns, why, because = step_columns(file)
-    rows = [[column.head for column in columns], *([column.text(step) for column in columns] for step in file.steps)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    for row, step in zip(rows, (None, *file.steps), strict=True):
-        cells = [
-            cell.rjust(width) if column.is_number else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        yield "  ".join([*cells, *([] if step is None else [why.text(step)])]).rstrip()
-        if step is not None and step["turned"]:
-            reason = because.text(step)
-            yield f"    {reason if len(reason) <= _BECAUSE_WIDTH else reason[: _BECAUSE_WIDTH - 3] + '...'}"
+def table(file: TuneFile) -> TextTable:
+    """Returns a table with a row for each step, and the reason for its change below."""
+    *columns, because = step_columns(file)
+    found = TextTable(
+        *(TextColumn(one.head, is_number=one.is_number, below="" if one.is_number else "{}") for one in columns)
+    )
+    for step in file.steps:
+        found.add_row(*(column.text(step) for column in columns), below=[because.text(step)] if step["turned"] else [])
+    return found
 
 
 def page(file: TuneFile) -> str:

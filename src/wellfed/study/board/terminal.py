@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from wellfed.command_line import command
+from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
 from wellfed.study.board.columns import columns, value_text
 from wellfed.study.board.files import again
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
@@ -19,21 +18,13 @@ from wellfed.units import counted, show_percent
 
 _SHOWN = 20
 """Ranks on the terminal; the files have all."""
-PIPED_COLUMNS = 160
-"""Width where the output is no terminal; 80 is too narrow for the ranks."""
-
-
-def width() -> int | None:
-    """Returns the width of a console; None = the terminal's."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return None if is_terminal else PIPED_COLUMNS
 
 
 def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
     """Prints ranks, what has none and why, which knob mattered, notes and the files ``written``."""
 
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
+        print_text(console, text)
 
     file, folder = board.file, written[0].parent
     counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
@@ -58,9 +49,10 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
         say(note)
     if board.best is not None and board.is_of_search:
         say(f"Best: {folder / board.best.row.folder}")
-        say(f"Train it again: {shlex.join(again(board))}")
+        print_command(console, "Train it again:", shlex.join(again(board)))
     elif board.best is not None:
-        say(f"Keep the {board.objective.best}: {command('choose')} {shlex.quote(str(folder))} --name mine")
+        choose = f"{command('choose')} {shlex.quote(str(folder))} --name mine"
+        print_command(console, f"Keep the {board.objective.best}:", choose)
     say(f"Files: {', '.join(map(str, written))}")
 
 
@@ -70,16 +62,14 @@ def _shares(effects: Effects) -> str:
     return shares and shares + rest
 
 
-def _ranks(board: Leaderboard) -> Table:
+def _ranks(board: Leaderboard) -> TextTable:
     shown = [column for column in columns(board) if not column.in_files_alone]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rank", justify="right", no_wrap=True)
-    if board.is_of_search:
-        table.add_column("trial", justify="right", no_wrap=True)
-    for axis in board.file.axis_names:
-        table.add_column(axis, overflow="fold", min_width=len(axis))
-    for column in shown:
-        table.add_column(column.head, justify="right", no_wrap=True)
+    numbers = ("rank", "trial") if board.is_of_search else ("rank",)
+    table = TextTable(
+        *(TextColumn(name, is_number=True) for name in numbers),
+        *board.file.axis_names,
+        *(TextColumn(column.head, is_number=True) for column in shown),
+    )
     for entry in board.ranked[:_SHOWN]:
         table.add_row(*_cells(board, entry), *(column.text(entry) for column in shown))
     return table

@@ -329,8 +329,7 @@ class TuneStudy(Study):
             unproven=tuple(map(masked_override, written.unproven)),
         )
         write_atomically(self.folder / step_table.PAGE, step_table.page(self.file))
-        for line in step_table.lines(self.file):
-            self.screen.say(line)
+        step_table.show(self.screen.console, self.file)
         return EXIT_FAILED if written.has_failed else EXIT_OK
 
     def _too_little(self) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from wellfed.command_line import command
-from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing, swing_in_time
+from wellfed.explain.diagnosis.curves.swing import LEAST_DEPTH, Swing, is_too_short, swing_in_time
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
 from wellfed.units import counted, show_duration
@@ -30,6 +30,11 @@ _ADVICE: dict[Verdict, str] = {
 }
 
 
+def utilisation_colour(util_pct: float) -> str:
+    """Returns the colour of a terminal for a mean utilisation."""
+    return "green" if util_pct >= WELL_USED_PCT else "yellow" if util_pct >= STARVED_PCT else "red"
+
+
 @dataclass(frozen=True)
 class CurveUtilisation:
     """Utilisation of a GPU over an interval, in percent of that time."""
@@ -44,6 +49,8 @@ class CurveUtilisation:
     swing: Swing | None
     """Swing of at least `LEAST_DEPTH`."""
     verdict: Verdict
+    is_too_short: bool = False
+    """Whether it has swung, but too few times to show a period."""
 
     @property
     def is_idle(self) -> bool:
@@ -54,6 +61,9 @@ class CurveUtilisation:
     def message(self) -> str:
         """Verdict with its figures, in one sentence without a full stop."""
         mean = f"utilisation {int(self.mean_pct)} % on average"  # truncated, not rounded: 49.9 is below 50
+        if self.swing is None and self.is_too_short:
+            seen = f"between {self.p5_pct:.0f} % and {self.p95_pct:.0f} % within {show_duration(self.span_s)}"
+            return f"{mean}: {self.verdict}; it swung {seen}, too short a time to find a period"
         if self.swing is None:
             return f"{mean}: {self.verdict}"
         levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
@@ -93,6 +103,7 @@ def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
         float(np.ptp(time_s)),
         swing,
         "swings" if swing is not None else by_mean,
+        swing is None and is_too_short(util_pct),
     )
 
 
@@ -154,4 +165,4 @@ def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
     in_use = utilisation_of(time_s[used], util_pct[used])
     if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
         return CurveVerdict(whole, whole)
-    return CurveVerdict(whole, in_use)
+    return CurveVerdict(replace(whole, is_too_short=False), in_use)  # the time before and after is no swing

@@ -38,6 +38,8 @@ _TURNS = 4
 """Number of periods over which a curve must be like itself."""
 LEAST_DEPTH = 20
 """Minimum percentage points of utilisation from the 5th percentile to the 95th."""
+_LEAST_TURNS = 2
+"""Rises and falls from which a curve has swung: it came back to where it was."""
 _STRETCH = 10
 """Number of periods that are compared with each other."""
 _SURE = 1.25
@@ -113,6 +115,16 @@ def swing_in_time(time_s: Series, values: Series) -> Swing | None:
     low, high = (float(level) for level in np.percentile(values, (5, 95)))
     period_s = _by_cycles(time_s, values, low, high) or _by_likeness(time_s, values)
     return None if period_s is None else Swing(period_s, low, high)
+
+
+def is_too_short(values: Series) -> bool:
+    """Returns whether a curve has swung, but too few times to show a period."""
+    low, high = np.percentile(values, (5, 95))
+    third = (high - low) / 3
+    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    turns = np.count_nonzero(np.diff(state[state != 0]))
+    is_short = len(values) < MIN_SAMPLES or turns < 2 * MIN_PERIODS
+    return bool(high - low >= LEAST_DEPTH and turns >= _LEAST_TURNS and is_short)
 
 
 def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
