@@ -66,6 +66,8 @@ class Run:
     others: OtherRanks | None = None
     pruner: Pruner | None = None
     """Pruner, called after each validation. A pruned run skips the test."""
+    console: screen.Terminal | None = None
+    """Terminal that shows the start; None = a new one."""
     has_trained: bool = field(default=False, init=False)
     """The first batch was requested, so the folder is kept."""
     is_refused: bool = field(default=False, init=False)
@@ -76,7 +78,7 @@ class Run:
         earlier_s = record.duration_s + time.monotonic() - began_s
         self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
         self._others = self.others or OtherRanks(self.rank)
-        self._console = screen.Terminal(quiet=self.rank > 0)
+        self._console = self.console or screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
         self._resumed_at = 0
         self._saved: dict[str, int] = {}
@@ -105,8 +107,7 @@ class Run:
         has_page = self.rank == 0 and self.measure is None  # it would lengthen short trials
         books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
         if self.rank == 0:
-            first = self._passes.figures.first if self._passes else {}
-            screen.show_end(self._console, books.record, first, self.folder)
+            screen.show_end(self._console, books.evidence, self.folder)
             is_warned = outcome.exit_code == EXIT_TIME_LIMIT and self.measure is None
             if is_warned and (problem := requeue()) is not None:
                 _LOG.warning("The job could not be queued again: %s", problem)
@@ -122,9 +123,11 @@ class Run:
             _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
         # torch counts the host's cores; threads beyond the quota would wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
+        self._stage("reading data")
         with self._others.in_turn():
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
+        self._stage("planning")
         self._books.other_machines(self._others.gpus_of_other_machines(facts, planner.device))
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
@@ -225,7 +228,8 @@ class Run:
         for note in notes:
             _LOG.info(note)
         if self.rank == 0:
-            screen.show_plan(self._console, config.workload.name, plan, notes)
+            num_train = planner.data.num_train if planner.data.stream is None else None
+            screen.show_plan(self._console, config.workload.name, plan, notes, num_train)
             for warning in filter(None, [project.engine_doubt(), *plan.warnings]):
                 _LOG.warning(warning)
             if config.rerun:
@@ -339,8 +343,15 @@ class Run:
             if self.measure is not None or not outcome.is_refusal:
                 self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
+    def _stage(self, name: str) -> None:
+        """Shows what the start of the run does now."""
+        if self.measure is None:
+            origin = None if self.target is None else self.target.checkpoint.parent.parent
+            screen.show_stage(self._console, self._config.workload.name, origin, name)
+
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
+        self._console.end_stage()
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
         if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return

@@ -1,4 +1,4 @@
-"""Words the figures of a run as lines, for the screen and for both reports."""
+"""Words the figures of a run as lines, for report.html, report.md and ``wellfed diagnose``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from wellfed.units import counted, show_count, show_duration, show_energy, show_
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Kinds of events that need no warning, or stand beside the figures."""
-_MOST_WARNINGS = 5
 _MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
 """Share of the wall time in steps from which its parts are not listed, and most parts listed."""
 MOST_ALIKE = 3
@@ -248,14 +247,8 @@ def events_line(record: RunRecord) -> str:
     return f"{counted(len(record.events), 'event')}: {shown}" if kinds else ""
 
 
-def warning_lines(record: RunRecord) -> list[str]:
-    """Returns the first events that need attention."""
-    found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
-    return [f"event {event['kind']}: {_facts(event, 'time_s')}" for event in found]
-
-
-def _facts(event: Mapping[str, Any], without: str = "step") -> str:
-    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", without))
+def _facts(event: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", "step"))
 
 
 def memory_lines(record: RunRecord) -> list[str]:

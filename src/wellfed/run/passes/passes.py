@@ -27,6 +27,7 @@ from wellfed.record import LongestWaitEntry
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
 from wellfed.run.folder.checkpoint_file import step_of
 from wellfed.run.folder.resume import CHECKPOINTS
+from wellfed.run.live_status import LiveStatus
 from wellfed.run.objects.feature_stages import planned_stages
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.run_objects import RunObjects
@@ -177,13 +178,8 @@ class Passes:
         self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
     ) -> list[Any]:
         config, journal, learner = self._config, self._books.journal, self._learner
-        bar = ProgressBar(
-            console,
-            total_steps=total_steps,
-            latest=self.figures.latest,
-            rate=journal.recent_rate,
-            unit=config.workload.sample_unit,
-        )
+        live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
+        bar = ProgressBar(console, live, total_steps=total_steps, latest=self.figures.latest)
         callbacks = [*self._callbacks(Clock(clock, journal.steps), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))

@@ -30,6 +30,11 @@ _ADVICE: dict[Verdict, str] = {
 }
 
 
+def utilisation_colour(util_pct: float) -> str:
+    """Returns the colour of a terminal for a mean utilisation."""
+    return "green" if util_pct >= WELL_USED_PCT else "yellow" if util_pct >= STARVED_PCT else "red"
+
+
 @dataclass(frozen=True)
 class CurveUtilisation:
     """Utilisation of a GPU over an interval, in percent of that time."""
