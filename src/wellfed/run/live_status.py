@@ -18,6 +18,7 @@ from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.thresholds import FEWEST_OF_CARD, FEWEST_STEPS, OTHERS_FRAC
 from wellfed.explain.report.last_screen import gain_in_brackets, show_of_budget, verdict_of
 from wellfed.observe.telemetry.machines import HOST, is_host
+from wellfed.observe.telemetry.metrics import SLOW_S
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.readiness import StepColumns, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
@@ -26,8 +27,8 @@ from wellfed.record import FindingEntry
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.units import counted, show_gib
 
-LATEST_S = 5.0
-"""Seconds of readings that the line covers."""
+LATEST_S, LATEST_POWER_S = 5.0, 3 * SLOW_S
+"""Seconds of readings that the line covers, and of power, which is read less often."""
 _LATEST_STEPS = 50
 WARN_STEPS, WARN_S = 30, 60.0
 """Steps after the warm-up, or seconds of training, after which a finding is reported."""
@@ -58,18 +59,25 @@ class LiveStatus:
 
     def parts(self) -> list[Text]:
         """Returns the latest figures of the device and of the host, with the waiting for data."""
-        since_s = self._books.journal.time_s() - LATEST_S
-        latest = [sample for sample in self._books.readings() if sample.time_s >= since_s]
+        now_s, readings = self._books.journal.time_s(), self._books.readings()
+        latest = [sample for sample in readings if sample.time_s >= now_s - LATEST_S]
         if not self._plan.on_gpu:
             return [*self._host(latest), *self._wait()]
-        return [*self._lost(), *self._utilisation(latest), *self._wait(), *self._memory(), *self._power(latest)]
+        return [
+            *self._lost(),
+            *self._utilisation(latest),
+            *self._wait(),
+            *self._memory(),
+            *self._power(readings, now_s),
+        ]
 
     def warning(self) -> str | None:
-        """Returns a finding that already stands, with its overrides. Judges once after `WARN_STEPS`, and if nothing is
-        found then, once more after `WARN_S`."""
-        if not self._checks or not self._checks[0]():
+        """Returns the first finding that already stands, with its overrides; None otherwise. It looks twice: after
+        `WARN_STEPS`, and after `WARN_S`."""
+        due = [check for check in self._checks if check()]
+        if not due:
             return None
-        del self._checks[0]
+        self._checks = [check for check in self._checks if check not in due]
         finding, steps = self._finding()
         if finding is None:
             return None
@@ -142,8 +150,9 @@ class LiveStatus:
         if held_gib is not None:
             yield Text(f"mem {show_of_budget(held_gib, self._plan.device.memory_gib)}")
 
-    def _power(self, latest: Sequence[Sample]) -> Iterator[Text]:
-        watts = {one.gpu: one.values["power_w"] for one in latest if "power_w" in one.values and not is_host(one.gpu)}
+    def _power(self, readings: Sequence[Sample], now_s: float) -> Iterator[Text]:
+        latest = [one for one in readings if one.time_s >= now_s - LATEST_POWER_S and not is_host(one.gpu)]
+        watts = {one.gpu: one.values["power_w"] for one in latest if "power_w" in one.values}
         if watts:
             yield Text(f"{sum(watts.values()):.0f} W")
 

@@ -33,14 +33,20 @@ _COLOURS = {"good": "green", "bad": "red", "one": "yellow", "two": "magenta", "a
 """Colour of a terminal for each tone of the page."""
 _ENDINGS = {"oom": "out of memory"}
 """Status of the record -> words, where they differ."""
-_CELLS = 20
+_CELLS = 16
 """Columns of all bars of a step together."""
 _MOST_METRICS, _MOST_EVENTS, _MOST_OPERATIONS = 6, 3, 3
 """Metrics, kinds of events, and operations of a profile that the screen shows."""
+_LONGEST_MESSAGE, _LONGEST_EVENT = 140, 120
+"""Characters of the sentences of a finding after the first, with it, and of the facts of an event."""
 _LABEL = 9
 """Columns of ``Report`` and the other labels of links."""
 _CONFIGS = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
 """Flags that choose configurations; the value of one may be the next word."""
+_ORDER: Mapping[str, int] = {"val": 0, "test": 1}
+"""Order of the splits of metrics; the others follow."""
+_ABOUT = ("kind", "step", "time_s")
+"""Facts of every event."""
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9])")
 
 
@@ -115,9 +121,13 @@ def last_lines(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[Tex
 
 
 def verdict_of(finding: FindingEntry) -> tuple[str, str]:
-    """Returns the verdict in a word, and the first sentence of the finding."""
-    sentence = _SENTENCE.split(show_text(finding["message"]), maxsplit=1)[0]
-    return word_of(finding).upper(), sentence.removeprefix("Don't judge this run: ")
+    """Returns the verdict in a word, and the first sentences of the finding."""
+    first, *more = _SENTENCE.split(show_text(finding["message"]))
+    for sentence in more:
+        if len(first) + 1 + len(sentence) > _LONGEST_MESSAGE:
+            break
+        first = f"{first} {sentence}"
+    return word_of(finding).upper(), first.removeprefix("Don't judge this run: ")
 
 
 def gain_in_brackets(finding: FindingEntry) -> str:
@@ -277,9 +287,6 @@ def _figure(value: float | None) -> str:
     return f"{value:.4g}" if value is not None and math.isfinite(value) else "not finite"
 
 
-_ORDER: Mapping[str, int] = {"val": 0, "test": 1}
-
-
 def _notes(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> Iterator[Text]:
     """Yields other findings, events that need attention, and that a GPU is simulated."""
     others = [finding["id"] for finding in record.findings if finding not in shown]
@@ -302,14 +309,14 @@ def _notes(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> 
         )
 
 
-_ABOUT = ("kind", "step", "time_s")
-_LONGEST = 120
-
-
 def _cut(text: str) -> str:
     """Returns the beginning of a text, on one line."""
     text = " ".join(show_text(text).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0] or text[:_LONGEST]} ..."
+    return (
+        text
+        if len(text) <= _LONGEST_EVENT
+        else f"{text[:_LONGEST_EVENT].rpartition(' ')[0] or text[:_LONGEST_EVENT]} ..."
+    )
 
 
 def _links(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
