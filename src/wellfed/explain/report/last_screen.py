@@ -35,8 +35,8 @@ _ENDINGS = {"oom": "out of memory"}
 """Status of the record -> words, where they differ."""
 _CELLS = 16
 """Columns of all bars of a step together."""
-_MOST_METRICS, _MOST_EVENTS, _MOST_OPERATIONS = 6, 3, 3
-"""Metrics, kinds of events, and operations of a profile that the screen shows."""
+_MOST_METRICS, _MOST_EVENTS, _MOST_OPERATIONS, _MOST_FILES = 6, 3, 3, 4
+"""Metrics, kinds of events, operations of a profile, and files of the evaluation that the screen shows."""
 _LONGEST_MESSAGE, _LONGEST_EVENT = 140, 120
 """Characters of the sentences of a finding after the first, with it, and of the facts of an event."""
 _LABEL = 9
@@ -61,15 +61,21 @@ class Screen:
     def __init__(self, width: int | None, *, is_utf: bool = True) -> None:
         self.width, self.is_utf = width, is_utf
 
-    def parts(self, parts: Sequence[Text], indent: str = " ") -> Iterator[Text]:
-        """Yields lines of parts, two blanks apart."""
+    def parts(self, parts: Sequence[Text], indent: str = " ", gap: str = "  ") -> Iterator[Text]:
+        """Yields lines of parts with gaps between them. A part that is longer than a line breaks between its words."""
         line = Text(indent)
         for part in parts:
-            if self.width is not None and len(line) > len(indent) and len(line) + 2 + len(part) > self.width:
-                yield line
-                line = Text(indent)
-            line.append("  " if len(line) > len(indent) else "").append_text(part)
-        if parts:
+            is_empty = len(line) <= len(indent)
+            if self.width is not None and len(line) + len(gap) * (not is_empty) + len(part) > self.width:
+                if not is_empty:
+                    yield line
+                line, is_empty = Text(indent), True
+                words = part.split(" ")
+                if len(indent) + len(part) > self.width and len(words) > 1:
+                    yield from self.parts(words, indent, " ")
+                    continue
+            line.append("" if is_empty else gap).append_text(part)
+        if len(line) > len(indent):
             yield line
 
     def sentence(self, text: str, indent: str = " ", style: str = "", *, first: str = "") -> Iterator[Text]:
@@ -325,21 +331,20 @@ def _links(record: RunRecord, folder: Path, screen: Screen) -> Iterator[Text]:
     if profile is not None:
         largest = [f"{_cut(one['name'])[:40]} {show_percent(one['share_frac'])}" for one in profile["operations"]]
         text = ", ".join([*largest[:_MOST_OPERATIONS], "profile/trace.json"])
-        yield from screen.sentence(text, first="Profile".ljust(_LABEL - 2))
+        yield from screen.parts([Text("Profile".ljust(_LABEL - 2)), Text(text)])
     found = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), "")
     yield _link("Report" if found else "Folder", folder / found)
     if files := list(own_files(record).values()):
-        parts = Text(f" {'Files'.ljust(_LABEL)}")
-        for number, name in enumerate(files[:_MOST_METRICS]):
-            parts.append(", " if number else "").append(show_text(name), f"link {_address(folder / name)}")
-        yield parts
+        names = [Text(show_text(name), f"link {_address(folder / name)}") for name in files[:_MOST_FILES]]
+        left = [Text(f"{len(files) - _MOST_FILES} more")] if len(files) > _MOST_FILES else []
+        yield from screen.parts([Text("Files".ljust(_LABEL - 2)), *names, *left])
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         parents = {str(Path(part).parent) for part in wandb["parts"]}
         targets = [shlex.quote(part) for part in wandb["parts"]]
         if len(parents) == 1 and all(Path(part).name.startswith("offline-run-") for part in wandb["parts"]):
             targets = [f"{shlex.quote(parents.pop())}/offline-run-*"]
-        yield Text(f" {'wandb'.ljust(_LABEL)}offline; to upload it:")
+        yield from screen.parts([Text("wandb".ljust(_LABEL - 2)), Text("offline; to upload it:")])
         yield from screen.shell(["wandb", "sync", *targets])
 
 
