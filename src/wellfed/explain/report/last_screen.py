@@ -72,7 +72,7 @@ class Screen:
                 line, is_empty = Text(indent), True
                 words = part.split(" ")
                 if len(indent) + len(part) > self.width and len(words) > 1:
-                    yield from self.parts(words, indent, " ")
+                    yield from self.parts(list(words), indent, " ")
                     continue
             line.append("" if is_empty else gap).append_text(part)
         if len(line) > len(indent):
