@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import sys
-import textwrap
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from wellfed.command_line import PLAN_FLAG, typed_arguments
 from wellfed.record import plain
-from wellfed.units import counted, show_bytes, show_text
+from wellfed.units import counted, show_bytes, show_text, wrapped
 
 if TYPE_CHECKING:  # the first line appears before numpy is imported
     from wellfed.explain.diagnosis.evidence import Evidence
@@ -254,11 +253,9 @@ def _fitted(line: str, columns: int | None) -> list[str]:
     """Returns the line, cut between words to the width of a terminal; wrapped if the terminal is narrow."""
     if columns is None or len(line) <= columns:
         return [line]
-    wrapped = textwrap.wrap(
-        line, columns if columns < _NARROW else columns - 4, subsequent_indent="  ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    return wrapped if columns < _NARROW else [f"{wrapped[0]} ..."]
+    if columns < _NARROW:
+        return wrapped(line, columns, more="  ")
+    return [f"{wrapped(line, columns - 4)[0]} ..."]
 
 
 def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:

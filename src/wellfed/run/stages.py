@@ -43,7 +43,7 @@ from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory import cap, oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
-from wellfed.units import show_text
+from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
 
@@ -339,7 +339,7 @@ class Run:
         self.stop.is_finishing = True
         outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
-            print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
+            _print_error(f"{outcome.message}\n{outcome.advice}")
             if self.measure is not None or not outcome.is_refusal:
                 self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
@@ -362,9 +362,13 @@ class Run:
             where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
             if outcome.advice:
-                print(show_text(outcome.advice), file=sys.stderr)
+                _print_error(outcome.advice)
         else:
-            print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
+            _print_error(f"{outcome.message}\n{outcome.advice}".rstrip())
+
+
+def _print_error(text: str) -> None:
+    print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
 
 
 def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:

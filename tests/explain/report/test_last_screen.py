@@ -170,6 +170,7 @@ def test_what_happened_meanwhile_is_on_the_screen(tmp_path: Path) -> None:
         {"kind": "disk_full", "step": 3, "time_s": 3.0, "message": "[Errno 28] No space left on device " + "x " * 99},
         *({"kind": "nan", "step": step, "time_s": 4.0} for step in (7, 8)),
         {"kind": "oom", "step": 9, "time_s": 5.0},
+        {"kind": "signal", "step": 9, "time_s": 5.0, "message": "stopped by SIGINT"},
     ]
     text = shown(starved(events=events), tmp_path, None)
     assert " Gpu lost  at step 2: gpu=1\n" in text
@@ -177,6 +178,7 @@ def test_what_happened_meanwhile_is_on_the_screen(tmp_path: Path) -> None:
     assert " Nan  at step 7, the first of 2\n" in text
     assert " Also happened  oom: see the report\n" in text
     assert "last.ckpt" not in text
+    assert "ignal" not in text  # the first line says how the run ended
 
 
 def test_a_record_with_nothing_in_it_has_no_verdict(tmp_path: Path) -> None:

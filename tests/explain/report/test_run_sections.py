@@ -75,7 +75,7 @@ def test_a_record_with_nothing_in_it_has_its_sections() -> None:
     assert (headline, amount) == ("running: 0 steps in 0 ms", "0 epochs, 0 samples")
     assert state.startswith("It still runs")
     assert told["utilisation"].lines == ["Neither a GPU nor the host was watched."]
-    assert told["machine"].lines == ["Nobody looked at it."]
+    assert told["machine"].lines == ["Not recorded."]
     assert told["started"].lines[0] == "overrides: none"
 
 

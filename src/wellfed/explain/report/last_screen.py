@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -27,7 +26,7 @@ from wellfed.explain.report.run_page import gain_of, tone_of, word_of
 from wellfed.explain.report.run_sections import own_files
 from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record import FindingEntry, RunRecord
-from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text
+from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped
 
 _COLOURS = {"good": "green", "bad": "red", "one": "yellow", "two": "magenta", "accent": "cyan", "four": "blue"}
 """Colour of a terminal for each tone of the page."""
@@ -83,11 +82,7 @@ class Screen:
         whole = f"{first}  {text}" if first else text
         lines = [f"{indent}{whole}"]
         if self.width is not None and len(lines[0]) > self.width:
-            width = max(1, self.width)
-            lines = textwrap.wrap(
-                whole, width, initial_indent=indent, subsequent_indent=indent + " " * bool(first),
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
+            lines = wrapped(whole, self.width, indent, indent + " " * bool(first))
         for number, line in enumerate(lines):
             shown = Text(line, style)
             if number == 0 and first and line.startswith(f"{indent}{first}"):
@@ -300,7 +295,7 @@ def _notes(record: RunRecord, shown: Sequence[FindingEntry], screen: Screen) -> 
         yield from screen.sentence(f"{', '.join(others)}: see the report", first="Also found")
     by_kind: dict[str, list[Mapping[str, object]]] = {}
     for event in record.events:
-        if event["kind"] not in run_lines.EVERYDAY_EVENTS:
+        if event["kind"] not in (*run_lines.EVERYDAY_EVENTS, "signal"):  # the first line has it
             by_kind.setdefault(event["kind"], []).append(event)
     for kind, events in list(by_kind.items())[:_MOST_EVENTS]:
         facts = ", ".join(f"{name}={value}" for name, value in events[0].items() if name not in _ABOUT)

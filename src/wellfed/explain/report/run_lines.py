@@ -38,7 +38,7 @@ def state_lines(record: RunRecord) -> list[str]:
     if record.status == "running":
         return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
     if record.status == "killed":
-        return ["Its process is gone without a word: the figures are those until then."]
+        return ["Its process has ended without recording why: the figures are those until then."]
     return []
 
 
@@ -139,7 +139,7 @@ def phase_lines(record: RunRecord) -> list[str]:
         if phase != "start" and spent["times"]:
             often = f" ({spent['times']} times)" if spent["times"] > 1 and phase != "train" else ""
             parts.append(f"{phase} {show_duration(spent['total_s'])}{often}")
-    return [f"all in all: {', '.join(parts)}"] if parts else []
+    return [f"phases: {', '.join(parts)}"] if parts else []
 
 
 def swing_line(swing: SwingEntry) -> str:
@@ -206,7 +206,7 @@ def machine_lines(record: RunRecord) -> list[str]:
     """Returns processor, GPUs and versions, and why a GPU is unusable."""
     machine = record.machine
     if not machine:
-        return ["Nobody looked at it."]
+        return ["Not recorded."]
     sizes = {"{:.3g} cores": machine.get("cpu_quota_cores"), "{:.1f} GiB memory": machine.get("ram_gib")}
     of_host = [shown.format(size) for shown, size in sizes.items() if size is not None]
     lines = [", ".join(filter(None, [machine.get("cpu"), *of_host, machine.get("os")]))]

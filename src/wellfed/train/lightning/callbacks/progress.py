@@ -145,16 +145,20 @@ class ProgressBar(pl.Callback):
         if what == "training" and (warning := self._live.warning()) is not None:
             self._console.print(Text(show_text(warning), "yellow"), soft_wrap=not self._console.is_terminal)
         self._passed.append((now_s, step))
-        names = sorted((name for name in self._latest if not name.startswith("test/")), key=_comes_later)
-        figures = [self._live.rate(), *(f"{name} {self._latest[name]:.4g}" for name in names[:4])]
-        figures = [show_text(figure) for figure in figures if figure]
         if self._screen is not None:
-            lines = [self._bar(what, step, now_s), _line(list(map(Text, figures)), self._console.width)]
-            self._screen.update(Group(*lines, _line(self._live.parts(), self._console.width)), refresh=True)
+            width = self._console.width
+            lines = [self._bar(what, step, now_s), _line([Text(one) for one in self._figures()], width)]
+            self._screen.update(Group(*lines, _line(self._live.parts(), width)), refresh=True)
         elif not self._console.is_terminal and now_s >= self._line_at_s:
             self._line_at_s = now_s + LINE_S
-            parts = [self._position(what, step), *figures, *(part.plain for part in self._live.parts())]
+            parts = [self._position(what, step), *self._figures(), *(part.plain for part in self._live.parts())]
             self._console.print(", ".join(parts), soft_wrap=True)
+
+    def _figures(self) -> list[str]:
+        """Returns the rate and the latest metrics of training and validation."""
+        names = sorted((name for name in self._latest if not name.startswith("test/")), key=_comes_later)
+        figures = [self._live.rate(), *(f"{name} {self._latest[name]:.4g}" for name in names[:4])]
+        return [show_text(figure) for figure in figures if figure]
 
     def _position(self, what: str, step: int) -> str:
         """Returns the step, the number of steps, and the time left."""
