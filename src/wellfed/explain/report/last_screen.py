@@ -22,14 +22,13 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import waiting_colour
 from wellfed.explain.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.explain.report import run_lines
-from wellfed.explain.report.run_page import gain_of, tone_of, word_of
+from wellfed.explain.report.run_page import gain_of
 from wellfed.explain.report.run_sections import own_files
+from wellfed.explain.report.verdict_words import colour_of, word_of
 from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent, show_text, wrapped
 
-_COLOURS = {"good": "green", "bad": "red", "one": "yellow", "two": "magenta", "accent": "cyan", "four": "blue"}
-"""Colour of a terminal for each tone of the page."""
 _ENDINGS = {"oom": "out of memory"}
 """Status of the record -> words, where they differ."""
 _CELLS = 16
@@ -107,7 +106,7 @@ def last_lines(evidence: Evidence, folder: Path, screen: Screen) -> Iterator[Tex
     yield from _ending(record, screen)
     for finding in shown:
         word, sentence = verdict_of(finding)
-        yield from screen.sentence(sentence, style=_COLOURS[tone_of(finding)], first=word)
+        yield from screen.sentence(sentence, style=colour_of(finding["id"], finding["severity"]), first=word)
     if not shown:
         yield from _no_verdict(record, screen)
     yield from screen.parts(list(_speed(record)))

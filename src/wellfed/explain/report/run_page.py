@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,7 @@ from wellfed.explain.pages.html_page import fill_in
 from wellfed.explain.report.pictures.run_pictures import pictures
 from wellfed.explain.report.run_lines import error_lines, figure_of, growth, simulated_lines, state_lines
 from wellfed.explain.report.run_sections import own_files, sections
+from wellfed.explain.report.verdict_words import tone_of, word_of
 from wellfed.record import FindingEntry, RunRecord
 from wellfed.units import show_count, show_gib, show_ms, show_percent
 
@@ -29,22 +30,6 @@ _PLANNED = frozenset(
     }
 )
 """Knobs of the plan that the page shows unfolded, beside those that were set by hand or measured."""
-_WORDS: Mapping[str, Sequence[str]] = {
-    "Starved": (
-        *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
-        *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
-    ),
-    "Copy-bound": ("slow_copy",),
-    "Launch-bound": ("launch_bound", "many_tensors", "synchronisation"),
-    "Memory-bound": ("memory_bound",),
-    "Held up between steps": ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks"),
-    "Not to be judged": ("busy_machine",),
-    "Too short to judge": ("too_few_steps",),
-}
-"""Word of the verdict -> findings; others are worded by their id."""
-_TONES: Mapping[str, str] = {"healthy": "good", "unknown": "two", "too_few_steps": "two", "busy_machine": "one"}
-"""Colours of findings that are verdicts."""
-_SEVERE: Mapping[str, str] = {"high": "bad", "medium": "one", "low": "accent", "info": "four"}
 
 
 @dataclass(frozen=True)
@@ -118,17 +103,6 @@ def boxes(record: RunRecord) -> Iterator[Box]:
         yield Box("bad", kinds[kind], facts, is_small=True)
     for line in simulated_lines(record):
         yield Box("four", "Simulated GPU", line.removeprefix("Simulated: "), is_small=True)
-
-
-def word_of(finding: FindingEntry) -> str:
-    """Returns the verdict in a word or two."""
-    words = (word for word, ids in _WORDS.items() if finding["id"] in ids and finding["severity"] != "low")
-    return next(words, finding["id"].replace("_", " ").capitalize())
-
-
-def tone_of(finding: FindingEntry) -> str:
-    """Returns the name of the colour of a finding."""
-    return _TONES.get(finding["id"], _SEVERE.get(finding["severity"], "four"))
 
 
 def tiles(record: RunRecord) -> Iterator[Tile]:

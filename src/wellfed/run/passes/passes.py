@@ -27,13 +27,13 @@ from wellfed.record import LongestWaitEntry
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
 from wellfed.run.folder.checkpoint_file import step_of
 from wellfed.run.folder.resume import CHECKPOINTS
-from wellfed.run.live_status import LiveStatus
 from wellfed.run.objects.feature_stages import planned_stages
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_monitors
 from wellfed.run.passes.ceiling_pass import CeilingPass
 from wellfed.run.passes.eval_batches import EvalBatches
+from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
 from wellfed.run.passes.samples_of_nan import name_left_out, name_sample

@@ -16,7 +16,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.gpu_monitor import NodeMessage
-from wellfed.run.live_status import WARN_S, WARN_STEPS, LiveStatus
+from wellfed.run.passes.live_status import WARN_S, WARN_STEPS, LiveStatus
 
 IDLE = {"cpu_pct": 100.0, "others_cpu_pct": 0.0, "rss_gib": 1.5}
 
