@@ -58,7 +58,7 @@ class Terminal(Console):
         self.end_stage()
         if self.is_terminal and not self.is_dumb_terminal and not self.quiet:
             with suppress(OSError, ValueError):  # a terminal without a file, as in a test
-                self._spinner = _Spinner(self.file.fileno(), text[: self.width - 3], self.is_utf)
+                self._spinner = _Spinner(self.file.fileno(), wrapped(text, self.width - 3)[0], self.is_utf)
 
     def end_stage(self) -> None:
         """Removes the spinner."""
@@ -147,7 +147,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
 
 
 def show_stage(console: Terminal, workload: str, resumed: Path | None, stage: str) -> None:
-    """Shows on a terminal what the start of a run does now, e.g. "planning"."""
+    """Shows on a terminal what a run does now, e.g. "planning"."""
     console.stage(f"{_what(workload, resumed)}: {stage}")
 
 

@@ -105,6 +105,7 @@ class Run:
             books.journal.sink.finish({}, outcome.exit_code)
             return outcome.exit_code
         has_page = self.rank == 0 and self.measure is None  # it would lengthen short trials
+        self._stage("writing the report")
         books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
         if self.rank == 0:
             screen.show_end(self._console, books.evidence, self.folder)
@@ -163,6 +164,7 @@ class Run:
                 _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
             usage.stop()
             if not passes.is_pruned:
+                self._stage("testing")
                 written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
                 books.record.artifacts.update(written)
                 books.ceiling(passes.ceiling(self._console))
@@ -344,7 +346,7 @@ class Run:
                 self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
     def _stage(self, name: str) -> None:
-        """Shows what the start of the run does now."""
+        """Shows what the run does now, while no bar is shown."""
         if self.measure is None:
             origin = None if self.target is None else self.target.checkpoint.parent.parent
             screen.show_stage(self._console, self._config.workload.name, origin, name)

@@ -108,7 +108,13 @@ def test_a_terminal_without_utf_8_gets_ascii(tmp_path: Path) -> None:
 
 
 def test_the_command_replaces_what_the_change_replaces_and_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = ["loader=baseline", "loader.num_workers=0", "gpu=24gb", "workload.data.path='a b'"]
+    typed = [
+        "loader=baseline",
+        "loader.num_workers=0",
+        "hydra.run.dir=logs/first",
+        "gpu=24gb",
+        "workload.data.path='a b'",
+    ]
     record = RunRecord("r", overrides=typed)
     monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", "--config-dir", "my configs", *typed])
     command = " ".join(next_command(record, ["loader=auto"]))

@@ -140,13 +140,13 @@ def next_command(record: RunRecord, change: Sequence[str]) -> list[str]:
     """Returns the words of a command that runs the same with a change, quoted for a shell.
 
     An override of the run gives way to one of the same name, and those of a group's knobs to another option of the
-    group.
+    group. The run gets a folder of its own.
     """
     typed = typed_arguments()
     flags = [
         word for word, before in zip(typed, ["", *typed], strict=False) if _CONFIGS & {word.partition("=")[0], before}
     ]
-    new = {key_value(one)[0] for one in change}
+    new = {"hydra.run.dir", *(key_value(one)[0] for one in change)}  # a folder holds one run
     kept = [
         one for one in record.overrides if key_value(one)[0] not in new and key_value(one)[0].split(".")[0] not in new
     ]

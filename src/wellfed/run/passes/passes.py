@@ -37,6 +37,7 @@ from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
 from wellfed.run.passes.samples_of_nan import name_left_out, name_sample
+from wellfed.run.screen import Terminal
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -349,7 +350,7 @@ class Passes:
         """Does a few steps before a timed training; see `CeilingPass.warm_up`."""
         return self._ceiling.warm_up()
 
-    def ceiling(self, console: Console) -> float | None:
+    def ceiling(self, console: Terminal) -> float | None:
         """Returns samples/s on batches already on the device; see `CeilingPass.ceiling`."""
         return self._ceiling.ceiling(console)
 
