@@ -218,4 +218,4 @@ def test_of_several_cards_the_range_counts_and_of_a_doubtful_ceiling_the_doubt(t
     assert cards.plain.startswith(" 2 GPUs 60-90 %  200 W")
     assert any(span.style == "yellow" for span in cards.spans)
     assert "33.3 % of" in shown(found, tmp_path)
-    assert "(doubtful: see the report)" in shown(found, tmp_path)
+    assert "(doubtful)" in shown(found, tmp_path)

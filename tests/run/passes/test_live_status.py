@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -157,11 +156,11 @@ def test_where_others_may_take_the_cores_it_waits_for_readings(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("ceiling", [None, {"samples_per_s": 1e9}])
-def test_what_an_earlier_process_has_measured_accuses_nobody(tmp_path: Path, ceiling: Any) -> None:
+@pytest.mark.parametrize("factor", [None, 1.13, 100.0])
+def test_what_an_earlier_process_has_measured_accuses_nobody(tmp_path: Path, factor: float | None) -> None:
     training = Training(tmp_path)
-    training.books.record.ceiling = ceiling
-    training.steps(300)
+    training.books.record.ceiling = None if factor is None else {"samples_per_s": factor * 64e3 / 10.52}
+    training.steps(300, wait_ms=0.42)
     training.read()
     training.now_s = WARN_S
     assert [training.live.warning(), training.live.warning()] == [None, None]

@@ -192,7 +192,7 @@ def _speed(record: RunRecord) -> Iterator[Text]:
     if ceiling and ceiling["samples_per_s"] > 0:
         top, share = show_count(ceiling["samples_per_s"]), throughput["samples_per_s"] / ceiling["samples_per_s"]
         text = f"{show_percent(share)} of {top} possible" if share < 1 else f"no slower than its ceiling of {top}"
-        yield Text(f"{text} (doubtful: see the report)" if contradiction(record) else text)
+        yield Text(f"{text} (doubtful)" if contradiction(record) else text)
     elif record.ceiling is None and record.status == "ok":
         yield Text("no ceiling measured")
     if record.readiness_frac is not None:
