@@ -38,7 +38,7 @@ def state_lines(record: RunRecord) -> list[str]:
     if record.status == "running":
         return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
     if record.status == "killed":
-        return ["Its process has ended without recording why: the figures are those until then."]
+        return ["Its process is gone and recorded no reason: the figures are those until then."]
     return []
 
 
