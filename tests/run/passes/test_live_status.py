@@ -10,11 +10,14 @@ from tests.kit.machines import H200
 from tests.plan.test_decide import config, planned
 from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator, Backend
+from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.telemetry.machines import HOST
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.gpu_monitor import NodeMessage
+from wellfed.run.passes import live_status
 from wellfed.run.passes.live_status import WARN_S, WARN_STEPS, LiveStatus
 
 IDLE = {"cpu_pct": 100.0, "others_cpu_pct": 0.0, "rss_gib": 1.5}
@@ -164,3 +167,14 @@ def test_what_an_earlier_process_has_measured_accuses_nobody(tmp_path: Path, fac
     training.read()
     training.now_s = WARN_S
     assert [training.live.warning(), training.live.warning()] == [None, None]
+
+
+def test_a_faulty_rule_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(evidence: Evidence) -> list[Finding]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(live_status, "run_rules", fails)
+    training = Training(tmp_path)
+    training.steps(100)
+    training.read()
+    assert training.live.warning() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from wellfed.record import FindingEntry
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.units import counted, show_gib
 
+_LOG = logging.getLogger(__name__)
 LATEST_S, LATEST_POWER_S = 5.0, 3 * SLOW_S
 """Seconds of readings that the line covers, and of power, which is read less often."""
 _LATEST_STEPS = 50
@@ -78,7 +80,11 @@ class LiveStatus:
         if not due:
             return None
         self._checks = [check for check in self._checks if check not in due]
-        finding, steps = self._finding()
+        try:
+            finding, steps = self._finding()
+        except Exception:  # noqa: BLE001  the training must not be lost to a faulty rule
+            _LOG.info("looking for a finding", exc_info=True)
+            return None
         if finding is None:
             return None
         self._checks.clear()
