@@ -1,4 +1,8 @@
+import io
+import os
 import re
+import struct
+import sys
 
 import pytest
 from hypothesis import given
@@ -6,6 +10,7 @@ from hypothesis import strategies as st
 
 from wellfed.units import (
     counted,
+    for_stream,
     gib,
     show_bytes,
     show_count,
@@ -122,3 +127,25 @@ def test_a_name_is_one_line(text):
 )
 def test_a_part_of_a_step(number, shown):
     assert show_ms(number) == shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+def test_a_message_is_broken_between_words_on_a_terminal_alone() -> None:
+    import fcntl
+    import termios
+
+    text = "a long message of many words\n  indented and-hyphenated/path/of/many/characters"
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
+    with open(theirs, "w") as terminal:
+        shown = for_stream(text, terminal)
+        assert for_stream("short", terminal) == "short"
+    os.close(ours)
+    assert shown.split("\n") == [
+        "a long",
+        "message of",
+        "many words",
+        "  indented",
+        "and-hyphenated/path/of/many/characters",
+    ]
+    assert for_stream(text, io.StringIO()) == text

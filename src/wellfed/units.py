@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import textwrap
+from typing import TextIO
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, marks that change the writing direction, and surrogates."""
@@ -120,3 +123,27 @@ def spreadsheet_cell(value: object) -> object:
 def show_line(text: str) -> str:
     """Returns `show_text` of the text on one line, for names from outside."""
     return show_text(" ".join(text.split()))
+
+
+def wrapped(text: str, columns: int, indent: str = "", more: str = "") -> list[str]:
+    """Returns the lines of a text, broken between words alone; a longer word has a line of its own.
+
+    Args:
+        indent: begins the first line.
+        more: begins the others.
+    """
+    wrapper = textwrap.TextWrapper(
+        max(1, columns), initial_indent=indent, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text)
+
+
+def for_stream(text: str, stream: TextIO) -> str:
+    """Returns a message for a stream: on a terminal its lines are broken between words."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (AttributeError, OSError, ValueError):  # a file, a pipe, a closed stream
+        return text
+    if columns <= 0:  # a terminal that does not report its size
+        return text
+    return "\n".join("\n".join(wrapped(line, columns)) if len(line) > columns else line for line in text.split("\n"))

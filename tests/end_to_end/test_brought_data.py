@@ -71,7 +71,7 @@ def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
         "source": "set",
     }
     assert {"val/loss", "test/loss"} <= set(record["metrics"])
-    assert "Data: a DataLoader over Told gives the training samples, shuffled anew in each epoch." in done.out
+    assert "a DataLoader over Told gives the training samples, shuffled anew in each epoch" in done.out
     hooks = (user / "hooks").read_text().splitlines()
     assert hooks[:3] == ["prepare_data", "setup fit", "setup test"]
     assert [line.partition(" after")[0] for line in hooks[3:]] == ["teardown fit", "teardown test"]

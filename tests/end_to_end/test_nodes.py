@@ -134,8 +134,8 @@ def test_two_nodes_leave_one_run_and_learn_what_one_process_does(nodes: Nodes, p
         assert (value - weights_of(folder)[name]).abs().max() < 1e-4, name
     for name in ("val/ndcg_at_10", "test/ndcg_at_10"):
         assert record["metrics"][name] == pytest.approx(one["metrics"][name], abs=5e-3)
-    assert nodes.said(0, "out").count("Plan: recsys") == 1
-    assert "Plan: recsys" not in nodes.said(1, "out")
+    assert nodes.said(0, "out").count("\nloader  ") == 1
+    assert "loader  " not in nodes.said(1, "out")
     hosts = {row.split(",")[3] for row in (folder / "telemetry.csv").read_text().splitlines()[1:]}
     assert hosts == {"-1", "node1/-1"}
     assert not list(Path(record["config"]["paths"]["log_dir"]).glob("**/.seen"))

@@ -311,7 +311,7 @@ def hold(words: list[str]) -> None:
     if script is not None:
         assert (ROOT / script).is_file(), words
         given = words[words.index(script) + 1 :]
-        assert {word for word in given if word.startswith("-")} <= {"-m", "--help", "--cfg", "--force"}, words
+        assert {word for word in given if word.startswith("-")} <= {"-m", "--help", "--cfg", "--force", "--plan"}, words
         overrides = [word for word in given if "=" in word]
         for point in single_runs(overrides) if overrides else ():
             if "workload=mine" not in point:  # the workload of the example

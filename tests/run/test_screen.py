@@ -1,20 +1,28 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+from tests.kit.evidence_of import evidence
 from tests.plan.test_decide import config, planned
-from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.report.run_lines import show_value
-from wellfed.record import RunRecord
+from wellfed.plan.run_plan import RunPlan
+from wellfed.record import FindingEntry
 from wellfed.run import screen
 
 SCRIPT = """
@@ -24,16 +32,6 @@ for line in range(20000):
     terminal.print("a line of the plan", line)
 print("still here", file=__import__("sys").stderr)
 """
-RECORD = RunRecord(
-    "r",
-    status="ok",
-    steps=3,
-    duration_s=2.0,
-    ended_by="trainer.max_time_s=2",
-    metrics={"train/loss": 0.25, "train/lr": 0.1},
-    events=[{"kind": "metric_absent", "step": 1, "gpu": 0}, {"kind": "gpu_lost", "step": 2, "gpu": 1}],
-    wandb={"id": "1", "mode": "offline", "path": "", "parts": ["logs/a b/wandb/offline-run-1"]},
-)
 
 
 def environment() -> dict[str, str]:
@@ -61,31 +59,6 @@ def test_a_full_disk_does_not_end_the_process() -> None:
             [sys.executable, "-c", SCRIPT], env=environment(), text=True, stdout=full, stderr=subprocess.PIPE
         )
     assert (done.returncode, done.stderr) == (0, "still here\n")
-
-
-def test_the_end_shows_where_metrics_began_and_only_files_that_are_there(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
-    screen.show_end(console, RECORD, {"train/loss": 0.75, "train/lr": 0.1}, tmp_path)
-    console.file.close()
-    shown = console.export_text()
-    assert "train/loss 0.25 (first 0.75)" in shown
-    assert "train/lr 0.1\n" in shown
-    assert "event gpu_lost: step=2, gpu=1" in shown
-    assert "metric_absent" not in shown
-    assert "wandb sync 'logs/a b/wandb/offline-run-1'" in shown
-    assert "(run.json)" in shown
-    assert "wandb leet" in shown
-    assert "ok: 3 steps in 2.0 s, ended by trainer.max_time_s=2\n" in shown
-
-
-@pytest.mark.parametrize(("name", "colour"), [("healthy", "32"), ("unknown", "35"), ("busy_machine", "33")])
-def test_what_is_not_known_has_a_colour_of_its_own(tmp_path: Path, name: str, colour: str) -> None:
-    told = Finding(name, "Words.", {}, is_note=True).entry()
-    console = Console(record=True, width=120, force_terminal=True, highlight=False, file=open(os.devnull, "w"))  # noqa: SIM115
-    screen.show_end(console, replace(RECORD, findings=[told]), {}, tmp_path)
-    console.file.close()
-    assert f"\x1b[{colour}m- {name} (info): Words.\x1b[0m" in console.export_text(styles=True)
 
 
 def shown_at(width: int, *printed: object) -> list[str]:
@@ -123,3 +96,123 @@ def test_no_text_reaches_the_terminal_as_control_characters(capsys: pytest.Captu
     told = capsys.readouterr().out
     assert not set(told) & set("\x1b\x9b\x07\r\x7f")
     assert json.loads(told) == {"text": evil, "figure": None}
+
+
+def in_a_terminal(job: Callable[[screen.Terminal], None], *, columns: int = 80, **options: Any) -> str:
+    """Returns what a pseudo-terminal gets."""
+    ours, theirs = os.openpty()
+    with open(theirs, "w", encoding=options.pop("encoding", "utf-8")) as stream:
+        job(screen.Terminal(file=stream, force_terminal=True, width=columns, **options))
+    got = b""
+    with suppress(OSError):  # how Linux reports that the other end is closed
+        while part := os.read(ours, 65536):
+            got += part
+    os.close(ours)
+    return got.decode(errors="replace")
+
+
+def start(console: screen.Terminal, plan: RunPlan, folder: Path) -> None:
+    screen.show_start(console, "recsys", None)
+    screen.show_stage(console, "recsys", None, "planning")
+    screen.show_plan(console, "recsys", plan, ["854 users, 524 items", "2 files can't be read."], 17346)
+    screen.show_folder(console, folder)
+
+
+def lines_of(sent: str) -> list[str]:
+    """Returns the lines that stay in a terminal."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", re.sub(r"\x1b\]8;[^\\]*\\", "", sent))
+    return [line.rpartition("\r")[2] for line in plain.replace("\r\n", "\n").removesuffix("\n").split("\n")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+def test_the_start_takes_six_lines_of_a_terminal_after_a_spinner() -> None:
+    plan = planned(config())
+    sent = in_a_terminal(lambda console: start(console, plan, Path("logs/recsys/runs/a")))
+    assert "\u280b Training recsys: importing PyTorch" in sent
+    assert "Training recsys: planning" in sent
+    lines = lines_of(sent)
+    assert [line.split(maxsplit=1)[0] for line in lines] == ["recsys", "batch", "loader", "data", "folder"]
+    assert max(map(len, lines)) <= 80
+    assert plan.device.name in lines[0]
+    assert f"budget {plan.device.memory_gib:.1f} GiB" in lines[0]
+    assert plan.device.precision in lines[0]
+    assert f"{plan.workload.effective_batch_size} samples a step" in lines[1]
+    assert plan.loader.backend in lines[2]
+    assert lines[3] == "data    854 users, 524 items. 2 files can't be read"
+    assert lines[4] == "folder  logs/recsys/runs/a"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+def test_a_spinner_turns_by_itself_and_leaves_nothing() -> None:
+    def job(console: screen.Terminal) -> None:
+        console.stage("planning")
+        time.sleep(0.5)
+        console.end_stage()
+
+    sent = in_a_terminal(job)
+    assert len(set(re.findall("[\u2800-\u28ff]", sent))) >= 3
+    assert sent.endswith("\r\x1b[2K")
+    in_ascii = in_a_terminal(job, encoding="ascii")
+    assert "| planning" in in_ascii
+    assert in_ascii.isascii()
+
+
+def test_a_file_gets_whole_lines_without_a_spinner() -> None:
+    plan, stream = planned(config()), io.StringIO()
+    start(screen.Terminal(file=stream), plan, Path("logs/recsys/runs/a"))
+    first, *lines = stream.getvalue().splitlines()
+    assert first == "Training recsys: importing PyTorch, reading data, planning ..."
+    assert len(lines) == 5
+    assert lines[2].endswith(plan.loader.reasons["backend"].because)
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [20, 40])
+def test_a_narrow_terminal_wraps_the_start_between_words(columns: int) -> None:
+    plan = planned(config())
+    sent = in_a_terminal(lambda console: start(console, plan, Path("a")), columns=columns)
+    words = set(sent.split())
+    because = plan.loader.reasons["backend"].because
+    assert set(because.split()) <= words
+    assert all(len(line) <= columns or " " not in line.strip() for line in lines_of(sent))
+
+
+def test_the_flag_shows_the_whole_plan_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", "trainer.max_steps=3"])
+    plan, stream = planned(config()), io.StringIO()
+    start(screen.Terminal(file=stream), plan, Path("a"))
+    shown = stream.getvalue()
+    assert f"Plan: recsys on {plan.device.name}" in shown
+    assert all(f"\n{knob} " in shown for knob in plan.knobs)
+    assert "Device memory" in shown
+    assert "Data: 854 users, 524 items\nData: 2 files can't be read.\n" in shown
+
+
+def test_only_a_terminal_gets_links_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "report.html").touch()
+    found = evidence(wait_ms=90.0, ceiling=10.0, findings=[STARVED])
+
+    def end(console: screen.Terminal) -> None:
+        screen.show_end(console, found, tmp_path)
+
+    sent = in_a_terminal(end)
+    assert f"file://{quote(str(tmp_path))}/report.html\x1b\\" in sent
+    assert "\x1b[1;31mSTARVED\x1b[0m" in sent
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", in_a_terminal(end))
+    stream = io.StringIO()
+    end(screen.Terminal(file=stream))
+    assert "\x1b" not in stream.getvalue()
+    assert f"\n Report   {tmp_path}/report.html\n" in stream.getvalue()
+
+
+STARVED: FindingEntry = {
+    "id": "loading_in_main_process",
+    "severity": "high",
+    "message": "90 % of each step waits for data.",
+    "evidence": {},
+    "change": ["loader=auto"],
+    "changes_learning": False,
+    "gain": None,
+    "text": "90 % of each step waits for data. Try: loader=auto.",
+}

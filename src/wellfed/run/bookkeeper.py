@@ -24,6 +24,7 @@ from wellfed.observe.hardware.facts import MachineFacts
 from wellfed.observe.loggers.journal import Journal
 from wellfed.observe.loggers.sink import PICTURES, Sink
 from wellfed.observe.telemetry.run_progress import Progress
+from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import (
@@ -80,6 +81,8 @@ class Bookkeeper:
         """Lightning's loggers for Trainers, once they are open."""
         self.bad_sample: dict[str, Any] = {}
         """Facts of the sample with a non-finite value that ended the training."""
+        self.evidence = Evidence(record)
+        """Record and tables; complete once the run is finished."""
         self._phases_before = record.phases
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
@@ -180,6 +183,19 @@ class Bookkeeper:
             return nullcontext()
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
         return self._watch.sampler
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether telemetry is enabled."""
+        return self._watch is not None
+
+    def readings(self) -> Sequence[Sample]:
+        """Returns the latest readings of telemetry, the oldest first."""
+        return () if self._watch is None else tuple(self._watch.latest)
+
+    def held_gib(self) -> float | None:
+        """Returns the memory of this rank's card that torch holds now; None without a card."""
+        return None if self._usage is None else self._usage.held_gib()
 
     def watching_node(
         self, facts: MachineFacts, plan: RunPlan, node: int, send: Callable[[NodeMessage], None]
@@ -292,15 +308,14 @@ class Bookkeeper:
                 self.journal.sink.table(name, columns, rows)
 
     def _diagnose(self, *, has_page: bool) -> None:
-        evidence = Evidence(self.record)
         try:
-            evidence = Evidence.of(self.record, self.folder)
-            conclude(evidence)
-            self.record.swing, self.record.findings = evidence.record.swing, evidence.record.findings
+            self.evidence = Evidence.of(self.record, self.folder)
+            conclude(self.evidence)
+            self.record.swing, self.record.findings = self.evidence.record.swing, self.evidence.record.findings
         except Exception:  # noqa: BLE001  the training must not be lost to a faulty report
             _LOG.exception("The run could not be diagnosed; the record has the figures.")
         try:
-            write_reports(evidence, self.folder, has_page=has_page)
+            write_reports(self.evidence, self.folder, has_page=has_page)
         except OSError as error:
             self.journal.disk_full(error, self.record.steps)
         except Exception as error:  # noqa: BLE001  as above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from wellfed.observe.telemetry.series import Phase, Sample, Summary
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.units import gib
+
+_KEPT_READINGS = 2000
+"""Number of readings that the screen of a run sees, of all GPUs and hosts together."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class MachineWatch:
         self._interval_s, self._journal, self._progress = config.interval_s, journal, progress
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
+        self.latest: deque[Sample] = deque(maxlen=_KEPT_READINGS)
+        """The latest readings, also those of other nodes."""
         takers = self._take, self._event, journal.publish
         self.sampler = _sampler(config, facts, plan, progress, *takers, time_s=journal.time_s)
 
@@ -100,6 +106,7 @@ class MachineWatch:
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self._journal.telemetry(samples)
+        self.latest.extend(samples)
         self._summary.add(samples)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
@@ -127,6 +134,10 @@ class Usage:
     def stop(self) -> None:
         """Ends the measurement with the training."""
         self._at_the_end = self.entries()
+
+    def held_gib(self) -> float | None:
+        """Returns the memory that the allocator holds now, without the ballast; None without a card."""
+        return gib(torch.cuda.memory_reserved() - self._ballast_bytes) if self._plan.on_gpu else None
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
         """Returns ``memory`` and ``host`` of the record. On CUDA the peak is the allocator's reservation, otherwise the

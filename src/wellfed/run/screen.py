@@ -1,34 +1,36 @@
-"""Shows a run on the terminal: the plan at its start, and where the time went at its end."""
+"""Shows a run on the terminal: what starts, with which plan, and the screen at its end."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from wellfed.explain.report.run_lines import show_value
-from wellfed.explain.report.run_sections import sections
+from wellfed.command_line import PLAN_FLAG, typed_arguments
 from wellfed.explain.report.text_table import TextColumn, TextTable
-from wellfed.plan.run_plan import RunPlan
-from wellfed.record import RunRecord, plain
-from wellfed.units import show_bytes, show_text
+from wellfed.record import plain
+from wellfed.units import counted, show_bytes, show_text, wrapped
 
-RUN_FILES = (
-    *("run.json", "report.html", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
-    *("tensorboard", "csv", "profile"),
-)
+if TYPE_CHECKING:  # the first line appears before numpy is imported
+    from wellfed.explain.diagnosis.evidence import Evidence
+    from wellfed.plan.run_plan import RunPlan
 
-_COLOURS = {"healthy": "green", "unknown": "magenta", "busy_machine": "yellow"}
 _VALUE_WIDTH = 16
 """Columns of the longest value without a space."""
+_FRAMES, _ASCII_FRAMES = "\u280b\u2819\u2839\u2838\u283c\u2834\u2826\u2827\u2807\u280f", "|/-\\"
+"""Characters of the spinner."""
+_FRAME_S = 0.1
+_NARROW = 60
+"""Columns of a terminal below which lines of the start are wrapped instead of cut."""
 
 
 class Terminal(Console):
@@ -37,6 +39,32 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
+        self._spinner: _Spinner | None = None
+        if not self.is_utf and hasattr(self.file, "reconfigure"):
+            self.file.reconfigure(errors="backslashreplace")  # a name with other characters must not end the run
+
+    @property
+    def is_utf(self) -> bool:
+        """Whether characters beyond ASCII can be shown."""
+        return self.encoding.startswith("utf")
+
+    @property
+    def columns(self) -> int | None:
+        """Columns of the terminal; None for a file, whose lines are as long as their text."""
+        return self.width if self.is_terminal else None
+
+    def stage(self, text: str) -> None:
+        """Shows what goes on beside a spinner, until the next print or `end_stage`. Does nothing without a terminal."""
+        self.end_stage()
+        if self.is_terminal and not self.is_dumb_terminal and not self.quiet:
+            with suppress(OSError, ValueError):  # a terminal without a file, as in a test
+                self._spinner = _Spinner(self.file.fileno(), wrapped(text, self.width - 3)[0], self.is_utf)
+
+    def end_stage(self) -> None:
+        """Removes the spinner."""
+        spinner, self._spinner = self._spinner, None
+        if spinner is not None:
+            spinner.end()
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Renders any printed string, also in tables, with control characters escaped."""
@@ -56,6 +84,7 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints like rich, until a write fails."""
+        self.end_stage()
         try:
             super().print(*objects, **options)
         except OSError as error:
@@ -69,8 +98,43 @@ class Terminal(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Spinner:
+    """A line that a thread redraws.
+
+    It writes to the file descriptor alone: a process that is forked meanwhile must not inherit a held lock of a stream.
+    """
+
+    def __init__(self, descriptor: int, text: str, is_utf: bool) -> None:
+        self._descriptor, self._text, self._has_ended = descriptor, text, threading.Event()
+        self._frames = itertools.cycle(_FRAMES if is_utf else _ASCII_FRAMES)
+        self._encoding = "utf-8" if is_utf else "ascii"
+        self._draw()
+        self._thread = threading.Thread(target=self._run, name="wellfed-spinner", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stops the thread, and clears the line."""
+        self._has_ended.set()
+        self._thread.join()
+        self._write("\r\x1b[2K")
+
+    def _run(self) -> None:
+        while not self._has_ended.wait(_FRAME_S):
+            self._draw()
+
+    def _draw(self) -> None:
+        # The cursor stays in the first column, so that a warning overwrites the line.
+        self._write(f"\r{next(self._frames)} {self._text}\x1b[K\r")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(self._descriptor, text.encode(self._encoding, "backslashreplace"))
+
+
 def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> TextTable:
     """Returns a table of all planned values with their reasons."""
+    from wellfed.explain.report.run_lines import show_value
+
     value = TextColumn("value", max_width=_VALUE_WIDTH)
     table = TextTable("knob", value, "because", title=f"Plan: {workload} on {plan.device.name}")
     for knob, decided in plan.knobs.items():
@@ -80,10 +144,22 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Te
     return table
 
 
+def show_stage(console: Terminal, workload: str, resumed: Path | None, stage: str) -> None:
+    """Shows on a terminal what a run does now, e.g. "planning"."""
+    console.stage(f"{_what(workload, resumed)}: {stage}")
+
+
 def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
-    """Shows what starts, before torch is imported."""
-    what = f"Training {workload}" if resumed is None else f"Resuming {resumed}"
-    console.print(f"{what}: importing PyTorch, reading data, planning ...", soft_wrap=True)
+    """Shows what starts, before torch is imported: a spinner on a terminal, otherwise a line."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        show_stage(console, workload, resumed, "importing PyTorch")
+    else:
+        text = f"{_what(workload, resumed)}: importing PyTorch, reading data, planning ..."
+        console.print(text, soft_wrap=True)
+
+
+def _what(workload: str, resumed: Path | None) -> str:
+    return f"Training {workload}" if resumed is None else f"Resuming {resumed}"
 
 
 def show_resume(console: Terminal, checkpoint: Path, step: int) -> None:
@@ -100,11 +176,28 @@ def show_restart(console: Terminal, because: str, checkpoint: Path | None, step:
 
 def show_folder(console: Terminal, folder: Path) -> None:
     """Shows the run folder, which is permanent once training has begun."""
-    console.print(f"Run folder: {folder}\n", soft_wrap=True)
+    console.print(f"folder  {folder}", soft_wrap=True)
 
 
-def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
-    """Shows the plan, the predicted memory, and the notes of the data."""
+def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str], num_train: int | None) -> None:
+    """Shows the plan in a few lines, or all of it with its reasons where `PLAN_FLAG` was typed.
+
+    Args:
+        num_train: number of training samples; None = unknown.
+    """
+    if PLAN_FLAG in typed_arguments():
+        _show_all(console, workload, plan, notes)
+        return
+    data = " ".join(f"{note.rstrip('.')}." for note in notes).removesuffix(".")
+    if not data and num_train is not None:
+        data = f"{num_train:,} training samples"
+    lines = [f"{workload}  {_device(plan)}", f"batch   {_batch(plan)}", f"loader  {_loader(plan)}"]
+    for line in [*lines, *([f"data    {data}"] if data else [])]:
+        for shown in _fitted(line, console.columns):
+            console.print(shown, soft_wrap=True)
+
+
+def _show_all(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
     console.print(plan_table(workload, plan))
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
     if plan.predicted_peak_gib is None:
@@ -116,6 +209,53 @@ def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[s
         console.print(f"Data: {note}", soft_wrap=True)
 
 
+def _device(plan: RunPlan) -> str:
+    """Returns device, memory budget and precision."""
+    trainer, device = plan.trainer, plan.device
+    number = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
+    parts = [f"{number}{device.name}"]
+    if device.memory_gib is not None:
+        is_named_only = not plan.on_gpu and not device.enforce
+        parts.append(f"budget {device.memory_gib:.1f} GiB{' of a card that is not here' if is_named_only else ''}")
+    parts.append(device.precision)
+    if device.compile != "none":
+        parts.append(f"compile {device.compile}")
+    if trainer.strategy != "auto":
+        parts.append(trainer.strategy)
+    return ", ".join(parts)
+
+
+def _batch(plan: RunPlan) -> str:
+    """Returns the samples of a step, how they are split, and the predicted peak of memory."""
+    memory, devices = plan.memory, plan.trainer.world_size
+    split = f" on {devices} devices" if devices > 1 else ""
+    if memory.accumulate > 1:
+        split += f" in micro-batches of {memory.micro_batch:,}"
+    parts = [f"{plan.workload.effective_batch_size:,} samples a step{split}"]
+    if memory.features is not None:
+        parts.append(f"features {memory.features}")
+    if plan.predicted_peak_gib is not None:
+        budget = "" if plan.device.memory_gib is None else f" of {plan.device.memory_gib:.1f} GiB"
+        parts.append(f"predicted peak {show_bytes(plan.predicted_peak_gib * 2**30)}{budget}")
+    return ", ".join(parts)
+
+
+def _loader(plan: RunPlan) -> str:
+    """Returns who builds the batches, and why."""
+    loader = plan.loader
+    workers = f", {counted(loader.num_workers, 'worker')}" if loader.num_workers else ""
+    return f"{loader.backend}{workers}: {loader.reasons['backend'].because}"
+
+
+def _fitted(line: str, columns: int | None) -> list[str]:
+    """Returns the line, cut between words to the width of a terminal; wrapped if the terminal is narrow."""
+    if columns is None or len(line) <= columns:
+        return [line]
+    if columns < _NARROW:
+        return wrapped(line, columns, more="  ")
+    return [f"{wrapped(line, columns - 4)[0]} ..."]
+
+
 def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
     """Shows how a rerun differs from the original run."""
     console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.")
@@ -124,19 +264,10 @@ def show_differences(console: Terminal, name: str, found: Sequence[tuple[str, An
             console.print(f"  {dotted}: {old} -> {new}", soft_wrap=True)
 
 
-def show_end(console: Terminal, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
-    """Shows the sections of the report, without the plan, and the files."""
+def show_end(console: Terminal, evidence: Evidence, folder: Path) -> None:
+    """Shows the verdict, where the time went, and what to type next."""
+    from wellfed.explain.report.last_screen import Screen, last_lines
+
     console.print()
-    for section in sections(record, first):
-        for line in section.on_screen:
-            is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
-            bullet = "" if is_bare else "- "
-            colour = _COLOURS.get(line.partition(" ")[0]) if section.name == "findings" else None
-            console.print(f"{bullet}{show_text(line)}", style=colour, soft_wrap=True)
-    wandb = record.wandb
-    if wandb and wandb["mode"] == "offline":
-        parts = shlex.join(wandb["parts"])
-        line = f"wandb (offline): wandb sync {parts}; to look at it here: wandb leet {shlex.quote(wandb['path'])}"
+    for line in last_lines(evidence, folder, Screen(console.columns, is_utf=console.is_utf)):
         console.print(line, soft_wrap=True)
-    names = [name for name in RUN_FILES if (folder / name).exists()]
-    console.print(f"Files: {folder} ({', '.join(names)})", soft_wrap=True)

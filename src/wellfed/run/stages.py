@@ -44,7 +44,7 @@ from wellfed.train.lightning.callbacks.pruning import Pruner
 from wellfed.train.lightning.checkpoints.checkpoints import BEST, LAST
 from wellfed.train.memory import cap, oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks
-from wellfed.units import show_text
+from wellfed.units import for_stream, show_text
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class Run:
     others: OtherRanks | None = None
     pruner: Pruner | None = None
     """Pruner, called after each validation. A pruned run skips the test."""
+    console: screen.Terminal | None = None
+    """Terminal that shows the start; None = a new one."""
     has_trained: bool = field(default=False, init=False)
     """The first batch was requested, so the folder is kept."""
     is_refused: bool = field(default=False, init=False)
@@ -77,7 +79,7 @@ class Run:
         earlier_s = record.duration_s + time.monotonic() - began_s
         self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
         self._others = self.others or OtherRanks(self.rank)
-        self._console = screen.Terminal(quiet=self.rank > 0)
+        self._console = self.console or screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
         self._resumed_at = 0
         self._saved: dict[str, int] = {}
@@ -104,10 +106,10 @@ class Run:
             books.journal.sink.finish({}, outcome.exit_code)
             return outcome.exit_code
         has_page = self.rank == 0 and self.measure is None  # it would lengthen short trials
+        self._stage("writing the report")
         books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
         if self.rank == 0:
-            first = self._passes.figures.first if self._passes else {}
-            screen.show_end(self._console, books.record, first, self.folder)
+            screen.show_end(self._console, books.evidence, self.folder)
             is_warned = outcome.exit_code == EXIT_TIME_LIMIT and self.measure is None
             if is_warned and (problem := requeue()) is not None:
                 _LOG.warning("The job could not be queued again: %s", problem)
@@ -123,9 +125,11 @@ class Run:
             _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
         # torch counts the host's cores; threads beyond the quota would wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
+        self._stage("reading data")
         with self._others.in_turn():
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
+        self._stage("planning")
         self._books.other_machines(self._others.gpus_of_other_machines(facts, planner.device))
         plan, books = self._make_plan(planner), self._books
         ballast = _prepare_device(planner.config, plan)  # held while the run lasts
@@ -161,6 +165,7 @@ class Run:
                 _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
             usage.stop()
             if not passes.is_pruned:
+                self._stage("testing")
                 written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
                 books.record.artifacts.update(written)
                 books.ceiling(passes.ceiling(self._console))
@@ -232,7 +237,8 @@ class Run:
         for note in notes:
             _LOG.info(note)
         if self.rank == 0:
-            screen.show_plan(self._console, config.workload.name, plan, notes)
+            num_train = planner.data.num_train if planner.data.stream is None else None
+            screen.show_plan(self._console, config.workload.name, plan, notes, num_train)
             for warning in filter(None, [project.engine_doubt(), *plan.warnings]):
                 _LOG.warning(warning)
             if config.rerun:
@@ -342,12 +348,19 @@ class Run:
         self.stop.is_finishing = True
         outcome = self._with_what_is_saved(self._others.with_logs(outcome))
         if self.rank == 0:
-            print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
+            _print_error(f"{outcome.message}\n{outcome.advice}")
             if self.measure is not None or not outcome.is_refusal:
                 self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)
 
+    def _stage(self, name: str) -> None:
+        """Shows what the run does now, while no bar is shown."""
+        if self.measure is None:
+            origin = None if self.target is None else self.target.checkpoint.parent.parent
+            screen.show_stage(self._console, self._config.workload.name, origin, name)
+
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
+        self._console.end_stage()
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
         if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return
@@ -358,9 +371,13 @@ class Run:
             where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
             if outcome.advice:
-                print(show_text(outcome.advice), file=sys.stderr)
+                _print_error(outcome.advice)
         else:
-            print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
+            _print_error(f"{outcome.message}\n{outcome.advice}".rstrip())
+
+
+def _print_error(text: str) -> None:
+    print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
 
 
 def _progress_at(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:

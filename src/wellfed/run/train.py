@@ -173,11 +173,12 @@ class _Start:
                 return self._stages(folder, record, target)
 
     def _stages(self, folder: run_folder.RunFolder, record: RunRecord, target: resume.Target | None) -> int:
-        if self.rank == 0 and not self._is_trial:
-            from wellfed.run import screen  # imports numpy, but this module is imported before torch
+        from wellfed.run import screen  # imports rich, but this module is imported first
 
+        console = screen.Terminal(quiet=self.rank > 0)
+        if self.rank == 0 and not self._is_trial:
             origin = None if target is None else target.checkpoint.parent.parent
-            screen.show_start(screen.Terminal(), self._config.workload.name, origin)
+            screen.show_start(console, self._config.workload.name, origin)
         run, exit_code = None, EXIT_FAILED
         try:
             with without_collections():
@@ -192,7 +193,7 @@ class _Start:
             measure = Measure(self._config.sweep.trial_steps) if self._is_trial else None
             run = Run(
                 self.composed, folder.path, record, target, self.rank, self.stop, self._began_s,
-                self.parts, measure, others, self.pruner,
+                self.parts, measure, others, self.pruner, console,
             )  # fmt: skip
             try:
                 exit_code = run.go()
@@ -207,6 +208,8 @@ class _Start:
         except BaseException:
             folder.stays = run is not None and run.has_trained
             raise
+        finally:
+            console.end_stage()
         return exit_code
 
     @contextmanager

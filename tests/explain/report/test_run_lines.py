@@ -60,22 +60,6 @@ def test_the_table_has_names_that_fit_where_they_are_shown() -> None:
         ("12.500", "62.5 %", "4", "aten::mm"),
         ("7.500", "37.5 %", "0.5", "void at::native::" + "x" * 80 + "..."),
     ]
-    assert section.on_screen[: len(section.lines)] == section.lines
-    table = section.on_screen[len(section.lines) :]
-    assert table[:2] == [
-        "  GPU ms a step   share  calls a step  operation",
-        "         12.500  62.5 %             4  aten::mm",
-    ]
-    assert table[2].endswith("xxx...")
-    assert len(table[2]) == 80
-
-
-def test_the_screen_has_the_largest_ten() -> None:
-    operations = SEEN["operations"][:1] * 20
-    (section,) = (one for one in sections(record_of({**SEEN, "operations": operations})) if one.name == "profile")
-    assert (len(section.rows), len(section.on_screen) - len(section.lines)) == (20, 1 + 10)
-    (section,) = (one for one in sections(record_of({**SEEN, "operations": []})) if one.name == "profile")
-    assert (list(section.rows), len(section.on_screen) - len(section.lines)) == ([], 1)
 
 
 def test_what_was_not_seen_of_a_gpu_is_said_and_on_a_cpu_there_is_nothing_to_say() -> None:

@@ -1,8 +1,7 @@
-"""What is told of a run comes in one order, whoever tells it."""
+"""The page and the Markdown report of a run have the same content in the same order."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from wellfed.explain.report.run_page import to_html
 from wellfed.explain.report.run_sections import OF_EVERY_RUN, file_sections, own_files, sections
 from wellfed.explain.report.write import to_markdown
 from wellfed.record import RunRecord
-from wellfed.run import screen
 from wellfed.run.bookkeeper import _ARTIFACTS
 
 ORDER = [
@@ -45,26 +43,13 @@ def judged(folder: Path) -> Evidence:
     return evidence
 
 
-def on_screen(record: RunRecord, folder: Path) -> str:
-    console = screen.Terminal(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
-    screen.show_end(console, record, {}, folder)
-    console.file.close()
-    return console.export_text()
-
-
-def test_page_report_and_screen_say_the_same_in_the_same_order(tmp_path: Path) -> None:
+def test_page_and_report_have_the_same_sections_in_the_same_order(tmp_path: Path) -> None:
     evidence = judged(tmp_path)
     told = sections(evidence.record, evidence.first_metrics)
     assert [section.name for section in told] == ORDER
     assert re.findall(r'<section id="(\w+)"', to_html(evidence, tmp_path)) == ORDER
     markdown = to_markdown(evidence.record, evidence.first_metrics)
     assert re.findall(r"^## (.*)$", markdown, re.MULTILINE) == [section.title for section in told]
-    shown = on_screen(evidence.record, tmp_path)
-    lines = [line for section in sections(evidence.record) for line in section.on_screen]
-    assert len(lines) > 10
-    places = [shown.find(line) for line in lines]
-    assert -1 not in places
-    assert places == sorted(places)
 
 
 def test_all_lines_of_a_section_stand_in_both_reports(tmp_path: Path) -> None:
@@ -83,15 +68,6 @@ def test_all_lines_of_a_section_stand_in_both_reports(tmp_path: Path) -> None:
         assert " ".join(finding["change"]) in page
 
 
-def test_the_screen_leaves_out_what_it_has_shown_before(tmp_path: Path) -> None:
-    shown = on_screen(judged(tmp_path).record, tmp_path)
-    assert "KeyError" not in shown  # on stderr
-    assert "one less than the cores" not in shown  # in the plan, at the start
-    assert "- event nan: step=7\n" in shown
-    assert "checkpoint" not in shown
-    assert "- val/loss 0.5\n" in shown
-
-
 def test_a_record_with_nothing_in_it_has_its_sections() -> None:
     told = {section.name: section for section in sections(RunRecord("r"))}
     assert list(told) == [name for name in ORDER if name != "files"]
@@ -99,7 +75,7 @@ def test_a_record_with_nothing_in_it_has_its_sections() -> None:
     assert (headline, amount) == ("running: 0 steps in 0 ms", "0 epochs, 0 samples")
     assert state.startswith("It still runs")
     assert told["utilisation"].lines == ["Neither a GPU nor the host was watched."]
-    assert told["machine"].lines == ["Nobody looked at it."]
+    assert told["machine"].lines == ["Not recorded."]
     assert told["started"].lines[0] == "overrides: none"
 
 

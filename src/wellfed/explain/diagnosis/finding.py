@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from wellfed.explain.diagnosis.thresholds import WAIT_FRAC
 from wellfed.record import FindingEntry
 from wellfed.units import show_factor, show_percent
 
@@ -14,6 +15,11 @@ Figures = dict[str, float | int | str]
 Severity = Literal["high", "medium", "low", "info"]
 """Share of time lost: at least a third, at least a tenth, less. ``info`` = no time lost."""
 _HIGH_FRAC, _MEDIUM_FRAC = 1 / 3, 1 / 10
+
+
+def waiting_colour(wait_frac: float) -> str:
+    """Returns the colour of a terminal for a share of the steps that waits for data."""
+    return "green" if wait_frac <= WAIT_FRAC else "red" if wait_frac >= _HIGH_FRAC else "yellow"
 
 
 @dataclass(frozen=True)

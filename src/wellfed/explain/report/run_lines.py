@@ -1,4 +1,4 @@
-"""Words the figures of a run as lines, for the screen and for both reports."""
+"""Words the figures of a run as lines, for report.html, report.md and ``wellfed diagnose``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from wellfed.units import counted, show_count, show_duration, show_energy, show_
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Kinds of events that need no warning, or stand beside the figures."""
-_MOST_WARNINGS = 5
 _MOSTLY_STEPS, _MOST_PARTS = 0.95, 6
 """Share of the wall time in steps from which its parts are not listed, and most parts listed."""
 MOST_ALIKE = 3
@@ -39,7 +38,7 @@ def state_lines(record: RunRecord) -> list[str]:
     if record.status == "running":
         return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
     if record.status == "killed":
-        return ["Its process is gone without a word: the figures are those until then."]
+        return ["Its process is gone and recorded no reason: the figures are those until then."]
     return []
 
 
@@ -140,7 +139,7 @@ def phase_lines(record: RunRecord) -> list[str]:
         if phase != "start" and spent["times"]:
             often = f" ({spent['times']} times)" if spent["times"] > 1 and phase != "train" else ""
             parts.append(f"{phase} {show_duration(spent['total_s'])}{often}")
-    return [f"all in all: {', '.join(parts)}"] if parts else []
+    return [f"phases: {', '.join(parts)}"] if parts else []
 
 
 def swing_line(swing: SwingEntry) -> str:
@@ -207,7 +206,7 @@ def machine_lines(record: RunRecord) -> list[str]:
     """Returns processor, GPUs and versions, and why a GPU is unusable."""
     machine = record.machine
     if not machine:
-        return ["Nobody looked at it."]
+        return ["Not recorded."]
     sizes = {"{:.3g} cores": machine.get("cpu_quota_cores"), "{:.1f} GiB memory": machine.get("ram_gib")}
     of_host = [shown.format(size) for shown, size in sizes.items() if size is not None]
     lines = [", ".join(filter(None, [machine.get("cpu"), *of_host, machine.get("os")]))]
@@ -248,14 +247,8 @@ def events_line(record: RunRecord) -> str:
     return f"{counted(len(record.events), 'event')}: {shown}" if kinds else ""
 
 
-def warning_lines(record: RunRecord) -> list[str]:
-    """Returns the first events that need attention."""
-    found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
-    return [f"event {event['kind']}: {_facts(event, 'time_s')}" for event in found]
-
-
-def _facts(event: Mapping[str, Any], without: str = "step") -> str:
-    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", without))
+def _facts(event: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", "step"))
 
 
 def memory_lines(record: RunRecord) -> list[str]:

@@ -1,4 +1,4 @@
-"""Builds the sections of a report: one list for report.html, report.md and the last screen."""
+"""Builds the sections of a report: one list for report.html and report.md."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Name = Literal[
 OF_EVERY_RUN = frozenset({"report", "page", "steps", "metrics", "telemetry", "log", "last", "best", "profile"})
 """Names of the artifacts that every run writes; a workload's evaluation wrote the others."""
 Row = tuple[str, ...]
-_SHOWN, _NAME_WIDTH = 10, 100
-"""Operations of a profile on the last screen, and characters shown of a name: a kernel's may have hundreds."""
+_NAME_WIDTH = 100
+"""Characters shown of the name of an operation; a kernel's may have hundreds."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,8 @@ class ReportSection:
     head: Row = ()
     """Head of the table; empty without a table."""
     rows: Sequence[Row] = ()
-    screen: Sequence[str] | None = None
-    """Lines of the last screen instead of `lines`; one that begins with a blank is a row of a table."""
     folded: str = ""
     """Summary that the page shows until the section is opened; empty: all of it."""
-
-    @property
-    def on_screen(self) -> Sequence[str]:
-        """Lines of the last screen."""
-        return self.lines if self.screen is None else self.screen
 
 
 def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> list[ReportSection]:
@@ -54,8 +47,6 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     rest = [run_lines.amount_line(record), *run_lines.simulated_lines(record), *run_lines.speed_lines(record)]
     begun = {name: run_lines.show_figure(value) for name, value in (first or {}).items()}
     metrics = [(name, begun.get(name, ""), run_lines.show_figure(value)) for name, value in record.metrics.items()]
-    changed = [f" (first {begun})" if begun not in ("", latest) else "" for _, begun, latest in metrics]
-    metric_lines = [f"{name} {latest}{change}" for (name, _, latest), change in zip(metrics, changed, strict=True)]
     tested = [] if record.tested is None else [f"test/ is of {record.tested}"]
     plan = [
         (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
@@ -64,28 +55,20 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     if record.swing is not None and record.swing["period_steps"] is None:
         utilisation.append(run_lines.swing_line(record.swing))
     findings = [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
-    events, warnings = run_lines.event_rows(record.events), run_lines.warning_lines(record)
+    events = run_lines.event_rows(record.events)
     return [
-        # stderr has shown the error, so the screen leaves it out.
-        ReportSection("verdict", "Verdict", [*begin, *error, *rest], screen=[*begin, *rest]),
+        ReportSection("verdict", "Verdict", [*begin, *error, *rest]),
         ReportSection("findings", "What to change", findings),
         ReportSection("utilisation", "Utilisation", utilisation),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
-        ReportSection(
-            "metrics", "Metrics", tested, ("metric", "first", "latest"), metrics, screen=[*metric_lines, *tested]
-        ),
+        ReportSection("metrics", "Metrics", tested, ("metric", "first", "latest"), metrics),
         *file_sections(record),
-        # The screen shows the plan when the run begins.
-        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan, screen=()),
+        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan),
         *profile_sections(record),
-        ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
-        ReportSection(
-            *("events", "Events", (), ("step", "event", "facts"), events),
-            screen=warnings,
-            folded=run_lines.events_line(record),
-        ),
-        ReportSection("started", "Started with", started_lines(record), screen=()),
+        ReportSection("machine", "Machine", run_lines.machine_lines(record)),
+        ReportSection("events", "Events", (), ("step", "event", "facts"), events, folded=run_lines.events_line(record)),
+        ReportSection("started", "Started with", started_lines(record)),
     ]
 
 
@@ -99,9 +82,7 @@ def file_sections(record: RunRecord) -> list[ReportSection]:
     files = own_files(record)
     if not files:
         return []
-    on_screen = [f"of the evaluation: {', '.join(files.values())}"]
-    lines = [f"{name}: {path}" for name, path in files.items()]
-    return [ReportSection("files", "What the evaluation left", lines, screen=on_screen)]
+    return [ReportSection("files", "What the evaluation left", [f"{name}: {path}" for name, path in files.items()])]
 
 
 def profile_sections(record: RunRecord) -> list[ReportSection]:
@@ -120,18 +101,7 @@ def profile_sections(record: RunRecord) -> list[ReportSection]:
         )
         for one in profile["operations"]
     ]
-    on_screen = [*lines, *_aligned([head, *rows[:_SHOWN]])]
-    return [ReportSection("profile", "Profile of steps", lines, head, rows, screen=on_screen)]
-
-
-def _aligned(rows: Sequence[Row]) -> list[str]:
-    """Returns lines of a terminal: figures in columns, then a name."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(["", *(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))])
-        + f"  {_cut(row[-1], 80 - sum(widths[:-1]) - 2 * len(row))}"
-        for row in rows
-    ]
+    return [ReportSection("profile", "Profile of steps", lines, head, rows)]
 
 
 def _cut(name: str, width: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from wellfed.masking import MaskedFormatter
+from wellfed.units import for_stream
 
 
 class _LogFile(logging.FileHandler):
@@ -24,6 +25,10 @@ class _Stderr(logging.StreamHandler[TextIO]):
     """Handler that writes to the current ``sys.stderr``, which a progress bar replaces to redraw itself."""
 
     stream = property(lambda self: sys.stderr, lambda self, stream: None)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the message, broken between words on a terminal."""
+        return for_stream(super().format(record), sys.stderr)
 
 
 @contextmanager

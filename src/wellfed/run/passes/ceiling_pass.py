@@ -10,8 +10,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rich.console import Console
-
 from wellfed.batches import Delivery
 from wellfed.data.backend_benchmark import copied
 from wellfed.data.streams.stream import Stream
@@ -20,6 +18,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.run.objects.loaders import inline_settings, make_train_loader
 from wellfed.run.outcome_of_error import lost_rank
 from wellfed.run.passes.learner import Learner
+from wellfed.run.screen import Terminal
 from wellfed.train.lightning.ceiling import CEILING_BATCHES, FEWEST, run_ceiling, whole
 from wellfed.units import show_duration
 
@@ -48,7 +47,7 @@ class CeilingPass:
         rate = self._rate(self._first_batches if few is None else lambda: few, max(1, self._steps))
         return rate if self._steps else None
 
-    def ceiling(self, console: Console) -> float | None:
+    def ceiling(self, console: Terminal) -> float | None:
         """Returns samples/s on batches already on the device; None if not requested, or if it fails.
 
         Takes `_CEILING_S`, or `_CEILING_FRAC` of the training time if that is more. A failure is an event, and changes
@@ -70,8 +69,12 @@ class CeilingPass:
         if steps == 0:
             console.print(f"The ceiling is not measured: that would take longer than {show_duration(most_s)}.")
         elif expected_s >= _ANNOUNCED_S:
-            what = f"Measuring the ceiling, {steps} steps on batches that are on the device already"
-            console.print(f"{what}: about {show_duration(expected_s)}, at most {show_duration(most_s)}.")
+            takes = f"about {show_duration(expected_s)}, at most {show_duration(most_s)}"
+            if console.is_terminal:
+                console.stage(f"Measuring the ceiling: {takes}")
+            else:
+                what = f"Measuring the ceiling, {steps} steps on batches that are on the device already"
+                console.print(f"{what}: {takes}.", soft_wrap=True)
         return self._rate(lambda: self._first_batches(batches) if steps else [], steps, most_s)
 
     def _rate(self, few: Callable[[], list[Delivery]], steps: int, most_s: float = math.inf) -> float | None:

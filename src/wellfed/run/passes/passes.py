@@ -33,9 +33,11 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_monitors
 from wellfed.run.passes.ceiling_pass import CeilingPass
 from wellfed.run.passes.eval_batches import EvalBatches
+from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.passes.model_learner import ModelLearner
 from wellfed.run.passes.module_learner import ModuleLearner
 from wellfed.run.passes.samples_of_nan import name_left_out, name_sample
+from wellfed.run.screen import Terminal
 from wellfed.train.lightning import trainer as lit
 from wellfed.train.lightning.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.train.lightning.callbacks.figures import Figures
@@ -177,13 +179,8 @@ class Passes:
         self, console: Console, clock: StepClock, on_start: Callable[[], None], total_steps: int | None
     ) -> list[Any]:
         config, journal, learner = self._config, self._books.journal, self._learner
-        bar = ProgressBar(
-            console,
-            total_steps=total_steps,
-            latest=self.figures.latest,
-            rate=journal.recent_rate,
-            unit=config.workload.sample_unit,
-        )
+        live = LiveStatus(self._books, self._plan, config.workload.sample_unit)
+        bar = ProgressBar(console, live, total_steps=total_steps, latest=self.figures.latest)
         callbacks = [*self._callbacks(Clock(clock, journal.steps), on_start), bar]
         if stages := planned_stages(config, self._plan, learner.objects):
             callbacks.append(FeatureStages(stages, self._data_for, journal.event))
@@ -353,7 +350,7 @@ class Passes:
         """Does a few steps before a timed training; see `CeilingPass.warm_up`."""
         return self._ceiling.warm_up()
 
-    def ceiling(self, console: Console) -> float | None:
+    def ceiling(self, console: Terminal) -> float | None:
         """Returns samples/s on batches already on the device; see `CeilingPass.ceiling`."""
         return self._ceiling.ceiling(console)
 

@@ -5,9 +5,11 @@ import re
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from tests.kit import tiny
 from wellfed.train.lightning.callbacks import progress
@@ -17,61 +19,124 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 MANY = {"train/loss": 0.25, "train/rmse": 0.5, "train/lr": 0.001, "val/loss": 0.75, "val/ndcg_at_10": 0.125}
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def draw(tmp_path: Path, *, terminal: bool, width: int = 160, latest: Mapping[str, float] = MANY) -> str:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=width, color_system=None)
-    bar = ProgressBar(console, total_steps=20, latest=latest, rate=lambda: 1234.0, unit="windows")
-    tiny.fit(tiny.module(), tmp_path, [bar])
-    return out.getvalue()
+class Live:
+    """Live figures that stay the same, and a warning."""
+
+    def __init__(self) -> None:
+        self.warnings = ["STARVED so far"]
+
+    def rate(self) -> str:
+        return "1,234 windows/s"
+
+    def parts(self) -> list[Text]:
+        return [Text("GPU 3 %", "red"), Text("wait 84 %", "red"), Text("mem 0.50 of 21.6 GiB"), Text("69 W")]
+
+    def warning(self) -> str | None:
+        return self.warnings.pop() if self.warnings else None
 
 
-def test_the_bar_shows_steps_rate_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def draw(
+    tmp_path: Path,
+    *,
+    width: int = 160,
+    latest: Mapping[str, float] = MANY,
+    total: int | None = 20,
+    encoding: str = "utf-8",
+    color: Literal["standard"] | None = None,
+) -> str:
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    console = Console(file=out, force_terminal=True, width=width, color_system=color, no_color=False)
+    tiny.fit(tiny.module(), tmp_path, [ProgressBar(console, Live(), total_steps=total, latest=latest)])
+    out.flush()
+    return out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
+
+def lines_of(drawn: str) -> list[str]:
+    return [line.rstrip() for line in re.split(r"[\r\n]+", ESCAPES.sub("", drawn))]
+
+
+@pytest.fixture(autouse=True)
+def at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "REDRAW_S", 0.0)
-    shown = draw(tmp_path, terminal=True)
+
+
+def test_the_bar_shows_steps_rate_figures_and_the_device(tmp_path: Path) -> None:
+    shown = draw(tmp_path, color="standard")
     assert "20/20" in shown
     assert "1,234 windows/s" in shown
     assert "train/loss 0.25" in shown
+    assert "\x1b[31mGPU 3 %\x1b[0m  \x1b[31mwait 84 %\x1b[0m  mem 0.50 of 21.6 GiB  69 W" in shown
+
+
+def test_a_warning_stays_above_the_bar_once(tmp_path: Path) -> None:
+    lines = lines_of(draw(tmp_path))
+    assert lines.count("STARVED so far") == 1
 
 
 @pytest.mark.parametrize("latest", [{}, MANY])
 def test_at_80_columns_bar_count_and_eta_stay_and_figures_are_below(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latest: Mapping[str, float]
+    tmp_path: Path, latest: Mapping[str, float]
 ) -> None:
-    monkeypatch.setattr(progress, "REDRAW_S", 0.0)
-    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", draw(tmp_path, terminal=True, width=80, latest=latest))
-    lines = [line.rstrip() for line in re.split(r"[\r\n]+", drawn)]
+    lines = lines_of(draw(tmp_path, width=80, latest=latest))
     assert max(map(len, lines)) <= 80
     bars = [line for line in lines if line.startswith("training") and "/20" in line]
     assert len(bars) >= 20
-    assert all(re.fullmatch(r"training +\S+ +\d+/20 \d:\d\d:\d\d ETA (\d:\d\d:\d\d|-:--:--)", bar) for bar in bars[1:])
+    assert all(re.fullmatch(r"training +\S* +\d+/20 \d:\d\d:\d\d ETA (\d:\d\d:\d\d|-:--:--)", bar) for bar in bars)
     assert any(line.startswith("1,234 windows/s") for line in lines)
     assert any("train/loss 0.25  val/loss 0.75" in line for line in lines) is bool(latest)
+    assert "GPU 3 %  wait 84 %  mem 0.50 of 21.6 GiB  69 W" in lines
+
+
+def test_at_20_columns_count_and_eta_stay_and_no_word_is_cut(tmp_path: Path) -> None:
+    lines = lines_of(draw(tmp_path, width=20))
+    assert max(map(len, lines)) <= 20
+    assert any(re.fullmatch(r"20/20 ETA 0:00:00", line) for line in lines)
+    assert "1,234 windows/s" in lines
+    assert "GPU 3 %  wait 84 %" in lines
+
+
+def test_a_terminal_without_utf_8_gets_an_ascii_bar(tmp_path: Path) -> None:
+    drawn = draw(tmp_path, encoding="ascii")
+    assert drawn.isascii()
+    assert "#" * 24 in drawn
+
+
+def test_without_colours_the_bar_grows(tmp_path: Path) -> None:
+    bars = [line.count("\u2501") for line in lines_of(draw(tmp_path)) if line.startswith("training")]
+    assert bars[0] < bars[-1] == 24
+
+
+def test_a_run_of_unknown_length_shows_its_steps(tmp_path: Path) -> None:
+    assert any(re.fullmatch(r"training  step 20 \d:\d\d:\d\d", line) for line in lines_of(draw(tmp_path, total=None)))
 
 
 def lines_in_a_file(tmp_path: Path, step_s: float) -> list[str]:
-    """Returns the bar of a training of 20 steps, whose clock advances by a fixed time per call."""
+    """Returns the lines of a training of 20 steps, whose clock advances by a fixed time per call."""
     out, ticks = io.StringIO(), count(0.0, step_s)
     console = Console(file=out, width=40)
-    bar = ProgressBar(
-        console, total_steps=20, latest=MANY, rate=lambda: 1234.0, unit="windows", clock=lambda: next(ticks)
-    )
+    bar = ProgressBar(console, Live(), total_steps=20, latest=MANY, clock=lambda: next(ticks))
     tiny.fit(tiny.module(), tmp_path, [bar])
-    assert out.getvalue().isprintable() or not re.search(r"[^\n -~]", out.getvalue())
+    assert not re.search(r"[^\n -~]", out.getvalue())
     return out.getvalue().splitlines()
 
 
 def test_a_file_gets_one_line_a_minute(tmp_path: Path) -> None:
-    lines = lines_in_a_file(tmp_path, 21.0)  # asked at each step, and at each batch of the validations
+    warning, *lines = lines_in_a_file(tmp_path, 21.0)  # asked at each step, and at each batch of the validations
+    assert warning == "STARVED so far"
     training = [line for line in lines if line.startswith("training: ")]
     assert 5 <= len(training) <= len(lines) <= 20
-    form = r"training: step \d+ of 20, (\d+ min|[\d.]+ s).* left, 1,234 windows/s, train/loss 0.25, val/loss 0.75, .*"
+    form = (
+        r"training: step \d+ of 20, (\d+ min|[\d.]+ s|0 ms).* left, 1,234 windows/s, train/loss 0.25, val/loss 0.75, .*"
+        r", GPU 3 %, wait 84 %, mem 0.50 of 21.6 GiB, 69 W"
+    )
     assert all(re.fullmatch(form, line) for line in training), training
 
 
-def test_a_short_run_gets_no_line(tmp_path: Path) -> None:
-    assert lines_in_a_file(tmp_path, 0.1) == []
+def test_a_short_run_gets_no_line_but_a_warning(tmp_path: Path) -> None:
+    assert lines_in_a_file(tmp_path, 0.1) == ["STARVED so far"]
 
 
 def test_counts_tell_steps_epochs_and_samples(tmp_path: Path) -> None:
