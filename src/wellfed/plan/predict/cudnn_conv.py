@@ -20,8 +20,9 @@ FEWEST_CHANNELS = 32
 """Minimum channels of a result; convolutions to fewer take kernels without a workspace."""
 PADDED_CHANNELS = 8
 """Channels of copies in 16 bits are padded to a multiple."""
-SPLITS, MOST_SPLIT_BYTES = 16, 12 * MIB
-"""The gradient of the weights is a sum over so many parts in float32, together at most so many bytes."""
+SPLITS, MOST_SPLIT_BYTES = 16, {4: 12 * MIB, 2: 3 * MIB}
+"""The gradient of the weights is a sum over so many parts in float32, together at most so many bytes by the bytes of an
+input's value."""
 
 
 def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
@@ -42,7 +43,7 @@ def workspace_bytes(func: Any, args: Sequence[Any]) -> int:
         gradient, input, weight, transposed, groups = *args[:3], args[7], args[9]
         if not _is_copied(input, weight, transposed, groups):
             return 0
-        splits = min(SPLITS * weight.numel() * 4, MOST_SPLIT_BYTES)
+        splits = min(SPLITS * weight.numel() * 4, MOST_SPLIT_BYTES.get(input.element_size(), 0))
         num_bytes: int = gradient.nbytes
         return num_bytes + _padded(input) + int(max(_padded(weight), splits))
     return 0

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from wellfed.units import MIB
 
-RESERVED = {torch.lstm: (5, 2), torch.gru: (6, 1), torch.rnn_tanh: (1, 1), torch.rnn_relu: (1, 1)}
-"""Numbers per value of the state that a layer and direction keep: at each time step, and once."""
+RESERVED = {torch.lstm: 5, torch.gru: 6, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+"""Numbers that a layer and direction keep per value of the state and time step."""
 _PLAIN = (13.2, 2.3, 512, 3.7)
 WORKSPACE = {
     torch.lstm: (21.4, 0.9, 256, 5.7),
@@ -44,7 +44,6 @@ class Call:
     """Shape of the result: [B, T, D * H], [T, B, D * H], or [rows, D * H] if packed."""
     num_layers: int
     num_directions: int
-    batch: int
     input_size: int
     """Values of a time step's input per sample."""
     size: int
@@ -61,10 +60,9 @@ class Call:
 
     def reserve(self, value_bytes: int) -> int:
         """Returns the bytes that are kept for the backward pass."""
-        steps, once = RESERVED[self.function]
         cells = self.num_layers * self.num_directions
         between = (self.num_layers - 1) * self.num_directions * self.values
-        kept = cells * (steps * self.values + once * self.batch * self.size) + between
+        kept = cells * RESERVED[self.function] * self.values + between
         return kept * value_bytes + (between // 8 if self.drops else 0) + 256
 
     def workspace(self, value_bytes: int) -> int:
@@ -72,7 +70,7 @@ class Call:
         narrow, inputs, wide_size, wide = WORKSPACE[self.function]
         cells, values = self.num_layers * self.num_directions, float(self.values * self.num_directions)
         if self.size < wide_size:
-            widest = max(self.input_size, self.num_directions * self.size if self.num_layers > 1 else 0)
+            widest = max(self.input_size, self.size if self.num_layers > 1 else 0)
             values *= (narrow + inputs * widest / self.size) * (BOTH_WAYS if self.num_directions > 1 else 1.0)
         else:
             values *= wide
@@ -95,14 +93,13 @@ def _parts(args: Sequence[Any]) -> tuple[Tensor, list[Tensor], Sequence[Tensor],
 def run(function: Callable[..., Any], *args: Any) -> Any:
     """Returns tensors of the shapes of ``function(*args)``; gradients flow to the input, the state and the weights."""
     input, states, weights, (_, num_layers, dropout, train, is_bidirectional, *more) = _parts(args)
-    _, batch, size = states[0].shape
+    size = states[0].shape[-1]
     directions = 2 if is_bidirectional else 1
     call = Call(
         function,
         (*input.shape[:-1], directions * size),
         num_layers,
         directions,
-        batch,
         input.shape[-1],
         size,
         drops=bool(train and dropout),
